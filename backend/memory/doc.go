@@ -1,0 +1,35 @@
+// Package memory is a lock service inside the process, and its driver. It is the reference for the conformance suite,
+// the backend of the quickstart, and the fake for tests of code that takes locks.
+//
+//	locks, err := fencelock.ForCorrectness(memory.New(nil), nil)
+//
+// A Store is the server: it holds the names, the queues and the token counter, and it alone enforces TTLs. Each Driver
+// is one more independent client of it, with a network of its own between the two:
+//
+//	Driver.Acquire ─► Network (Requests) ─► Store
+//	       answer  ◄─ Network (Replies)  ◄────┘
+//
+// New makes a store with one driver. For several contenders make one store and a driver each:
+//
+//	store := memory.NewStore(nil)
+//	a, b := store.Driver(), store.Driver()
+//
+// Nothing is shared with other processes, so this is no backend for production.
+//
+// # What it promises
+//
+// Grants are FIFO by arrival and nobody barges, whatever their kinds: readers next to each other in the queue are let in
+// together, and who waits for permits lets nobody past. AcquireAll stands in the queues of all of its names at once. A wait
+// that would close a cycle of agents is refused. Tokens come from one counter of the store; deleting, restarting and
+// wiping never set it back. A hold ends exactly its TTL after the store received the last request that prolonged it.
+// Holds survive Store.Restart, places in queues do not.
+//
+// The counter of tokens counts the ends of holds too, so tokens of one name may skip numbers; it is also the revision
+// of what Watch yields. The store keeps the last 4096 events, of all names together, across Restart but not across Wipe.
+//
+// # Trouble on demand
+//
+// Store.Evict, Wipe, Pause, Stop and Restart do what operators and outages do to a server. Driver.Network cuts one
+// client off: it holds, drops, delays or refuses requests and replies. With backend.GoClock as its clock everything runs
+// under testing/synctest.
+package memory

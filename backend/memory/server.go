@@ -1,0 +1,150 @@
+package memory
+
+import "github.com/fencelock/fencelock/backend"
+
+// serverState is what an operator, or an outage, made of the server.
+type serverState uint8
+
+const (
+	serving serverState = iota
+	paused
+	stopped
+)
+
+// Pause freezes the server: requests arrive and are not answered, nothing expires, and callers wait until their contexts
+// end. Resume goes on, and serves what has arrived meanwhile, in order.
+func (s *Store) Pause() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == serving {
+		s.state = paused
+	}
+}
+
+// Resume ends Pause.
+func (s *Store) Resume() {
+	s.mu.Lock()
+	if s.state != paused {
+		s.mu.Unlock()
+		return
+	}
+	s.serve()
+}
+
+// Stop ends the server: connections break, and calls answer backend.ErrUnavailable until Start. What it held is kept
+// as if on disk, and time goes on for it; places in queues are lost.
+func (s *Store) Stop() {
+	s.mu.Lock()
+	s.state = stopped
+	s.inbox = nil
+	for _, e := range s.names {
+		for len(e.queue) > 0 {
+			s.dequeue(e.queue[0])
+		}
+		s.dropIdle(e)
+	}
+	drivers := make([]*Driver, 0, len(s.drivers))
+	for d := range s.drivers {
+		drivers = append(drivers, d)
+	}
+	s.unlock()
+	for _, d := range drivers {
+		d.net.Reset()
+	}
+}
+
+// Start ends Stop.
+func (s *Store) Start() {
+	s.mu.Lock()
+	if s.state != stopped {
+		s.mu.Unlock()
+		return
+	}
+	s.serve()
+}
+
+// Restart is Stop and Start.
+func (s *Store) Restart() {
+	s.Stop()
+	s.Start()
+}
+
+// serve goes back to work with s.mu held, and frees it.
+func (s *Store) serve() {
+	s.state = serving
+	inbox := s.inbox
+	s.inbox = nil
+	now := s.clock.Now()
+	s.expire(now)
+	s.arm(now)
+	s.unlock()
+	for _, request := range inbox {
+		request()
+	}
+}
+
+// Evict deletes the holds of name behind their holders' backs, as an eviction or a careless administrator does, whatever
+// minimum was asked for. It reports whether there was one. Waiters stay; the first of them gets the name. Watchers see
+// the holds released, with backend.ReasonEvicted as the reason.
+func (s *Store) Evict(name string) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.evict(name)
+}
+
+// Wipe deletes every hold and the history, as FLUSHALL does. The token counter stays. Watches since before end with
+// backend.ErrCompacted, those that run already too.
+func (s *Store) Wipe() {
+	s.mu.Lock()
+	defer s.unlock()
+	for name := range s.names {
+		s.evict(name)
+	}
+	s.forgetHistory()
+}
+
+// Compact forgets all events so far, as if that many others had happened since. Watches that have not read all of them
+// end with backend.ErrCompacted.
+func (s *Store) Compact() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.past.forget(s.revision())
+}
+
+func (s *Store) evict(name string) bool {
+	now := s.clock.Now()
+	there := s.endAll(name, now, backend.ReasonEvicted, backend.EventReleased, string(backend.ReasonEvicted))
+	s.arm(now)
+	return there
+}
+
+// Names returns how many names are held, closed by a minimum hold, or waited for.
+func (s *Store) Names() int {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.state == serving {
+		now := s.clock.Now()
+		s.expire(now)
+		s.arm(now)
+	}
+	return len(s.names)
+}
+
+// handle runs op as soon as the server serves, and refuse if it is down. op reports false if it found the server not
+// serving.
+func (s *Store) handle(op func() bool, refuse func()) {
+	for !op() {
+		s.mu.Lock()
+		switch s.state {
+		case paused:
+			s.inbox = append(s.inbox, func() { s.handle(op, refuse) })
+			s.mu.Unlock()
+			return
+		case stopped:
+			s.mu.Unlock()
+			refuse()
+			return
+		}
+		s.mu.Unlock()
+	}
+}

@@ -1,0 +1,117 @@
+package backend
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// MaxNameBytes bounds a lock's name, in bytes of UTF-8.
+const MaxNameBytes = 512
+
+// MaxOwnerBytes bounds Request.Owner, in bytes of UTF-8.
+const MaxOwnerBytes = 256
+
+// ValidateName accepts any valid UTF-8 of 1 to MaxNameBytes bytes without control characters. "/" separates the levels
+// of a hierarchy where a driver knows one, and is an ordinary character elsewhere. The error wraps ErrInvalidName.
+func ValidateName(name string) error {
+	return validateText(ErrInvalidName, "lock name", name, MaxNameBytes)
+}
+
+// ValidateOwner accepts any valid UTF-8 of 1 to MaxOwnerBytes bytes without control characters. The error wraps
+// ErrInvalidOption.
+func ValidateOwner(owner string) error {
+	return validateText(ErrInvalidOption, "owner", owner, MaxOwnerBytes)
+}
+
+func validateText(kind error, what, s string, most int) error {
+	why := ""
+	switch {
+	case s == "":
+		why = "it is empty"
+	case len(s) > most:
+		why = fmt.Sprintf("it has %d bytes, more than %d", len(s), most)
+	case !utf8.ValidString(s):
+		why = "it is not valid UTF-8"
+	default:
+		for i, r := range s {
+			if unicode.IsControl(r) {
+				why = fmt.Sprintf("it has the control character %U at byte %d", r, i)
+				break
+			}
+		}
+	}
+	if why == "" {
+		return nil
+	}
+	return &InvalidError{Kind: kind, What: what, Value: quoteShort(s), Why: why}
+}
+
+// quoteShort quotes s, cut to a length that fits an error message.
+func quoteShort(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return strconv.Quote(s)
+	}
+	return strconv.Quote(s[:most]) + "…"
+}
+
+// ValidateTTL checks ttl against the driver's range and granularity, and that it leaves a positive Validity. The error
+// wraps ErrInvalidTTL.
+func (d Description) ValidateTTL(ttl time.Duration) error {
+	why := ""
+	switch {
+	case ttl <= 0:
+		why = "it is not positive"
+	case ttl < d.MinTTL:
+		why = fmt.Sprintf("driver %s takes no less than %v", d.Name, d.MinTTL)
+	case d.MaxTTL > 0 && ttl > d.MaxTTL:
+		why = fmt.Sprintf("driver %s takes no more than %v", d.Name, d.MaxTTL)
+	case d.TTLGranularity > 0 && ttl%d.TTLGranularity != 0:
+		why = fmt.Sprintf("driver %s takes multiples of %v and nothing is rounded silently", d.Name, d.TTLGranularity)
+	case d.Validity(ttl) <= 0:
+		why = fmt.Sprintf("the safety margin of %v leaves no time to hold the lock", ttl-d.Validity(ttl))
+	}
+	if why == "" {
+		return nil
+	}
+	return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(), Why: why}
+}
+
+// NewRequestID returns 128 random bits in hexadecimal.
+func NewRequestID() string {
+	var raw [16]byte
+	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness
+	var text [32]byte
+	hex.Encode(text[:], raw[:])
+	return string(text[:])
+}
+
+// ValidateRequestID accepts 16 to 128 characters of A–Z a–z 0–9 - _. A shorter id cannot carry 128 random bits, and
+// people who pass "worker-1" as an id must not get each other's locks. The error wraps ErrInvalidOption.
+func ValidateRequestID(id string) error {
+	why := ""
+	switch {
+	case len(id) < 16:
+		why = "it is shorter than 16 characters; use at least 128 random bits, a UUID for example"
+	case len(id) > 128:
+		why = "it is longer than 128 characters"
+	default:
+		for i := 0; i < len(id); i++ {
+			c := id[i]
+			ok := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
+			if !ok {
+				why = fmt.Sprintf("byte %d is none of A-Z a-z 0-9 - _", i)
+				break
+			}
+		}
+	}
+	if why == "" {
+		return nil
+	}
+	return &InvalidError{Kind: ErrInvalidOption, What: "request id", Value: quoteShort(id), Why: why}
+}
