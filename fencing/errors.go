@@ -1,0 +1,111 @@
+package fencing
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Why a guard refuses, to branch on with errors.Is.
+var (
+	// ErrStale: a higher token was admitted for this resource before. A *StaleError is in the chain.
+	ErrStale = errors.New("fencing: token is stale")
+	// ErrNoToken: the token is zero. The usual cause is a lease of the efficiency tier. A *NoTokenError is in the chain.
+	ErrNoToken = errors.New("fencing: no token")
+	// ErrNotExclusive: the token is of a shared hold or of permits, which do not exclude other writers. A
+	// *NotExclusiveError is in the chain.
+	ErrNotExclusive = errors.New("fencing: token is not of an exclusive hold")
+	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin was not told. A
+	// *SpaceError is in the chain.
+	ErrSpace = errors.New("fencing: token is of another space")
+	// ErrInvalid: a resource or space that no guard can remember. An *InvalidError is in the chain.
+	ErrInvalid = errors.New("fencing: invalid claim")
+)
+
+// StaleError tells both tokens of a refused write.
+type StaleError struct {
+	Resource string
+	Token    Token // the refused one
+	Highest  Token // the highest one admitted before
+}
+
+func (e *StaleError) Error() string {
+	return fmt.Sprintf("fencing: token %v for %q is stale: %v was admitted before", e.Token, e.Resource, e.Highest)
+}
+
+// Is reports true for ErrStale.
+func (e *StaleError) Is(target error) bool { return target == ErrStale }
+
+// NoTokenError tells of a write that came with the zero token.
+type NoTokenError struct {
+	Resource string
+	Highest  Token // the highest one admitted before; zero if there is none or the resource could not be asked
+}
+
+func (e *NoTokenError) Error() string {
+	return fmt.Sprintf("fencing: no token for %q%s: leases of the efficiency tier carry none", e.Resource, before(e.Highest))
+}
+
+// Is reports true for ErrNoToken.
+func (e *NoTokenError) Is(target error) bool { return target == ErrNoToken }
+
+// NotExclusiveError tells of a write with the token of a shared hold or of permits.
+type NotExclusiveError struct {
+	Resource string
+	Token    Token // the refused one
+	Highest  Token // the highest one admitted before; zero if there is none or the resource could not be asked
+}
+
+func (e *NotExclusiveError) Error() string {
+	return fmt.Sprintf("fencing: token %v for %q is not of an exclusive hold%s", e.Token, e.Resource, before(e.Highest))
+}
+
+// Is reports true for ErrNotExclusive.
+func (e *NotExclusiveError) Is(target error) bool { return target == ErrNotExclusive }
+
+// SpaceError tells both spaces and both tokens of a refused write.
+type SpaceError struct {
+	Resource string
+	Token    Token  // the refused one
+	Highest  Token  // the highest one admitted before; zero if there is none or the resource could not be asked
+	Space    string // the refused one; empty if not told
+	Want     string // the one of the guard, or of what was admitted before
+}
+
+func (e *SpaceError) Error() string {
+	return fmt.Sprintf("fencing: token %v for %q is of space %q, the guard accepts %q%s",
+		e.Token, e.Resource, e.Space, e.Want, before(e.Highest))
+}
+
+// Is reports true for ErrSpace.
+func (e *SpaceError) Is(target error) bool { return target == ErrSpace }
+
+// before is the end of a sentence about a refused token.
+func before(highest Token) string {
+	if highest == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%v was admitted before)", highest)
+}
+
+// InvalidError names a value that no guard can use.
+type InvalidError struct {
+	What  string // "resource", for example
+	Value string
+	Why   string
+}
+
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("fencing: %s %s: %s", e.What, quoted(e.Value), e.Why)
+}
+
+// Is reports true for ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// quoted returns s in quotes, cut where it is long.
+func quoted(s string) string {
+	const most = 64
+	if len(s) > most {
+		return fmt.Sprintf("%q...", s[:most])
+	}
+	return fmt.Sprintf("%q", s)
+}

@@ -1,0 +1,141 @@
+package fencing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+func TestTokenText(t *testing.T) {
+	for _, want := range []fencing.Token{0, 1, 42, 1<<63 - 1, fencing.Token(7).NotExclusive()} {
+		text, err := want.MarshalText()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got fencing.Token
+		if err := got.UnmarshalText(text); err != nil || got != want {
+			t.Errorf("%q read back as %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "s", "0s", "+1", "-1", "1.0", " 1", "1 ", "0x1", "9223372036854775808", "1ss"} {
+		if got, err := fencing.ParseToken(bad); err == nil {
+			t.Errorf("ParseToken(%q) = %v, want an error", bad, got)
+		}
+	}
+}
+
+func TestTokenExclusive(t *testing.T) {
+	shared := fencing.Token(7).NotExclusive()
+	for token, want := range map[fencing.Token]bool{0: false, 1: true, 1<<63 - 1: true, shared: false} {
+		if token.Exclusive() != want {
+			t.Errorf("%v.Exclusive() = %v", token, !want)
+		}
+	}
+	if shared.Order() != 7 {
+		t.Errorf("Order() = %d, want 7", shared.Order())
+	}
+}
+
+func TestMemoryGuard(t *testing.T) {
+	ctx := t.Context()
+	var g fencing.Memory
+	for _, step := range []struct {
+		resource string
+		token    fencing.Token
+		want     error
+	}{
+		{"a", 33, nil},
+		{"a", 33, nil}, // a hold writes many times
+		{"a", 34, nil},
+		{"a", 33, fencing.ErrStale},
+		{"b", 33, nil}, // resources do not mix
+		{"a", 0, fencing.ErrNoToken},
+		{"a", fencing.Token(99).NotExclusive(), fencing.ErrNotExclusive},
+		{"a", 34, nil}, // what was refused left no trace
+	} {
+		err := g.Check(ctx, step.resource, step.token)
+		if !errors.Is(err, step.want) {
+			t.Errorf("Check(%s, %v) = %v, want %v", step.resource, step.token, err, step.want)
+		}
+	}
+	stale := (*fencing.StaleError)(nil)
+	if err := g.Check(ctx, "a", 1); !errors.As(err, &stale) || stale.Token != 1 || stale.Highest != 34 {
+		t.Errorf("the error %v does not tell both tokens", err)
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := g.Check(ended, "a", 99); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+	if err := g.Check(ctx, "a", 34); err != nil {
+		t.Errorf("a check with an ended context was remembered: %v", err)
+	}
+}
+
+func TestMemoryGuardSpace(t *testing.T) {
+	ctx := t.Context()
+	g := fencing.NewMemory("cluster-1")
+	if err := g.CheckFrom(ctx, "cluster-1", "a", 5); err != nil {
+		t.Fatal(err)
+	}
+	for _, space := range []string{"", "cluster-2"} {
+		if err := g.CheckFrom(ctx, space, "a", 9); !errors.Is(err, fencing.ErrSpace) {
+			t.Errorf("a token of space %q: %v, want ErrSpace", space, err)
+		}
+	}
+	if err := g.Check(ctx, "a", 9); !errors.Is(err, fencing.ErrSpace) {
+		t.Errorf("a token of untold space: %v, want ErrSpace", err)
+	}
+	g.AcceptSpace("cluster-2")
+	if err := g.CheckFrom(ctx, "cluster-2", "a", 1); err != nil {
+		t.Errorf("after AcceptSpace tokens begin anew: %v", err)
+	}
+	if err := g.CheckFrom(ctx, "cluster-1", "a", 99); !errors.Is(err, fencing.ErrSpace) {
+		t.Errorf("the old space is still accepted: %v", err)
+	}
+}
+
+// Whatever the order of concurrent checks, no admitted token is below one that was admitted before it began.
+func TestMemoryGuardIsMonotone(t *testing.T) {
+	var g fencing.Memory
+	var mu sync.Mutex
+	var highest fencing.Token // admitted, and the admission returned
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 1000 {
+				mu.Lock()
+				floor := highest
+				mu.Unlock()
+				token := fencing.Token(1 + rand.Uint64N(10_000))
+				if g.Check(t.Context(), "a", token) != nil {
+					continue
+				}
+				if token < floor {
+					t.Errorf("%v was admitted after %v", token, floor)
+				}
+				mu.Lock()
+				highest = max(highest, token)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func ExampleMemory() {
+	ctx := context.Background()
+	var guard fencing.Memory
+	fmt.Println(guard.Check(ctx, "accounts/42", 33)) // holder A writes
+	fmt.Println(guard.Check(ctx, "accounts/42", 34)) // A was paused, B holds the lock now
+	fmt.Println(guard.Check(ctx, "accounts/42", 33)) // A wakes up
+	// Output:
+	// <nil>
+	// <nil>
+	// fencing: token 33 for "accounts/42" is stale: 34 was admitted before
+}

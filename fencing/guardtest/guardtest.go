@@ -1,0 +1,212 @@
+// Package guardtest tests guards: those of this module, and anybody's own. A guard that passes keeps the promise of
+// fencing.Guard: it admits tokens in one order whatever happens at once, with the write or not at all, and never forgets.
+//
+//	func TestMain(m *testing.M) {
+//		guardtest.RunChild(map[string]guardtest.Open{"mine": open}) // for the clauses that kill a process
+//		os.Exit(m.Run())
+//	}
+//
+//	func TestGuard(t *testing.T) {
+//		server := start(t)
+//		guardtest.Run(t, guardtest.Harness{
+//			Name: "mine", Open: open, Address: server.Addr(), Restart: server.Restart,
+//		})
+//	}
+//
+//	func open(ctx context.Context, address string) (*guardtest.Client, error) { … }
+//
+// A failure names the clause and prints its rule:
+//
+//	--- FAIL: TestGuard/refuses/stale
+//	    R1  a token below the highest one admitted is ErrStale
+//
+// The clauses:
+//
+//   - R1 stale
+//   - R2 zero
+//   - R3 not-exclusive
+//   - R4 another-space
+//   - R5 tells-both-tokens
+//   - R6 leaves-no-trace
+//   - A1 again
+//   - A2 each-resource-by-itself
+//   - A3 all-63-bits
+//   - M1 whatever-the-order
+//   - M2 from-the-first-token
+//   - W1 refused-writes-nothing
+//   - W2 never-goes-back
+//   - C1 between-check-and-write
+//   - C2 at-any-time
+//   - D1 across-restart
+//   - E1 ended-context
+package guardtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Client is one client of a guarded resource, as a user of the guard is: with a connection of its own. Its functions may be
+// called from one goroutine at a time.
+type Client struct {
+	// Check asks the guard, as a step of its own. Where the guard lives in transactions that is one which commits if the
+	// claim is admitted, and rolls back otherwise.
+	Check func(ctx context.Context, c fencing.Claim) error
+
+	// Write checks the claim and writes value to the resource, in one step. Where the check is a step of a transaction that
+	// the caller drives, it calls between after the check and before the write; elsewhere never. Nil: the guard does not
+	// guard writes, only those who ask first, and the clauses W and C do not apply.
+	Write func(ctx context.Context, c fencing.Claim, value string, between func()) error
+
+	// Read returns what was written last, or "" if nothing was. Nil if Write is.
+	Read func(ctx context.Context, resource string) (string, error)
+
+	// Close ends the client. Nil: there is nothing to end.
+	Close func() error
+}
+
+// Open returns one more client of the resource at the address.
+type Open func(ctx context.Context, address string) (*Client, error)
+
+// Harness is what the clauses need to know about one guard and the resource behind it.
+type Harness struct {
+	// Open and Address give the clients. In child processes Open is the one that RunChild knows by Name.
+	Open    Open
+	Address string
+	Name    string
+
+	// Space is the one that the guard trusts. Empty: it trusts every space, and R4 does not apply.
+	Space string
+
+	// Restart ends the resource as by a crash and starts it again, with what it keeps on disk, at the same address. For one
+	// that lives in its clients' processes, such as a file, it does nothing: clients are closed before. Nil: D1 is skipped
+	// by name, or fails with FENCELOCK_REQUIRE=all in the environment.
+	Restart func(t testing.TB)
+
+	// Volatile says that the guard remembers in memory and does not claim more: C1, C2 and D1 do not apply.
+	Volatile bool
+
+	// Again reports whether an error says that the database rolled back for reasons of its own, such as a deadlock, and that
+	// the same may be tried again. Nil: none does.
+	Again func(error) bool
+
+	// Checks is how many M1 makes, from Clients of them at once. Default 2000, from 8. FENCELOCK_CHECKS in the environment
+	// takes the place of the former.
+	Checks, Clients int
+}
+
+// Clause is one numbered obligation of a guard.
+type Clause struct {
+	ID    string // "R1"
+	Group string // "refuses"
+	Slug  string // "stale"
+	Rule  string // the obligation in words
+
+	needs need
+	run   func(t *trial)
+}
+
+func (c Clause) String() string { return c.ID + " " + c.Group + "/" + c.Slug }
+
+// need is what a guard must have for the clause to apply.
+type need uint8
+
+const (
+	needSpace   need = 1 << iota // Harness.Space
+	needWrite                    // Client.Write
+	needDurable                  // not Harness.Volatile
+	needChild                    // RunChild
+	needRestart                  // Harness.Restart
+)
+
+// Clauses returns all clauses in the order in which Run tries them.
+func Clauses() []Clause {
+	var all []Clause
+	for _, group := range [][]Clause{
+		refuseClauses, admitClauses, monotoneClauses, writeClauses, crashClauses, durableClauses, errorClauses,
+	} {
+		all = append(all, group...)
+	}
+	return all
+}
+
+// Outcome says how a clause ended.
+type Outcome uint8
+
+const (
+	// Passed: the guard keeps the clause.
+	Passed Outcome = iota + 1
+	// Failed: it breaks the clause.
+	Failed
+	// Skipped: the harness lacks what is needed to try. A failure under FENCELOCK_REQUIRE=all.
+	Skipped
+	// NotApplicable: the guard does not promise what the clause is about.
+	NotApplicable
+)
+
+// String returns "pass", "FAIL", "skip" or "n/a".
+func (o Outcome) String() string {
+	return [...]string{"?", "pass", "FAIL", "skip", "n/a"}[min(o, NotApplicable)]
+}
+
+// Result is the outcome of one clause.
+type Result struct {
+	Clause   Clause
+	Outcome  Outcome
+	Messages []string // what was found, or why it was not tried
+	Notes    []string // what was counted
+}
+
+// Run tests a guard, one subtest for each clause: Test…/<group>/<clause>. A failure prints the clause's number and rule.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	for _, c := range Clauses() {
+		t.Run(c.Group+"/"+c.Slug, func(t *testing.T) {
+			r := try(t, h, c)
+			for _, note := range r.Notes {
+				t.Log(note)
+			}
+			switch r.Outcome {
+			case Failed:
+				t.Errorf("%s  %s", c.ID, c.Rule)
+				for _, m := range r.Messages {
+					t.Errorf("    %s", m)
+				}
+			case Skipped:
+				text := fmt.Sprintf("%s  %s\n    not tried: %s", c.ID, c.Rule, r.Messages[0])
+				if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+					t.Fatal(text)
+				}
+				t.Skip(text)
+			case NotApplicable:
+				t.Logf("%s does not apply: %s", c.ID, r.Messages[0])
+			}
+		})
+	}
+}
+
+// Check tests a guard and returns what it found without failing tb: for tests that expect failures. With only, it tries
+// just the clauses with those numbers; an unknown number fails tb.
+func Check(tb testing.TB, h Harness, only ...string) []Result {
+	tb.Helper()
+	var results []Result
+	found := 0
+	for _, c := range Clauses() {
+		wanted := len(only) == 0
+		for _, id := range only {
+			wanted = wanted || id == c.ID
+		}
+		if wanted {
+			found++
+			results = append(results, try(tb, h, c))
+		}
+	}
+	if len(only) > 0 && found != len(only) {
+		tb.Fatalf("guardtest: of the clauses %v there are only %d", only, found)
+	}
+	return results
+}

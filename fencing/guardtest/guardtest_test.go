@@ -1,0 +1,226 @@
+//go:build unix
+
+package guardtest_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/guardtest"
+)
+
+const space = "cluster-1"
+
+func TestMain(m *testing.M) {
+	opens := map[string]guardtest.Open{"files": opener(break_{})}
+	for _, mutant := range mutants() {
+		opens[mutant.name] = opener(mutant.break_)
+	}
+	guardtest.RunChild(opens)
+	goleak.VerifyTestMain(m)
+}
+
+// The suite's own resource passes, so what a mutant fails is what was broken.
+func TestFiles(t *testing.T) {
+	guardtest.Run(t, guardtest.Harness{
+		Name: "files", Open: opener(break_{}), Address: t.TempDir(), Space: space, Restart: func(testing.TB) {}, Checks: 2000,
+	})
+}
+
+func TestMemory(t *testing.T) {
+	for _, space := range []string{"", space} {
+		t.Run("space-"+space, func(t *testing.T) {
+			guard := fencing.NewMemory(space)
+			var values sync.Map
+			guardtest.Run(t, guardtest.Harness{
+				Volatile: true, Space: space,
+				Open: func(context.Context, string) (*guardtest.Client, error) {
+					return &guardtest.Client{
+						Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+						Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
+							return guard.Do(ctx, c, func() error { values.Store(c.Resource, value); return nil })
+						},
+						Read: func(_ context.Context, resource string) (string, error) {
+							value, _ := values.Load(resource)
+							text, _ := value.(string)
+							return text, nil
+						},
+					}, nil
+				},
+			})
+		})
+	}
+}
+
+func TestClausesAreNumberedOnceAndDocumented(t *testing.T) {
+	doc, err := os.ReadFile("guardtest.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, c := range guardtest.Clauses() {
+		if seen[c.ID] || seen[c.Group+"/"+c.Slug] {
+			t.Errorf("%v is there twice", c)
+		}
+		seen[c.ID], seen[c.Group+"/"+c.Slug] = true, true
+		if !strings.Contains(string(doc), "//   - "+c.ID+" "+c.Slug+"\n") {
+			t.Errorf("%v is missing from the package comment", c)
+		}
+	}
+}
+
+func TestWhatCannotBeTriedIsSkippedByName(t *testing.T) {
+	h := guardtest.Harness{Name: "nobody", Open: opener(break_{}), Address: t.TempDir(), Space: space}
+	want := map[string]string{"C1": "RunChild", "C2": "RunChild", "D1": "Harness.Restart"}
+	for _, r := range guardtest.Check(t, h, "C1", "C2", "D1") {
+		if r.Outcome != guardtest.Skipped || !strings.Contains(r.Messages[0], want[r.Clause.ID]) {
+			t.Errorf("%v = %v %q, want it skipped for lack of %s", r.Clause, r.Outcome, r.Messages, want[r.Clause.ID])
+		}
+	}
+	h.Volatile, h.Space = true, ""
+	for _, r := range guardtest.Check(t, h, "C1", "C2", "D1", "R4") {
+		if r.Outcome != guardtest.NotApplicable {
+			t.Errorf("%v = %v %q, want it not to apply", r.Clause, r.Outcome, r.Messages)
+		}
+	}
+}
+
+// mutant is one way to get a guard wrong.
+type mutant struct {
+	name   string
+	breaks []string // clauses that must fail
+	break_
+}
+
+func mutants() []mutant {
+	type claim = fencing.Claim
+	return []mutant{
+		{name: "compares nothing", breaks: []string{"R1", "R5", "M1", "M2", "W1", "W2"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				return fencing.Judge(c, space, fencing.Seen{Space: space})
+			},
+		}},
+		{name: "accepts zero", breaks: []string{"R2", "R5", "W1"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				if c.Token == 0 {
+					return nil
+				}
+				return judge(c, space, r)
+			},
+		}},
+		{name: "accepts zero for a new resource", breaks: []string{"R2"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				if c.Token == 0 && !r.Known {
+					return nil
+				}
+				return judge(c, space, r)
+			},
+		}},
+		{name: "accepts shared holds", breaks: []string{"R3", "R5", "R6"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				c.Token = fencing.Token(c.Token.Order())
+				return judge(c, space, r)
+			},
+		}},
+		{name: "accepts every space", breaks: []string{"R4", "R5", "R6"}, break_: break_{
+			judge: func(c claim, space string, r *record) error { c.Space = space; return judge(c, space, r) },
+		}},
+		{name: "accepts tokens of untold space", breaks: []string{"R4"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				if c.Space == "" {
+					c.Space = space
+				}
+				return judge(c, space, r)
+			},
+		}},
+		{name: "does not tell the tokens", breaks: []string{"R5"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				if err := judge(c, space, r); err != nil && r.Token == 40 {
+					return fmt.Errorf("no: %w", fencing.ErrStale)
+				}
+				return judge(c, space, r)
+			},
+		}},
+		{name: "remembers what it refuses", breaks: []string{"R6"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				err := judge(c, space, r)
+				if err != nil {
+					r.Known, r.Space, r.Token = true, space, max(r.Token, fencing.Token(c.Token.Order()))
+				}
+				return err
+			},
+		}},
+		{name: "admits a token once", breaks: []string{"A1"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				if err := judge(c, space, r); err != nil || r.Token != c.Token {
+					return err
+				}
+				return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: r.Token}
+			},
+		}},
+		{name: "folds case", breaks: []string{"A2"}, break_: break_{name: strings.ToLower}},
+		{name: "trims blanks", breaks: []string{"A2"}, break_: break_{name: strings.TrimSpace}},
+		{name: "compares as floats", breaks: []string{"A3"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				seen := r.seen(space)
+				if float64(c.Token) >= float64(seen.Token) && c.Token.Exclusive() {
+					seen.Token = 0
+				}
+				return fencing.Judge(c, space, seen)
+			},
+		}},
+		{name: "compares as text", breaks: []string{"A1", "A3"}, break_: break_{
+			judge: func(c claim, space string, r *record) error {
+				seen := r.seen(space)
+				if c.Token.Exclusive() && r.Known {
+					if c.Token.String() < seen.Token.String() {
+						return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: seen.Token}
+					}
+					seen.Token = 0
+				}
+				return fencing.Judge(c, space, seen)
+			},
+		}},
+		{name: "checks, then writes", breaks: []string{"M1", "M2", "W2"}, break_: break_{unlocked: true}},
+		{name: "writes before it checks", breaks: []string{"W1"}, break_: break_{early: true}},
+		{name: "remembers, then writes", breaks: []string{"W2", "C1"}, break_: break_{steps: []step{saveToken, saveValue}}},
+		{name: "writes, then remembers", breaks: []string{"C1"}, break_: break_{steps: []step{saveValue, saveToken}}},
+		{name: "answers before it writes", breaks: []string{"C2"}, break_: break_{
+			late: 3, buffered: map[string][]record{},
+		}},
+		{name: "forgets when it restarts", breaks: []string{"D1"}, break_: break_{tokens: map[string]fencing.Token{}}},
+		{name: "is deaf to the context", breaks: []string{"E1"}, break_: break_{deaf: true}},
+	}
+}
+
+// TestMutants breaks the guard in one way at a time and wants the suite to see each of them, on the clauses that say what
+// was broken.
+func TestMutants(t *testing.T) {
+	var rows []string
+	for _, m := range mutants() {
+		t.Run(strings.NewReplacer(" ", "-", ",", "").Replace(m.name), func(t *testing.T) {
+			h := guardtest.Harness{
+				Name: m.name, Open: opener(m.break_), Address: t.TempDir(), Space: space, Checks: 2000,
+				Restart: func(testing.TB) { clear(m.tokens) },
+			}
+			var killers []string
+			for _, r := range guardtest.Check(t, h, m.breaks...) {
+				if r.Outcome == guardtest.Failed {
+					killers = append(killers, r.Clause.ID)
+				} else {
+					t.Errorf("%v ended with %v, want it to fail", r.Clause, r.Outcome)
+				}
+			}
+			rows = append(rows, fmt.Sprintf("%-34s killed by %s", m.name, strings.Join(slices.Compact(killers), " ")))
+		})
+	}
+	t.Logf("%d mutants\n%s", len(rows), strings.Join(rows, "\n"))
+}

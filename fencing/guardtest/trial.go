@@ -1,0 +1,249 @@
+package guardtest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// patience bounds what should take no time at all, on a machine that is busy with other things.
+const patience = 30 * time.Second
+
+// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause (fatal
+// and what is documented to end it), which belong to the clause's own.
+type trial struct {
+	tb    testing.TB
+	h     Harness
+	ctx   context.Context
+	run   string // random, so that no name was used before
+	named int
+
+	mu       sync.Mutex // protects the following fields
+	messages []string
+	notes    []string
+	cleanups []func()
+}
+
+// try runs one clause.
+func try(tb testing.TB, h Harness, c Clause) Result {
+	tb.Helper()
+	if h.Open == nil {
+		tb.Fatal("guardtest: Harness.Open is nil")
+	}
+	if h.Checks == 0 {
+		h.Checks = 2000
+	}
+	if text := os.Getenv("FENCELOCK_CHECKS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 100 {
+			tb.Fatalf("guardtest: FENCELOCK_CHECKS is %q, want a number of at least 100", text)
+		}
+		h.Checks = n
+	}
+	if h.Clients == 0 {
+		h.Clients = 8
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	defer cancel()
+	t := &trial{tb: tb, h: h, ctx: ctx, run: rand.Text()[:10]}
+	if outcome, why := t.applies(c.needs); outcome != Passed {
+		return Result{Clause: c, Outcome: outcome, Messages: []string{why}}
+	}
+	ended := make(chan struct{})
+	go func() { // a goroutine of its own, so that fatal ends the clause and not the test
+		defer close(ended)
+		defer t.cleanup()
+		defer func() {
+			if r := recover(); r != nil {
+				t.errorf("panic: %v", r)
+			}
+		}()
+		c.run(t)
+	}()
+	<-ended
+	r := Result{Clause: c, Outcome: Passed, Messages: t.messages, Notes: t.notes}
+	if len(t.messages) > 0 {
+		r.Outcome = Failed
+	}
+	return r
+}
+
+// applies returns Passed if the clause can be tried.
+func (t *trial) applies(n need) (Outcome, string) {
+	writes := true
+	if n&needWrite != 0 {
+		c, err := t.h.Open(t.ctx, t.h.Address)
+		if err != nil {
+			return Passed, "" // the clause itself will say so
+		}
+		writes = c.Write != nil && c.Read != nil
+		t.close(c)
+	}
+	for _, each := range []struct {
+		need    need
+		there   bool
+		outcome Outcome
+		why     string
+	}{
+		{needSpace, t.h.Space != "", NotApplicable, "Harness.Space is empty: the guard trusts every space"},
+		{needWrite, writes, NotApplicable, "Client.Write is nil: the guard does not write"},
+		{needDurable, !t.h.Volatile, NotApplicable, "Harness.Volatile: the guard remembers in memory"},
+		{needChild, childReady(t.h.Name), Skipped, fmt.Sprintf("RunChild was not called with %q", t.h.Name)},
+		{needRestart, t.h.Restart != nil, Skipped, "Harness.Restart is nil"},
+	} {
+		if n&each.need != 0 && !each.there {
+			return each.outcome, each.why
+		}
+	}
+	return Passed, ""
+}
+
+func (t *trial) errorf(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	const most = 10 // one broken guard fails thousands of checks
+	if len(t.messages) < most {
+		t.messages = append(t.messages, fmt.Sprintf(format, args...))
+	}
+}
+
+func (t *trial) fatalf(format string, args ...any) {
+	t.errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (t *trial) notef(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.notes = append(t.notes, fmt.Sprintf(format, args...))
+}
+
+func (t *trial) failed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.messages) > 0
+}
+
+func (t *trial) atEnd(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cleanups = append(t.cleanups, f)
+}
+
+func (t *trial) cleanup() {
+	for len(t.cleanups) > 0 {
+		last := len(t.cleanups) - 1
+		f := t.cleanups[last]
+		t.cleanups = t.cleanups[:last]
+		f()
+	}
+}
+
+// client opens one more client, or ends the clause. It is closed with the clause.
+func (t *trial) client() *Client {
+	c := t.open()
+	t.atEnd(func() { t.close(c) })
+	return c
+}
+
+// open is client without the closing.
+func (t *trial) open() *Client {
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	c, err := t.h.Open(ctx, t.h.Address)
+	if err != nil {
+		t.fatalf("open a client: %v", err)
+	}
+	if c.Check == nil {
+		t.fatalf("Client.Check is nil")
+	}
+	return c
+}
+
+func (t *trial) close(c *Client) {
+	if c.Close == nil {
+		return
+	}
+	if err := c.Close(); err != nil {
+		t.errorf("close a client: %v", err)
+	}
+}
+
+// resource returns a name that nothing else uses.
+func (t *trial) resource() string {
+	t.named++
+	return fmt.Sprintf("guardtest/%s/%d", t.run, t.named)
+}
+
+// claim is one that only its token can speak against.
+func (t *trial) claim(resource string, token fencing.Token) fencing.Claim {
+	return fencing.Claim{Resource: resource, Token: token, Space: t.h.Space}
+}
+
+// check asks the guard, and again where the database gave up.
+func (t *trial) check(c *Client, claim fencing.Claim) error {
+	return t.repeat(func(ctx context.Context) error { return c.Check(ctx, claim) })
+}
+
+func (t *trial) write(c *Client, claim fencing.Claim, value string) error {
+	return t.repeat(func(ctx context.Context) error { return c.Write(ctx, claim, value, func() {}) })
+}
+
+func (t *trial) read(c *Client, resource string) (value string) {
+	err := t.repeat(func(ctx context.Context) (err error) {
+		value, err = c.Read(ctx, resource)
+		return err
+	})
+	if err != nil {
+		t.fatalf("read %q: %v", resource, err)
+	}
+	return value
+}
+
+func (t *trial) repeat(f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(t.ctx, patience)
+	defer cancel()
+	for {
+		err := f(ctx)
+		if err == nil || t.h.Again == nil || !t.h.Again(err) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// admit ends the clause unless the guard admits the token.
+func (t *trial) admit(c *Client, resource string, token fencing.Token) {
+	if err := t.check(c, t.claim(resource, token)); err != nil {
+		t.fatalf("check of token %v for %q = %v, want it admitted", token, resource, err)
+	}
+}
+
+// refuse is an error of the clause unless the guard refuses for that reason.
+func (t *trial) refuse(c *Client, claim fencing.Claim, want error, when string) {
+	err := t.check(c, claim)
+	if !errors.Is(err, want) {
+		t.errorf("%s: check of token %v of space %q = %v, want an error that is %q", when, claim.Token, claim.Space, err, want)
+	}
+}
+
+// highest asks what the guard remembers, by a token below it. It ends the clause if there is no answer.
+func (t *trial) highest(c *Client, resource string) fencing.Token {
+	err := t.check(c, t.claim(resource, 1))
+	var stale *fencing.StaleError
+	switch {
+	case err == nil:
+		return 1
+	case !errors.As(err, &stale):
+		t.fatalf("check of token 1 for %q = %v, want it admitted or a *StaleError", resource, err)
+	}
+	return stale.Highest
+}

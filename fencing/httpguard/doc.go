@@ -1,0 +1,36 @@
+// Package httpguard carries tokens over HTTP: a transport puts a hold's token into each request, and a middleware shows it
+// to a guard before the handler runs.
+//
+//	// the holder
+//	client := &http.Client{Transport: &httpguard.Transport{}}
+//	ctx = fencing.NewContext(ctx, fencing.Claim{Token: lease.Token(), Space: lease.TokenSpace()})
+//	req, _ := http.NewRequestWithContext(ctx, http.MethodPut, "https://accounts/42", body)
+//	resp, err := client.Do(req)
+//	…
+//	if err := httpguard.ErrorFrom(resp); err != nil {
+//		return err // errors.Is(err, fencing.ErrStale): somebody else holds the lock by now
+//	}
+//
+//	// the service
+//	mux.Handle("/accounts/", httpguard.Middleware(guard, httpguard.Path)(handler))
+//
+// The token is in the header Fencing-Token as decimal digits, the space in Fencing-Token-Space. What a guard refuses is
+// answered with 409 and a problem document (RFC 9457) that tells both tokens:
+//
+//	{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token","title":"Stale fencing token",
+//	 "status":409,"detail":"…","resource":"/accounts/42","token":"33","highest":"34"}
+//
+// The headers are no secret and no proof: whoever may call the service may send any token.
+//
+// # Where the check belongs
+//
+// A check in the middleware is over before the handler writes, and in between another holder may write: it catches holders
+// who are late, not those who are overtaken just then. Where that matters, give the middleware no guard. It then only puts
+// the claim into the request's context, and the handler checks it in the transaction in which it writes:
+//
+//	claim, _ := fencing.FromContext(r.Context())
+//	err := fencing.Check(ctx, guard.In(tx), claim)
+//	if httpguard.Refuse(w, err) {
+//		return
+//	}
+package httpguard

@@ -1,0 +1,253 @@
+package httpguard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/guardtest"
+	"github.com/fencelock/fencelock/fencing/httpguard"
+)
+
+const space = "cluster é/1" // nothing that a header could carry as it is
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// decoded is the Resource of the tests: names are any text, one segment of the path.
+func decoded(r *http.Request) (string, error) {
+	if r.Method == http.MethodGet {
+		return "", nil
+	}
+	return url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), "/"))
+}
+
+// open returns a client of the service at the address.
+func open(_ context.Context, address string) (*guardtest.Client, error) {
+	base := &http.Transport{}
+	client := &http.Client{Transport: &httpguard.Transport{Base: base}}
+	put := func(ctx context.Context, c fencing.Claim, value string) error {
+		ctx = fencing.NewContext(ctx, fencing.Claim{Token: c.Token, Space: c.Space})
+		req, err := http.NewRequestWithContext(ctx, http.MethodPut, address+"/"+url.PathEscape(c.Resource), strings.NewReader(value))
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if err := httpguard.ErrorFrom(resp); err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusNoContent {
+			text, err := io.ReadAll(resp.Body)
+			return errors.Join(fmt.Errorf("%s: %s", resp.Status, text), err)
+		}
+		return nil
+	}
+	return &guardtest.Client{
+		Check: func(ctx context.Context, c fencing.Claim) error { return put(ctx, c, "") },
+		Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error { return put(ctx, c, value) },
+		Read: func(ctx context.Context, resource string) (string, error) {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, address+"/"+url.PathEscape(resource), nil)
+			if err != nil {
+				return "", err
+			}
+			resp, err := client.Do(req)
+			if err != nil {
+				return "", err
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			return string(text), err
+		},
+		Close: func() error { client.CloseIdleConnections(); return nil },
+	}, nil
+}
+
+// A service whose middleware asks the guard.
+func TestMiddleware(t *testing.T) {
+	service := httptest.NewServer(httpguard.Middleware(fencing.NewMemory(space), decoded)(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, ok := fencing.FromContext(r.Context()); !ok {
+				t.Error("the handler finds no claim")
+			}
+			w.WriteHeader(http.StatusNoContent)
+		})))
+	defer service.Close()
+	guardtest.Run(t, guardtest.Harness{
+		Address: service.URL, Space: space, Volatile: true,
+		Open: func(ctx context.Context, address string) (*guardtest.Client, error) {
+			c, err := open(ctx, address)
+			if c != nil {
+				c.Write, c.Read = nil, nil // check and write are two steps
+			}
+			return c, err
+		},
+	})
+}
+
+// A service whose handler checks the claim in the step that writes.
+func TestHandlerThatChecksWhereItWrites(t *testing.T) {
+	guard, values := fencing.NewMemory(space), make(chan map[string]string, 1)
+	values <- map[string]string{}
+	service := httptest.NewServer(httpguard.Middleware(nil, decoded)(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				name, err := url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), "/"))
+				v := <-values
+				text := v[name]
+				values <- v
+				if err == nil {
+					_, err = io.WriteString(w, text)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			text, err := io.ReadAll(r.Body)
+			if err != nil {
+				return
+			}
+			claim, _ := fencing.FromContext(r.Context())
+			err = guard.Do(r.Context(), claim, func() error {
+				v := <-values
+				if len(text) > 0 {
+					v[claim.Resource] = string(text)
+				}
+				values <- v
+				return nil
+			})
+			if httpguard.Refuse(w, err) {
+				return
+			}
+			if err != nil {
+				w.WriteHeader(http.StatusInternalServerError)
+				return
+			}
+			w.WriteHeader(http.StatusNoContent)
+		})))
+	defer service.Close()
+	guardtest.Run(t, guardtest.Harness{Address: service.URL, Space: space, Volatile: true, Open: open})
+}
+
+func serve(t *testing.T, guard fencing.Guard, method string, header http.Header) *http.Response {
+	t.Helper()
+	r := httptest.NewRequest(method, "/accounts/42", nil)
+	r.Header = header
+	w := httptest.NewRecorder()
+	httpguard.Middleware(guard, httpguard.Path)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	})).ServeHTTP(w, r)
+	return w.Result()
+}
+
+func TestProblemDocument(t *testing.T) {
+	guard := fencing.NewMemory("")
+	if err := guard.Check(t.Context(), "/accounts/42", 34); err != nil {
+		t.Fatal(err)
+	}
+	resp := serve(t, guard, http.MethodPut, http.Header{httpguard.TokenHeader: {"33"}})
+	want := `{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token","title":"Stale fencing token",` +
+		`"status":409,"detail":"fencing: token 33 for \"/accounts/42\" is stale: 34 was admitted before",` +
+		`"resource":"/accounts/42","token":"33","highest":"34"}`
+	if err := httpguard.ErrorFrom(resp); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("ErrorFrom = %v", err)
+	}
+	text, err := io.ReadAll(resp.Body) // also after ErrorFrom
+	if err != nil || string(text) != want || resp.StatusCode != http.StatusConflict ||
+		resp.Header.Get("Content-Type") != "application/problem+json" {
+		t.Errorf("%s %s\n%s\nwant 409 application/problem+json\n%s", resp.Status, resp.Header.Get("Content-Type"), text, want)
+	}
+}
+
+func TestWhatIsNoClaim(t *testing.T) {
+	for name, c := range map[string]struct {
+		method string
+		header http.Header
+		want   int
+	}{
+		"a request that reads":    {http.MethodGet, http.Header{}, http.StatusNoContent},
+		"a write without a token": {http.MethodPut, http.Header{}, http.StatusConflict},
+		"a token":                 {http.MethodPost, http.Header{httpguard.TokenHeader: {"7"}}, http.StatusNoContent},
+		"a shared token":          {http.MethodPut, http.Header{httpguard.TokenHeader: {"7s"}}, http.StatusConflict},
+		"no number":               {http.MethodPut, http.Header{httpguard.TokenHeader: {"seven"}}, http.StatusBadRequest},
+		"a negative number":       {http.MethodPut, http.Header{httpguard.TokenHeader: {"-7"}}, http.StatusBadRequest},
+		"a number too large":      {http.MethodPut, http.Header{httpguard.TokenHeader: {"9223372036854775808"}}, http.StatusBadRequest},
+		"two tokens":              {http.MethodPut, http.Header{httpguard.TokenHeader: {"7", "8"}}, http.StatusBadRequest},
+		"a broken space":          {http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}, httpguard.SpaceHeader: {"%zz"}}, http.StatusBadRequest},
+		"a space with a newline":  {http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}, httpguard.SpaceHeader: {"%0a"}}, http.StatusBadRequest},
+	} {
+		if resp := serve(t, new(fencing.Memory), c.method, c.header); resp.StatusCode != c.want {
+			t.Errorf("%s is answered with %s, want %d", name, resp.Status, c.want)
+		}
+	}
+}
+
+// brokenGuard cannot tell.
+type brokenGuard struct{}
+
+func (brokenGuard) Check(context.Context, string, fencing.Token) error {
+	return errors.New("password=hunter2 refused")
+}
+
+func TestGuardThatFailsAdmitsNothing(t *testing.T) {
+	resp := serve(t, brokenGuard{}, http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}})
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusServiceUnavailable || strings.Contains(string(text), "hunter2") {
+		t.Errorf("%s %s, %v; want 503 without the cause", resp.Status, text, err)
+	}
+}
+
+func TestErrorFromLeavesOtherAnswers(t *testing.T) {
+	for _, body := range []string{`{"type":"https://example.com/out-of-stock"}`, `no JSON`, ``} {
+		resp := &http.Response{
+			StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/problem+json; charset=utf-8"}},
+			Body: io.NopCloser(strings.NewReader(body)),
+		}
+		if err := httpguard.ErrorFrom(resp); err != nil {
+			t.Errorf("%q is taken for %v", body, err)
+		}
+		if text, err := io.ReadAll(resp.Body); err != nil || string(text) != body {
+			t.Errorf("after ErrorFrom the body is %q, %v; want %q", text, err, body)
+		}
+	}
+}
+
+// seen is a RoundTripper that keeps the request.
+type seen struct{ r *http.Request }
+
+func (s *seen) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.r = r
+	return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody}, nil
+}
+
+func TestTransportLeavesTheRequestAsItIs(t *testing.T) {
+	var last seen
+	transport := &httpguard.Transport{Base: &last}
+	r := httptest.NewRequest(http.MethodPut, "/", nil)
+	r.Header.Set(httpguard.SpaceHeader, "by hand")
+	if _, err := transport.RoundTrip(r); err != nil || last.r != r {
+		t.Errorf("a request without a claim was changed (%v)", err)
+	}
+	r = r.WithContext(fencing.NewContext(t.Context(), fencing.Claim{Token: 7}))
+	if _, err := transport.RoundTrip(r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Header.Get(httpguard.TokenHeader) != "" || r.Header.Get(httpguard.SpaceHeader) != "by hand" {
+		t.Errorf("the caller's headers were changed: %v", r.Header)
+	}
+	if last.r.Header.Get(httpguard.TokenHeader) != "7" || last.r.Header.Get(httpguard.SpaceHeader) != "" {
+		t.Errorf("the headers that are sent: %v", last.r.Header)
+	}
+}

@@ -1,0 +1,185 @@
+package redisguard_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/guardtest"
+	"github.com/fencelock/fencelock/fencing/redisguard"
+)
+
+const space = "cluster-1"
+
+func TestMain(m *testing.M) {
+	guardtest.RunChild(map[string]guardtest.Open{"redis": open})
+	goleak.VerifyTestMain(m)
+}
+
+var set = redisguard.NewWrite(`redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1] -- a comment at the end must not swallow the check`)
+
+func open(_ context.Context, addr string) (*guardtest.Client, error) {
+	client := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, ContextTimeoutEnabled: true, MaxRetries: -1})
+	guard, err := redisguard.New(client, &redisguard.Options{Space: space})
+	if err != nil {
+		return nil, err
+	}
+	key := func(resource string) string { return "value:{" + resource + "}" }
+	return &guardtest.Client{
+		Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+		Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
+			_, err := guard.Do(ctx, c, set, []string{key(c.Resource)}, value)
+			return err
+		},
+		Read: func(ctx context.Context, resource string) (string, error) {
+			value, err := client.Get(ctx, key(resource)).Result()
+			if errors.Is(err, redis.Nil) {
+				return "", nil
+			}
+			return value, err
+		},
+		Close: client.Close,
+	}, nil
+}
+
+func TestGuard(t *testing.T) {
+	// What was answered must be there after a crash, as on a server that is set up with care.
+	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
+	guardtest.Run(t, guardtest.Harness{
+		Name: "redis", Open: open, Address: server.Addr(), Space: space,
+		Restart: func(t testing.TB) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := server.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+		},
+	})
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { client.Close() })
+	t.Run("results", func(t *testing.T) { results(t, client) })
+	t.Run("spaces", func(t *testing.T) { spaces(t, client) })
+	t.Run("probe", func(t *testing.T) { probe(t, client) })
+}
+
+func must(t testing.TB, client redis.Scripter, o *redisguard.Options) *redisguard.Guard {
+	t.Helper()
+	g, err := redisguard.New(client, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// What the write returns is what Do returns, and its error is no refusal.
+func results(t *testing.T, client *redis.Client) {
+	ctx, guard := t.Context(), must(t, client, nil)
+	claim := fencing.Claim{Resource: "results", Token: 5}
+	for lua, want := range map[string]any{
+		`return {KEYS[1], ARGV[1], #KEYS, #ARGV}`: []any{"a", "x", int64(2), int64(2)},
+		`return 7`:   int64(7),
+		`return nil`: nil,
+		``:           nil,
+	} {
+		got, err := guard.Do(ctx, claim, redisguard.NewWrite(lua), []string{"a", "b"}, "x", "y")
+		if list, ok := want.([]any); ok {
+			gotten, _ := got.([]any)
+			for i := range list {
+				if len(gotten) != len(list) || gotten[i] != list[i] {
+					t.Fatalf("%q returns %v, %v; want %v", lua, got, err, want)
+				}
+			}
+		} else if got != want || err != nil {
+			t.Errorf("%q returns %v, %v; want %v", lua, got, err, want)
+		}
+	}
+	claim.Token = 6
+	_, err := guard.Do(ctx, claim, redisguard.NewWrite(`return redis.call('INCR', KEYS[1], 'too', 'many')`), []string{"a"})
+	if err == nil || errors.Is(err, fencing.ErrStale) || !strings.Contains(err.Error(), `"results"`) {
+		t.Errorf("a write that fails: %v", err)
+	}
+	claim.Token = 5
+	if _, err := guard.Do(ctx, claim, set, []string{"a"}, "late"); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("after a write that failed its token is forgotten: %v", err)
+	}
+	if _, err := guard.Do(ctx, claim, nil, nil); !errors.Is(err, fencing.ErrInvalid) {
+		t.Errorf("without a write: %v, want ErrInvalid", err)
+	}
+	if err := client.HSet(ctx, guard.Key("foreign"), "token", "many", "space", "").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, "foreign", 1); err == nil || errors.Is(err, fencing.ErrStale) {
+		t.Errorf("a key that no guard wrote: %v", err)
+	}
+}
+
+func spaces(t *testing.T, client *redis.Client) {
+	ctx := t.Context()
+	old, replaced := must(t, client, &redisguard.Options{Space: space}), must(t, client, &redisguard.Options{Space: "cluster-2"})
+	if err := old.CheckFrom(ctx, space, "spaces", 40); err != nil {
+		t.Fatal(err)
+	}
+	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 50); !errors.Is(err, fencing.ErrSpace) {
+		t.Errorf("a guard of another space than the key's: %v", err)
+	}
+	for _, want := range []bool{true, false} { // the second time there is nothing to do
+		if changed, err := old.AcceptSpace(ctx, "spaces", space, "cluster-2"); err != nil || changed != want {
+			t.Fatalf("to accept another space: %v, %v; want %v", changed, err, want)
+		}
+	}
+	if err := old.CheckFrom(ctx, space, "spaces", 60); !errors.Is(err, fencing.ErrSpace) {
+		t.Errorf("the old space after the new one was accepted: %v", err)
+	}
+	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 3); err != nil {
+		t.Errorf("the new space's tokens begin anew: %v", err)
+	}
+	if _, err := old.AcceptSpace(ctx, "spaces", space, ""); !errors.Is(err, fencing.ErrInvalid) {
+		t.Errorf("to accept no space: %v, want ErrInvalid", err)
+	}
+}
+
+func probe(t *testing.T, client *redis.Client) {
+	ctx := t.Context()
+	set := func(name, value string) {
+		t.Helper()
+		if err := client.ConfigSet(ctx, name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for policy, want := range map[string]error{
+		"noeviction": nil, "volatile-lru": nil, "allkeys-lru": redisguard.ErrEvicts, "allkeys-random": redisguard.ErrEvicts,
+	} {
+		set("maxmemory", "100mb")
+		set("maxmemory-policy", policy)
+		if err := redisguard.Probe(ctx, client); !errors.Is(err, want) {
+			t.Errorf("probe with %s: %v, want %v", policy, err, want)
+		}
+		set("maxmemory", "0")
+		if err := redisguard.Probe(ctx, client); err != nil {
+			t.Errorf("probe with %s and no limit: %v", policy, err)
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	for what, o := range map[string]redisguard.Options{"prefix": {Prefix: "{a}"}, "space": {Space: "a\nb"}} {
+		_, err := redisguard.New(client, &o)
+		var invalid *fencing.InvalidError
+		if !errors.As(err, &invalid) || invalid.What != what {
+			t.Errorf("New(%+v) = %v, want an error about the %s", o, err, what)
+		}
+	}
+	if _, err := redisguard.New(nil, nil); !errors.Is(err, fencing.ErrInvalid) {
+		t.Errorf("New(nil) = %v, want ErrInvalid", err)
+	}
+}
