@@ -1,0 +1,70 @@
+package fencelock_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// instant is a driver that costs nothing: what remains is the core.
+type instant struct{ last fencing.Token }
+
+func (d *instant) IssuesFencingTokens() {}
+func (d *instant) Describe() backend.Description {
+	return backend.Description{Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1}
+}
+
+func (d *instant) Acquire(_ context.Context, r backend.Request) (backend.Grant, error) {
+	g := r.Grant()
+	d.last++
+	g.Token, g.SentAt = d.last, backend.SystemClock().Now()
+	return g, nil
+}
+
+func (d *instant) Renew(_ context.Context, grants []backend.Grant) []backend.Renewal {
+	out := make([]backend.Renewal, len(grants))
+	now := backend.SystemClock().Now()
+	for i, g := range grants {
+		out[i] = backend.Renewal{SentAt: now, TTL: g.TTL}
+	}
+	return out
+}
+func (d *instant) Release(context.Context, backend.Grant) error { return nil }
+func (d *instant) Close(context.Context) error                  { return nil }
+
+// BenchmarkCore is what the core adds to a driver's acquire and release, by the number of leases held beside.
+func BenchmarkCore(b *testing.B) {
+	for _, held := range []int{0, 1_000, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("held=%d", held), func(b *testing.B) {
+			c, err := fencelock.ForCorrectness(&instant{}, &fencelock.Options{TTL: time.Hour})
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx := b.Context()
+			for i := range held {
+				if _, err := c.Acquire(ctx, fmt.Sprint("held-", i)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				lease, err := c.Acquire(ctx, "x")
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := lease.Release(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.StopTimer()
+			if err := c.Close(context.Background()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,142 @@
+package fencelock
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math/rand/v2"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// ErrResign is what the function given to Lead returns to give the leadership up and stand again, behind those who wait.
+var ErrResign = errors.New("resigned")
+
+// Lead stands for election under name and runs fn while it leads: one of all who call Lead with the name does at a time. fn
+// gets a context that ends when ctx ends or, with a *LostError as its cause, before another candidate can lead; Lead waits
+// for fn to return. After a loss it stands again, as it does when the lock service cannot be reached for a while.
+//
+// Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when an
+// acquire fails for a reason that does not pass, such as an invalid name. What fn returns after a loss is its way of
+// stopping and is not looked at.
+//
+// An election is a lock: in the correctness tier the lease's token is the term, and writes that carry it are refused once
+// there is a later leader. In the efficiency tier two leaders may believe in themselves after a failover of the service.
+// Candidates use the same options; WaitAtMost bounds each time of standing.
+func (c *Client) Lead(
+	ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption,
+) error {
+	if fn == nil {
+		return callError("lead", name, invalidOption("function", "nil", "it is nil"))
+	}
+	for faults := 0; ; {
+		lease, err := c.Acquire(ctx, name, opts...)
+		switch {
+		case err == nil:
+			faults = 0
+		case ctx.Err() != nil || !passes(err):
+			return err
+		default:
+			faults++
+			if ended := sleep(ctx, electionPause(faults)); ended != nil {
+				return callError("lead", name, errors.Join(ended, err))
+			}
+			continue
+		}
+		err = run(ctx, lease, func(ctx context.Context) error { return fn(ctx, lease) })
+		lost := errors.Is(lease.Err(), ErrLost) || errors.Is(err, ErrLost)
+		switch {
+		case ctx.Err() != nil, !lost && !errors.Is(err, ErrResign):
+			return err
+		case !lost:
+			// On a driver without a queue, whoever resigned would be the first to try again.
+			if ended := sleep(ctx, electionPause(4)); ended != nil {
+				return callError("lead", name, ended)
+			}
+		}
+	}
+}
+
+// passes tells whether a failed acquire may do later.
+func passes(err error) bool {
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)
+}
+
+// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to a second and a half, between half and
+// all of it.
+func electionPause(n int) time.Duration {
+	d := 50 * time.Millisecond << min(n-1, 5)
+	return d/2 + rand.N(d/2)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Leader tells who leads at this moment: whoever holds the lock of the election. Nobody does: ErrNotHeld. It says nothing
+// about the next moment; a leader proves itself by its token alone.
+func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
+	info, err := c.Holder(ctx, name)
+	switch {
+	case err != nil:
+		return Holder{}, err
+	case len(info.Holders) == 0:
+		return Holder{}, callError("leader", name, ErrNotHeld)
+	}
+	return info.Holders[0], nil
+}
+
+// leaderPoll is how often Leaders looks where the driver does not tell.
+const leaderPoll = time.Second
+
+// Leaders yields the present leader, and then each change, until ctx ends or the service fails, which it yields last. The
+// zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is. It is told
+// by the service with CapWatchReplay, and asks it about every second otherwise.
+func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, error] {
+	return func(yield func(Holder, error) bool) {
+		var last Holder
+		for first := true; ; first = false {
+			info, err := c.Holder(ctx, name)
+			if err != nil {
+				yield(Holder{}, err)
+				return
+			}
+			var now Holder
+			if len(info.Holders) > 0 {
+				now = info.Holders[0]
+			}
+			if first || now.RequestID != last.RequestID || now.Token != last.Token {
+				if !yield(now, nil) {
+					return
+				}
+			}
+			last = now
+			if err := c.change(ctx, name, info.Revision); err != nil {
+				yield(Holder{}, callError("leaders", name, err))
+				return
+			}
+		}
+	}
+}
+
+// change waits until something may have happened to name since a revision.
+func (c *Client) change(ctx context.Context, name string, since uint64) error {
+	if since == 0 || !c.driver.Describe().Capabilities.Has(backend.CapWatch|backend.CapWatchReplay) {
+		return sleep(ctx, leaderPoll*3/4+rand.N(leaderPoll/2))
+	}
+	for _, err := range c.Watch(ctx, name, Since(since)) {
+		if err != nil && !errors.Is(err, backend.ErrCompacted) {
+			return err
+		}
+		return nil
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,371 @@
+package fencelock
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// DefaultTTL is the lease length when neither Options nor an acquire option gives one.
+const DefaultTTL = 30 * time.Second
+
+// Options configure a Client. Nil and the zero value mean the defaults.
+type Options struct {
+	// TTL of leases: how long a lock outlives a holder that died. Renewed in the background at a third of it. Default
+	// DefaultTTL, or the driver's maximum if that is less. Outside the driver's range or granularity: ErrInvalidTTL.
+	TTL time.Duration
+
+	// Margin ends leases that much before their deadline, for work that needs time to stop. The deadline already lies
+	// 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. Default 0.
+	Margin time.Duration
+
+	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is asked
+	// for the TTL and the delay together, and the lease still ends at the end of the TTL. It gives writes that are under
+	// way time to arrive or to fail, where the store cannot check fencing tokens. A lock that is released opens at once; so
+	// does one that is force-released or evicted, since the service itself forgets it then. TTL and LockDelay together have
+	// to be in the driver's range. Default 0.
+	LockDelay time.Duration
+
+	// Order, if set, checks the order in which one line of work takes its locks: a call that waits for a name, with a
+	// context that comes from a lease, must want a greater name than all that are held along that context, or it fails
+	// with ErrDeadlock before anything is sent. Order compares two names like strings.Compare, which will often do.
+	// Locks that are taken in one order everywhere never deadlock, whatever the driver. Default: no check.
+	Order func(a, b string) int
+
+	// Owner is shown to those who find the lock held. At most 256 bytes of UTF-8 without control characters. Default
+	// host/pid/random. It decides nothing: each acquire has its own random identity.
+	Owner string
+
+	// Namespace is put before every name, with "/" between. Lease.Name is without it.
+	Namespace string
+
+	// Observer learns about every acquire, renewal, loss and release. Default none.
+	Observer Observer
+
+	// Require names capabilities that the driver must declare; the constructor fails with ErrUnsupported otherwise.
+	Require backend.Capabilities
+
+	// Clock measures lease time. It must be the driver's clock. Default backend.SystemClock; set it in tests only.
+	Clock backend.Clock
+}
+
+// settings are Options with the defaults filled in.
+type settings struct {
+	Options
+	prefix string // Namespace + "/", or empty
+}
+
+func (o *Options) resolve(d backend.Description) (settings, error) {
+	var s settings
+	if o != nil {
+		s.Options = *o
+	}
+	if missing := d.Capabilities.Missing(s.Require); missing != 0 {
+		return s, &CapabilityError{Driver: d.Name, Missing: missing}
+	}
+	if s.Clock == nil {
+		s.Clock = backend.SystemClock()
+	}
+	if s.TTL == 0 {
+		s.TTL = DefaultTTL
+		if d.MaxTTL > 0 {
+			s.TTL = min(s.TTL, max(d.MaxTTL-s.LockDelay, 0))
+		}
+	}
+	if s.Margin < 0 {
+		return s, invalidOption("Margin", s.Margin.String(), "it is negative")
+	}
+	if s.LockDelay < 0 {
+		return s, invalidOption("LockDelay", s.LockDelay.String(), "it is negative")
+	}
+	if err := s.validateTTL(d, s.TTL); err != nil {
+		return s, err
+	}
+	if s.Namespace != "" {
+		if err := backend.ValidateName(s.Namespace); err != nil {
+			return s, fmt.Errorf("namespace: %w", err)
+		}
+		s.prefix = s.Namespace + "/"
+	}
+	if s.Owner == "" {
+		s.Owner = defaultOwner()
+	}
+	return s, backend.ValidateOwner(s.Owner)
+}
+
+// validateTTL checks against the driver and that Margin leaves something.
+func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
+	if err := d.ValidateTTL(ttl + s.LockDelay); err != nil {
+		if s.LockDelay > 0 {
+			return fmt.Errorf("TTL of %v and LockDelay of %v: %w", ttl, s.LockDelay, err)
+		}
+		return err
+	}
+	if left := s.validity(d, ttl+s.LockDelay); left <= 0 {
+		return &InvalidError{
+			Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(),
+			Why: fmt.Sprintf("Options.Margin of %v leaves no time to hold the lock", s.Margin),
+		}
+	}
+	return nil
+}
+
+// validity is how long after its sending a grant is believed that lives for granted, the lock delay included.
+func (s *settings) validity(d backend.Description, granted time.Duration) time.Duration {
+	return d.Validity(granted) - s.Margin - s.LockDelay
+}
+
+func invalidOption(what, value, why string) error {
+	return &InvalidError{Kind: ErrInvalidOption, What: what, Value: value, Why: why}
+}
+
+// defaultOwner returns host/pid/random: whom to look for, and which of two processes with one pid in two containers.
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil || backend.ValidateOwner(host) != nil || len(host) > 128 {
+		host = "unknown-host"
+	}
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), backend.NewRequestID()[:8])
+}
+
+// AcquireOption changes one acquire. A bad value is reported by the acquire call, as ErrInvalidTTL or ErrInvalidOption.
+type AcquireOption interface {
+	apply(*acquireOptions) error
+}
+
+// acquireOptions collect what the options of one call say.
+type acquireOptions struct {
+	ttl        time.Duration
+	waitAtMost time.Duration
+	minHold    time.Duration
+	requestID  string
+	noRenew    bool
+	reentrant  bool
+	metadata   map[string]string
+
+	kind           backend.Kind
+	permits, limit int
+	hierarchical   bool
+}
+
+type optionFunc func(*acquireOptions) error
+
+func (f optionFunc) apply(o *acquireOptions) error { return f(o) }
+
+// TTL sets the lease length of this lock. Outside the driver's range or granularity the acquire fails with
+// ErrInvalidTTL; nothing is rounded.
+func TTL(d time.Duration) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		if d <= 0 {
+			return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: d.String(), Why: "it is not positive"}
+		}
+		o.ttl = d
+		return nil
+	})
+}
+
+// WaitAtMost bounds the wait: if the lock is still held after d, the acquire fails with ErrHeld. Without it only the
+// context bounds the wait. Not for TryAcquire, which does not wait.
+func WaitAtMost(d time.Duration) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		if d <= 0 {
+			return invalidOption("WaitAtMost", d.String(), "it is not positive; use TryAcquire for no wait")
+		}
+		o.waitAtMost = d
+		return nil
+	})
+}
+
+// RequestID makes the acquire idempotent: with the id of a hold that still lives it returns that same hold, with the
+// same token, instead of waiting for itself; after a crash or a lost reply for example. The later lease replaces the
+// earlier one. 16 to 128 characters of A–Z a–z 0–9 - _ that carry at least 128 random bits, such as a UUID. Whoever
+// presents the id is the holder: keep it as private as the lock is valuable. Default: a random id per acquire.
+func RequestID(id string) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		o.requestID = id
+		return backend.ValidateRequestID(id)
+	})
+}
+
+// HoldAtLeast keeps the name closed until d after the grant, also when the lease is released earlier or the process
+// exits: a job that every replica starts at the same minute runs once although it takes a second. Needs a driver with
+// CapMinHold, ErrUnsupported otherwise.
+func HoldAtLeast(d time.Duration) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		if d <= 0 {
+			return invalidOption("HoldAtLeast", d.String(), "it is not positive")
+		}
+		o.minHold = d
+		return nil
+	})
+}
+
+// NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose progress,
+// not whose mere existence, should keep the lock.
+func NoRenew() AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		o.noRenew = true
+		return nil
+	})
+}
+
+// Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers take
+// it, and writers the lock without it. A writer that waits stops new readers. The lease's token is marked as not exclusive;
+// guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+func Shared() AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		if o.kind == backend.KindPermits {
+			return invalidOption("Shared", "beside Permits", "a hold is of one kind")
+		}
+		o.kind = backend.KindShared
+		return nil
+	})
+}
+
+// Permits takes n of limit permits: a counting semaphore. All who use the name give the same limit; another one, or another
+// kind of hold, is ErrLimitMismatch while the name is in use. The permits of a holder that died come back after its TTL. The
+// lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapPermits, ErrUnsupported otherwise.
+func Permits(n, limit int) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		switch {
+		case n < 1 || limit < n || limit > math.MaxInt32:
+			return invalidOption("Permits", fmt.Sprintf("(%d, %d)", n, limit), "want 1 <= n <= limit < 2^31")
+		case o.kind == backend.KindShared:
+			return invalidOption("Permits", "beside Shared", "a hold is of one kind")
+		}
+		o.kind, o.permits, o.limit = backend.KindPermits, n, limit
+		return nil
+	})
+}
+
+// Hierarchical takes the name as a path, and the hold for all that lies below: a hold of "a/b" excludes holds of "a" and of
+// "a/b/c", and not those of "a/c". Everybody who uses a name, or one above or below, gives this option; without it the
+// same name is ErrLimitMismatch while it is in use so. Not for Permits. Needs a driver with CapHierarchy, ErrUnsupported
+// otherwise.
+func Hierarchical() AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		o.hierarchical = true
+		return nil
+	})
+}
+
+// Reentrant lets work that runs under a lease take the same lock again, where it does not know whether its caller holds it:
+// with a context that comes from the lease (the one that Do hands out, or Lease.Context) it gets a lease of the same hold,
+// with the same token, and the lock is given back when all leases of the hold have been released. The hold goes on as the
+// first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a context the option does
+// nothing. A shared hold cannot be taken again exclusively: ErrDeadlock.
+func Reentrant() AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		o.reentrant = true
+		return nil
+	})
+}
+
+// MaxMetadataBytes bounds Metadata: keys and values together, in bytes of UTF-8.
+const MaxMetadataBytes = 4096
+
+// Metadata stores key-value text beside the hold, for people who look who holds a lock. At most MaxMetadataBytes of
+// valid UTF-8. Needs a driver with CapMetadata, ErrUnsupported otherwise. The map is copied.
+func Metadata(kv map[string]string) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		size := 0
+		for k, v := range kv {
+			if !utf8.ValidString(k) || !utf8.ValidString(v) || strings.ContainsRune(k+v, 0) {
+				return invalidOption("Metadata", fmt.Sprintf("key %q", k), "key or value is not UTF-8, or contains NUL")
+			}
+			if o.metadata == nil {
+				o.metadata = make(map[string]string, len(kv))
+			}
+			o.metadata[k] = v
+			size += len(k) + len(v)
+		}
+		if size > MaxMetadataBytes {
+			return invalidOption("Metadata", fmt.Sprintf("of %d bytes", size),
+				fmt.Sprintf("it is more than %d bytes", MaxMetadataBytes))
+		}
+		return nil
+	})
+}
+
+// kindNeeds are the capabilities that the kinds need.
+var kindNeeds = [...]backend.Capabilities{
+	backend.KindShared: backend.CapShared, backend.KindPermits: backend.CapPermits,
+}
+
+// collect applies opts in order.
+func collect(opts []AcquireOption) (acquireOptions, error) {
+	if len(opts) == 0 {
+		return acquireOptions{}, nil
+	}
+	var o acquireOptions
+	for _, opt := range opts {
+		if opt == nil {
+			return o, invalidOption("acquire option", "nil", "it is nil")
+		}
+		if err := opt.apply(&o); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// request resolves name and options into what the driver gets.
+func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.Request, acquireOptions, error) {
+	o, err := collect(opts)
+	if err != nil {
+		return backend.Request{}, o, err
+	}
+	full := c.set.prefix + name
+	if name == "" {
+		full = "" // a namespace does not make an empty name valid
+	}
+	if err := backend.ValidateName(full); err != nil {
+		return backend.Request{}, o, err
+	}
+	d := c.driver.Describe()
+	if o.ttl == 0 {
+		o.ttl = c.set.TTL
+	} else if err := c.set.validateTTL(d, o.ttl); err != nil {
+		return backend.Request{}, o, err
+	}
+	if !wait && o.waitAtMost != 0 {
+		return backend.Request{}, o, invalidOption("WaitAtMost", o.waitAtMost.String(), "TryAcquire does not wait")
+	}
+	if o.hierarchical && o.kind == backend.KindPermits {
+		return backend.Request{}, o, invalidOption("Hierarchical", "beside Permits", "permits of a path are not counted")
+	}
+	if o.reentrant && o.requestID != "" {
+		return backend.Request{}, o, invalidOption("Reentrant", "beside RequestID", "the hold has the id that it was taken with")
+	}
+	need := kindNeeds[o.kind]
+	if o.hierarchical {
+		need |= backend.CapHierarchy
+	}
+	if o.minHold > 0 {
+		need |= backend.CapMinHold
+	}
+	if len(o.metadata) > 0 {
+		need |= backend.CapMetadata
+	}
+	if missing := d.Capabilities.Missing(need); missing != 0 {
+		return backend.Request{}, o, &CapabilityError{Driver: d.Name, Missing: missing}
+	}
+	if o.minHold > 0 && d.MaxTTL > 0 && o.minHold > d.MaxTTL {
+		return backend.Request{}, o, invalidOption("HoldAtLeast", o.minHold.String(),
+			fmt.Sprintf("driver %s takes no more than %v", d.Name, d.MaxTTL))
+	}
+	r := backend.Request{
+		Name: full, Owner: c.set.Owner, RequestID: o.requestID,
+		TTL: o.ttl + c.set.LockDelay, Wait: wait, MinHold: o.minHold, Metadata: o.metadata,
+		Kind: o.kind, Permits: o.permits, Limit: o.limit, Hierarchical: o.hierarchical,
+	}
+	if r.RequestID == "" {
+		r.RequestID, r.Fresh = backend.NewRequestID(), true
+	}
+	return r, o, nil
+}
