@@ -1,0 +1,132 @@
+// Package redisconn is what the Redis drivers have in common beside the script: what a failed exchange means, whether a
+// server is fit for locks, the subscription on which pushes arrive, and the words of requests and answers. Package redis
+// uses it on one server or cluster, package redlock on several servers at once.
+package redisconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// ErrAnswer is the cause of a Failure by a server that answers, but not what the script would.
+var ErrAnswer = errors.New("the server's answer is not one of this script")
+
+// Failure is a step that got no answer it could use.
+type Failure struct {
+	Cause error
+	Sent  bool // the server may have run it
+	Left  bool // it may still be under way: its caller did not wait for the end
+	Fatal bool // trying again cannot help; Cause says which class of error it is
+}
+
+func (f *Failure) Error() string { return f.Cause.Error() }
+func (f *Failure) Unwrap() error { return f.Cause }
+
+// ServerError is an error that the server answered.
+type ServerError string
+
+func (e ServerError) Error() string { return string(e) }
+
+// RedisError marks it as an answer of the server, for go-redis' own tests.
+func (ServerError) RedisError() {}
+
+// refusals are answers of a server that is not able to serve now, and did nothing.
+var refusals = map[string]bool{
+	"LOADING": true, "MASTERDOWN": true, "READONLY": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "OOM": true,
+	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
+}
+
+// settings are answers that only an administrator can change.
+var settings = []struct{ code, setting, value, want, why string }{
+	{"WRONGTYPE", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
+	{"NOPERM", "ACL", "restricted", "INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
+		"the user may not run what locks need"},
+	{"NOAUTH", "credentials", "missing", "those of a user of the server", "the server asks for authentication"},
+	{"WRONGPASS", "credentials", "refused", "those of a user of the server", "the server does not know them"},
+	{"CROSSSLOT", "key prefix", "with a hash tag", "free of braces", "the keys of one name are in different slots"},
+}
+
+// FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a check
+// that was made while connecting, is believed.
+func FailureOf(err error) *Failure {
+	var known *Failure
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.Is(err, backend.ErrMisconfigured):
+		return &Failure{Cause: err, Fatal: true}
+	case errors.Is(err, backend.ErrUnavailable):
+		return &Failure{Cause: err}
+	}
+	var answer goredis.Error
+	if !errors.As(err, &answer) {
+		return &Failure{Cause: err, Sent: !notSent(err)}
+	}
+	code := codeOf(answer.Error())
+	if refusals[code] || strings.Contains(answer.Error(), "max number of clients") {
+		return &Failure{Cause: err}
+	}
+	for _, s := range settings {
+		if s.code == code {
+			config := &backend.ConfigError{Setting: s.setting, Value: s.value, Want: s.want, Why: s.why}
+			return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
+		}
+	}
+	return &Failure{Cause: err, Fatal: true}
+}
+
+// codeOf finds the code in an error text: the first word in capitals. Old servers put the place in the script before it.
+func codeOf(text string) string {
+	for _, word := range strings.Fields(text) {
+		word = strings.TrimLeft(word, "-")
+		if len(word) >= 3 && word != "ERR" && strings.Trim(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" {
+			return word
+		}
+	}
+	return ""
+}
+
+// notSent reports whether err says that no connection was there to send on.
+func notSent(err error) bool {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return true
+	}
+	var dns *net.DNSError
+	return errors.As(err, &dns) || errors.Is(err, goredis.ErrPoolTimeout) || errors.Is(err, goredis.ErrPoolExhausted) ||
+		errors.Is(err, goredis.ErrClosed)
+}
+
+// Ended is ctx.Err() of a context that knows the time: on a busy machine a connection may learn that the deadline has
+// passed before the context does, and the context is the reason to report.
+func Ended(ctx context.Context) error {
+	if at, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(at) {
+		PauseFor(ctx, time.Second) // bounded, for a context that never ends although its deadline has passed
+	}
+	return ctx.Err()
+}
+
+// CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of. ctx
+// is the caller's: its own error stays in the chain.
+func CallError(ctx context.Context, driver, call, name string, err error) error {
+	var f *Failure
+	if errors.As(err, &f) && !f.Fatal {
+		kind := backend.ErrUnavailable
+		if f.Sent {
+			kind = backend.ErrUnknown
+		}
+		err = fmt.Errorf("%w: %w", kind, err)
+	}
+	if ended := Ended(ctx); ended != nil && !errors.Is(err, ended) {
+		err = fmt.Errorf("%w: %w", ended, err)
+	}
+	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
+}

@@ -1,0 +1,94 @@
+package redisconn
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Server is what INFO says, as far as it matters for locks.
+type Server struct {
+	Cluster bool          // a node of one
+	RunID   string        // another one after each start; empty if the server hides it
+	Uptime  time.Duration // in whole seconds, rounded down
+	AOF     bool          // appendonly yes
+
+	version      string
+	major, minor int
+	role         string
+	maxmemory    string
+	policy       string
+}
+
+// ReadServer asks c for INFO.
+func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
+	text, err := c.Info(ctx).Result()
+	if err != nil {
+		f := *FailureOf(err)
+		f.Sent = false // a question changes nothing
+		return Server{}, &f
+	}
+	return parseInfo(text), nil
+}
+
+func parseInfo(text string) Server {
+	var s Server
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch key {
+		case "redis_version":
+			s.version = value
+			major, rest, _ := strings.Cut(value, ".")
+			minor, _, _ := strings.Cut(rest, ".")
+			s.major, _ = strconv.Atoi(major) // not a number: 0, which is refused as too old
+			s.minor, _ = strconv.Atoi(minor)
+		case "role":
+			s.role = value
+		case "maxmemory":
+			s.maxmemory = value
+		case "maxmemory_policy":
+			s.policy = value
+		case "cluster_enabled":
+			s.Cluster = value == "1"
+		case "run_id":
+			s.RunID = value
+		case "uptime_in_seconds":
+			seconds, _ := strconv.Atoi(value) // not a number: 0, the safe side
+			s.Uptime = time.Duration(max(0, seconds)) * time.Second
+		case "aof_enabled":
+			s.AOF = value == "1"
+		}
+	}
+	return s
+}
+
+// AtLeast reports whether the server's version is major.minor or later.
+func (s Server) AtLeast(major, minor int) bool {
+	return s.major > major || s.major == major && s.minor >= minor
+}
+
+// Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts.
+func (s Server) Fit() error {
+	switch {
+	case !s.AtLeast(6, 0):
+		return &backend.ConfigError{
+			Setting: "redis_version", Value: s.version, Want: "6.0 or later", Why: "the lock script needs it",
+		}
+	case s.role != "master":
+		return &backend.ConfigError{
+			Setting: "role", Value: s.role, Want: "master", Why: "a replica grants nothing and lags behind",
+		}
+	case s.maxmemory != "" && s.maxmemory != "0" && s.policy != "noeviction":
+		return &backend.ConfigError{
+			Setting: "maxmemory-policy", Value: s.policy, Want: "noeviction",
+			Why: fmt.Sprintf("with maxmemory %s the server throws held locks away to make room", s.maxmemory),
+		}
+	}
+	return nil
+}

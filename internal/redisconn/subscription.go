@@ -1,0 +1,130 @@
+package redisconn
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+const (
+	pushPing   = 10 * time.Second // silence after which a subscription is asked whether it lives
+	pushAnswer = 3 * time.Second  // for its answer
+)
+
+// Soon is how long the first answer of a server that is well may take under load.
+const Soon = 250 * time.Millisecond
+
+// Subscription listens on one channel until it is closed, over one connection after the other. The zero Subscription is
+// ready to start.
+type Subscription struct {
+	mu      sync.Mutex // protects the following fields
+	started bool
+	closed  bool
+	sub     *goredis.PubSub
+	cancel  context.CancelFunc
+	ended   chan struct{}
+}
+
+// Listener is told what becomes of a subscription, by its only goroutine.
+type Listener struct {
+	Confirmed func()                       // messages arrive from now on; some may have been lost before
+	Message   func(text string)            // one arrived
+	Lost      func(err error) (again bool) // the connection has failed, or none came about: make another one?
+}
+
+// Subscriber is any client of go-redis.
+type Subscriber interface {
+	Subscribe(ctx context.Context, channels ...string) *goredis.PubSub
+}
+
+// Start begins to listen. Only the first call before Close has an effect.
+func (s *Subscription) Start(client Subscriber, channel string, l Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started || s.closed {
+		return
+	}
+	s.started = true
+	s.ended = make(chan struct{})
+	var ctx context.Context
+	ctx, s.cancel = context.WithCancel(context.Background())
+	go s.run(ctx, client, channel, l)
+}
+
+// run keeps the subscription.
+func (s *Subscription) run(ctx context.Context, client Subscriber, channel string, l Listener) {
+	defer close(s.ended)
+	for failed := 1; ; failed++ {
+		confirmed, err := s.listen(ctx, client, channel, l)
+		if confirmed {
+			failed = 1
+		}
+		if !l.Lost(err) || !Pause(ctx, failed) {
+			return
+		}
+	}
+}
+
+// listen is the life of one connection.
+func (s *Subscription) listen(ctx context.Context, client Subscriber, channel string, l Listener) (confirmed bool, err error) {
+	sub := client.Subscribe(ctx) // no channel yet, so no I/O yet
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return false, errors.Join(context.Canceled, sub.Close())
+	}
+	s.sub = sub
+	s.mu.Unlock()
+	defer func() { _ = sub.Close() }() // closed already, or of no more use
+	if err := sub.Subscribe(WithDeadline(ctx, time.Now().Add(pushAnswer)), channel); err != nil {
+		return false, err
+	}
+	timeout, asked := pushAnswer, true
+	for {
+		message, err := sub.ReceiveTimeout(ctx, timeout)
+		var silence net.Error
+		switch {
+		case err == nil:
+			timeout, asked = pushPing, false
+		case errors.As(err, &silence) && silence.Timeout() && !asked:
+			if err := sub.Ping(ctx); err != nil {
+				return confirmed, err
+			}
+			timeout, asked = pushAnswer, true
+			continue
+		default:
+			return confirmed, err
+		}
+		switch m := message.(type) {
+		case *goredis.Subscription:
+			confirmed = true
+			l.Confirmed()
+		case *goredis.Message:
+			l.Message(m.Payload)
+		}
+	}
+}
+
+// Close ends the subscription. The channel is closed when its goroutine has ended: one that is just connecting over a
+// silent network takes pushAnswer for that.
+func (s *Subscription) Close() (ended <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.closed = true
+		if !s.started {
+			s.ended = make(chan struct{})
+			close(s.ended)
+			return s.ended
+		}
+		s.cancel()
+		if sub := s.sub; sub != nil {
+			go func() { _ = sub.Close() }() // it unblocks a read, and waits for one that connects
+		}
+	}
+	return s.ended
+}

@@ -1,0 +1,88 @@
+package redisscript
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Hold is what the lock key and the queue's elements hold: share|client|nonce|request|owner, and metadata after a newline,
+// which no owner has. Everything before the owner decides; the rest is for people.
+//
+// The share is px of an exclusive hold, "s" and px of a shared one, "p", n/limit/ and px of permits.
+type Hold struct {
+	PX             time.Duration // time to live when granted: the TTL, or the minimum hold if that is longer
+	Shared         bool          // beside other shared holds
+	Permits, Limit int           // so many of limit permits, if not zero
+	Client         string        // whose channel hears of the hand-over
+	Nonce          string        // of one attempt of the client
+	Request        string
+	Owner          string
+	Metadata       string
+}
+
+// Start returns the part that decides, with its last separator, so that two starts are equal or differ in a field and
+// none is a prefix of another.
+func (h Hold) Start() string {
+	return StartOf(h.Incarnation(), h.Request)
+}
+
+// Incarnation returns the part of Start that the request's own id does not tell.
+func (h Hold) Incarnation() string { return h.share() + "|" + h.Client + "|" + h.Nonce }
+
+// StartOf returns Start for the incarnation of a request's hold.
+func StartOf(incarnation, request string) string { return incarnation + "|" + request + "|" }
+
+// Value returns the whole string.
+func (h Hold) Value() string {
+	if h.Metadata == "" {
+		return h.Start() + h.Owner
+	}
+	return h.Start() + h.Owner + "\n" + h.Metadata
+}
+
+func (h Hold) share() string {
+	switch {
+	case h.Shared:
+		return "s" + Millis(h.PX)
+	case h.Permits > 0:
+		return "p" + strconv.Itoa(h.Permits) + "/" + strconv.Itoa(h.Limit) + "/" + Millis(h.PX)
+	}
+	return Millis(h.PX)
+}
+
+// readShare is the inverse of share.
+func (h *Hold) readShare(text string) bool {
+	if rest, ok := strings.CutPrefix(text, "s"); ok {
+		h.Shared, text = true, rest
+	} else if rest, ok := strings.CutPrefix(text, "p"); ok {
+		parts := strings.Split(rest, "/")
+		if len(parts) != 3 {
+			return false
+		}
+		var err1, err2 error
+		h.Permits, err1 = strconv.Atoi(parts[0])
+		h.Limit, err2 = strconv.Atoi(parts[1])
+		if err1 != nil || err2 != nil || h.Permits < 1 || h.Limit < h.Permits {
+			return false
+		}
+		text = parts[2]
+	}
+	px, err := strconv.ParseInt(text, 10, 64)
+	h.PX = time.Duration(px) * time.Millisecond
+	return err == nil
+}
+
+// ParseHold reads what Value wrote. It is false for foreign values and for the mark of a closed name.
+func ParseHold(v string) (Hold, bool) {
+	parts := strings.SplitN(v, "|", 5)
+	if len(parts) != 5 {
+		return Hold{}, false
+	}
+	h := Hold{Client: parts[1], Nonce: parts[2], Request: parts[3]}
+	if !h.readShare(parts[0]) {
+		return Hold{}, false
+	}
+	h.Owner, h.Metadata, _ = strings.Cut(parts[4], "\n")
+	return h, true
+}

@@ -1,0 +1,35 @@
+package redisscript
+
+import (
+	mathrand "math/rand/v2"
+	"time"
+)
+
+// How often a client looks after its waiters of one name. A push makes all of this unnecessary as long as none is lost
+// and no holder dies, so it may be slow. Look in the script knows these figures: it forgets a client after four of the
+// longest intervals.
+const (
+	firstLook   = 200 * time.Millisecond // after the first place of a name
+	lookEvery   = 3 * time.Second
+	lookPerSpot = 5 * time.Millisecond // more, for every place in the queue
+	lookAtMost  = 8 * time.Second
+	settleFirst = 5 * time.Millisecond   // after a hold should have run out, at the earliest
+	settleLast  = 100 * time.Millisecond // and at the latest
+)
+
+// FirstLook is how long to wait from the first place in a queue to a look.
+func FirstLook() time.Duration { return Jitter(firstLook) }
+
+// NextLook is how long to wait from a look that found so many places in the queue to the next one.
+func NextLook(places int) time.Duration {
+	return Jitter(min(lookEvery+time.Duration(places)*lookPerSpot, lookAtMost))
+}
+
+// SettleIn is when to settle a hold that ends in d unless it is renewed: soon afterwards, at a time of this client's own,
+// so that of many clients one is first and the others find it done.
+func SettleIn(d time.Duration) time.Duration {
+	return d + settleFirst + mathrand.N(settleLast-settleFirst)
+}
+
+// Jitter returns d give or take a fifth.
+func Jitter(d time.Duration) time.Duration { return d - d/5 + mathrand.N(2*d/5+1) }

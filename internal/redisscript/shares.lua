@@ -1,0 +1,391 @@
+-- A name that is held in shares, by readers or by holders of permits, has a hash for its lock key:
+--
+--   lock   field "start of the value" → "server time in ms at which the hold runs out|owner…", one for each hold; with a "-"
+--          before the start it is nobody's any more and keeps its share closed for a minimum hold. Field "#" →
+--          "next|limit|used": no hold runs out before next; limit is 0 for readers, who have one share each; used is the sum
+--          of all shares. The key lives as long as the longest hold. Without this key there are no holds: the holds of a name
+--          cannot be evicted one by one.
+--   queue  for readers: the list in which writers wait too. For permits: a sorted set of the values by arrival, and of "#" at
+--          0, which is there as long as the lock or a waiter, and keeps the requests of other kinds from taking it for a list
+--
+-- The start of a value says its share: "spx|client|nonce|request|" of a reader, "pn/limit/px|client|nonce|request|" for n
+-- permits of limit.
+
+local made
+
+function shares()
+	if made then return made end
+	local hand = handover()
+	local clock -- server time in ms, at the beginning of the call: not after the instant that a caller counts from
+	local function now()
+		if not clock then
+			local time = call('TIME')
+			clock = time[1] * 1000 + math.floor(time[2] / 1000)
+		end
+		return clock
+	end
+
+	-- text writes a whole number in full.
+	local function text(n) return string.format('%.0f', n) end
+
+	-- parse reads the value, or its start, of any kind. An exclusive one has no n and no limit. Nothing for foreign text.
+	local function parse(v)
+		local share, client, nonce, request = string.match(v, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|')
+		if not share then return nil end
+		local p = {client = client, nonce = nonce, request = request}
+		p.start = share .. '|' .. client .. '|' .. nonce .. '|' .. request .. '|'
+		local kind, px = string.match(share, '^(s?)(%d+)$')
+		if px then
+			p.px = tonumber(px)
+			if kind == 's' then p.n, p.limit = 1, 0 end
+			return p
+		end
+		local n, limit, ms = string.match(share, '^p(%d+)/(%d+)/(%d+)$')
+		if not n then return nil end
+		p.n, p.limit, p.px = tonumber(n), tonumber(limit), tonumber(ms)
+		return p
+	end
+
+	-- counted tells permits from the other kinds.
+	local function counted(p) return p.limit ~= nil and p.limit > 0 end
+
+	local function meta(v)
+		local next, limit, used = string.match(v, '^(%d+)|(%d+)|(%d+)$')
+		if not next then error('WRONGTYPE a foreign field in the hash of a lock') end
+		return {next = tonumber(next), limit = tonumber(limit), used = tonumber(used)}
+	end
+
+	local function note(lock, g) call('HSET', lock, '#', text(g.next) .. '|' .. text(g.limit) .. '|' .. text(g.used)) end
+
+	-- load returns the value of a lock that is a string, or nothing and what a lock held in shares says of itself.
+	local function load(lock)
+		local kind = call('TYPE', lock).ok
+		if kind == 'none' then return nil end
+		if kind ~= 'hash' then return call('GET', lock) end
+		local v = call('HGET', lock, '#')
+		if not v then return call('GET', lock) end -- foreign: the error says so
+		return nil, meta(v)
+	end
+
+	-- lengthen makes sure that the keys live for ms milliseconds.
+	local function lengthen(lock, queue, g, ms)
+		if call('PTTL', lock) >= ms then return end
+		call('PEXPIRE', lock, ms)
+		if g.limit > 0 then
+			try('ZADD', queue, 'NX', 0, '#') -- an error: somebody deleted the queue, and others have made one of theirs
+			if call('PTTL', queue) < ms then call('PEXPIRE', queue, ms) end
+		end
+	end
+
+	-- add grants v, which says p, and returns the new g. A lock without g is absent.
+	local function add(lock, queue, v, p, g)
+		local ends = now() + p.px
+		g = g or {next = ends, limit = p.limit, used = 0}
+		g.next, g.used = math.min(g.next, ends), g.used + p.n
+		call('HSET', lock, p.start, text(ends) .. '|' .. string.sub(v, #p.start + 1))
+		note(lock, g)
+		lengthen(lock, queue, g, p.px)
+		return g
+	end
+
+	-- drop ends one hold, and returns g, or nothing if it was the last one.
+	local function drop(lock, g, start, n)
+		call('HDEL', lock, start)
+		g.used = g.used - n
+		if g.used <= 0 then
+			call('DEL', lock)
+			return nil
+		end
+		note(lock, g)
+		return g
+	end
+
+	-- each calls f with every field that says a share, whether it is held, what it says, and when it runs out.
+	local function each(lock, f)
+		local all = call('HGETALL', lock)
+		for i = 1, #all, 2 do
+			local held = string.sub(all[i], 1, 1) ~= '-'
+			local p = parse(held and all[i] or string.sub(all[i], 2))
+			local ends, owner = string.match(all[i + 1], '^(%d+)|(.*)$')
+			if p and ends then f(all[i], held, p, tonumber(ends), owner) end
+		end
+	end
+
+	-- reap ends the holds that have run out, and returns g, or nothing if none is left.
+	local function reap(lock, g)
+		if now() < g.next then return g end
+		local soonest, last, used = nil, 0, 0
+		each(lock, function(start, _, p, ends)
+			if ends <= now() then
+				call('HDEL', lock, start)
+			else
+				used, soonest, last = used + p.n, math.min(soonest or ends, ends), math.max(last, ends)
+			end
+		end)
+		if not soonest then
+			call('DEL', lock)
+			return nil
+		end
+		g.next, g.used = soonest, used
+		note(lock, g)
+		call('PEXPIRE', lock, last - now())
+		return g
+	end
+
+	-- left returns in how many ms the first hold may run out.
+	local function left(g) return math.max(0, g.next - now()) end
+
+	-- owned returns the field of a request's hold and what it says.
+	local function owned(lock, request)
+		for _, start in ipairs(call('HKEYS', lock)) do
+			local p = parse(start)
+			if p and p.request == request and string.sub(start, 1, 1) ~= '-' then return start, p end
+		end
+	end
+
+	-- line returns all who wait, and whether they wait for permits.
+	local function line(queue)
+		local list = try('LRANGE', queue, 0, -1)
+		if not list.err then return list, false end
+		local set = try('ZRANGE', queue, 0, -1)
+		if set.err or set[1] ~= '#' then error(list) end -- foreign
+		table.remove(set, 1)
+		return set, true
+	end
+
+	-- head returns the first who waits, and whether the queue is one for permits.
+	local function head(queue)
+		local v = try('LINDEX', queue, 0)
+		if type(v) ~= 'table' then return v or nil, false end
+		local set = try('ZRANGE', queue, 0, 1)
+		if set.err or set[1] ~= '#' then error(v) end -- foreign
+		return set[2], true
+	end
+
+	local function remove(queue, v)
+		local n = try('LREM', queue, 0, v)
+		if type(n) == 'table' then n = try('ZREM', queue, v) end
+		return type(n) == 'number' and n or 0
+	end
+
+	-- push adds v at the end of the queue.
+	local function push(queue, v, p)
+		if counted(p) then
+			call('ZADD', queue, 'NX', 0, '#')
+			local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
+			call('ZADD', queue, text(tonumber(last[2]) + 1), v)
+			if call('PTTL', queue) < QUEUE_MS then call('PEXPIRE', queue, QUEUE_MS) end
+		else
+			call('RPUSH', queue, v)
+			call('PEXPIRE', queue, QUEUE_MS)
+		end
+	end
+
+	-- admit takes v out of the queue and grants it, unless nobody listens any more.
+	local function admit(lock, queue, v, p, g)
+		remove(queue, v)
+		g = add(lock, queue, v, p, g)
+		if hand.tell(p.client, p.nonce .. '|' .. lock) then return g end
+		return drop(lock, g, p.start, p.n)
+	end
+
+	-- advance grants to those first in the queue for whom there is room, and returns g, or nothing if nobody holds a share.
+	-- Nobody passes the first one by, so that a writer does not starve among readers, nor many permits among few. With
+	-- permits it cleans up behind the last one who waits.
+	local function advance(lock, queue, g, permits, seen)
+		while true do
+			local v
+			if permits then
+				v = call('ZRANGE', queue, 1, 1)[1]
+			else
+				v = call('LINDEX', queue, 0)
+			end
+			if not v then break end
+			local p = parse(v)
+			if not p or permits ~= counted(p) then
+				remove(queue, v) -- foreign
+			elseif not p.limit or permits and (g and g.used or 0) + p.n > p.limit then
+				return g
+			else
+				g = admit(lock, queue, v, p, g)
+			end
+		end
+		if permits then
+			if g then
+				call('PEXPIRE', queue, math.max(1, call('PTTL', lock)))
+			else
+				call('DEL', lock, queue, seen or lock)
+			end
+		end
+		return g
+	end
+
+	-- leave ends one hold and hands over what that makes room for.
+	local function leave(lock, queue, seen, g, start, p)
+		g = drop(lock, g, start, p.n)
+		local places = p.limit > 0 and try('ZCARD', queue)
+		if type(places) == 'number' then
+			if not g or places > 1 then advance(lock, queue, g, true, seen) end
+		elseif not g and not hand.promote(lock, queue) then
+			call('DEL', lock, seen)
+		end
+	end
+
+	-- serve hands over as far as there is room, after holds or places have gone without a word. The lock is no string.
+	local function serve(lock, queue, seen, g, permits)
+		if permits then
+			advance(lock, queue, g, true, seen)
+		elseif g then
+			advance(lock, queue, g, false)
+		else
+			hand.promote(lock, queue)
+		end
+	end
+
+	-- judge says whether a request for p can be granted now: 1 it can, 2 it holds already, in field start of g if that is
+	-- not nil, 0 it has to wait, -1 the name is in use otherwise.
+	local function judge(lock, queue, seen, p, request, served)
+		local held, g = load(lock)
+		if g then g = reap(lock, g) end
+		if request and held and not p.limit then
+			local _, _, _, r = hand.field(held)
+			if r == request then return 2 end
+		elseif request and g then
+			local start, q = owned(lock, request)
+			if start and q.n == p.n and q.limit == p.limit then return 2, g, start end
+		end
+		local permits = counted(p)
+		if held then return permits and -1 or 0 end
+		local v, set = head(queue)
+		if not served and (v or set and not g) then -- perhaps all who wait are gone, and only offering tells
+			serve(lock, queue, seen, g, set)
+			return judge(lock, queue, seen, p, request, true)
+		end
+		if g and g.limit ~= (p.limit or 0) then return -1 end
+		if v then
+			local q = parse(v)
+			if not q or set ~= permits or permits and q.limit ~= p.limit then return -1 end
+			return 0
+		end
+		if permits then return (g and g.used or 0) + p.n <= p.limit and 1 or 0, g end
+		return (p.limit or not g) and 1 or 0, g
+	end
+
+	-- take grants what judge has allowed.
+	local function take(lock, queue, v, p, g, start)
+		if not p.limit then
+			call('SET', lock, v, 'PX', p.px)
+			return
+		end
+		if start then -- the later grant replaces the earlier one
+			call('HDEL', lock, start)
+			g.used = g.used - p.n
+		end
+		add(lock, queue, v, p, g)
+	end
+
+	-- busy tells a holder who is in the way, any one, and how long that may last.
+	local function busy(lock)
+		local held, g = load(lock)
+		if not g then return {held or '', call('PTTL', lock)} end
+		local some = call('HSCAN', lock, 0, 'COUNT', 16)[2]
+		for i = 1, #some, 2 do
+			local ends, owner = string.match(some[i + 1], '^(%d+)|(.*)$')
+			local p = parse(some[i])
+			if ends and p and string.sub(some[i], 1, 1) ~= '-' then
+				return {some[i] .. owner, math.max(0, tonumber(ends) - now())}
+			end
+		end
+		return {'', call('PTTL', lock)}
+	end
+
+	-- member returns g, what start says, when its hold runs out, and the rest of its value; nothing if it is not held.
+	local function member(lock, start)
+		local two = try('HMGET', lock, '#', start)
+		if two.err then
+			hand.get(lock) -- a foreign type is an error
+			return nil
+		end
+		local p = two[1] and two[2] and parse(start)
+		if not p then return nil end
+		local ends, owner = string.match(two[2], '^(%d+)|(.*)$')
+		if ends then return meta(two[1]), p, tonumber(ends), owner end
+	end
+
+	-- touch prolongs a hold to ms from now. It is false if there is none any more.
+	local function touch(lock, queue, seen, start, ms)
+		local g, p, ends, owner = member(lock, start)
+		if not g then return false end
+		if ends <= now() then
+			leave(lock, queue, seen, g, start, p)
+			return false
+		end
+		ends = now() + ms
+		call('HSET', lock, start, text(ends) .. '|' .. owner)
+		if ends < g.next then
+			g.next = ends
+			note(lock, g)
+		end
+		lengthen(lock, queue, g, ms)
+		return true
+	end
+
+	-- release ends a hold, or leaves its share closed for another ms milliseconds. It is false if there is none any more.
+	local function release(lock, queue, seen, start, ms)
+		local g, p, ends = member(lock, start)
+		if not g then return false end
+		if ends <= now() then
+			leave(lock, queue, seen, g, start, p)
+			return false
+		end
+		if ms <= 0 then
+			leave(lock, queue, seen, g, start, p)
+			return true
+		end
+		call('HDEL', lock, start)
+		call('HSET', lock, '-' .. start, text(now() + ms) .. '|')
+		g.next = math.min(g.next, now() + ms)
+		note(lock, g)
+		lengthen(lock, queue, g, ms)
+		hand.warn(lock, (head(queue)), ms)
+		return true
+	end
+
+	-- acquire is every way to acquire. The answer is 1 for a grant, 0 for a place in the queue, -1 if the name is in use
+	-- otherwise, and {value, time to live} of a holder for an attempt that does not wait. A request that may have been here
+	-- before keeps the place that it has.
+	local function acquire(lock, queue, seen, v, wait, request, keep)
+		local p = parse(v)
+		local verdict, g, start = judge(lock, queue, seen, p, request)
+		if verdict > 0 then
+			take(lock, queue, v, p, g, start)
+			return 1
+		end
+		if verdict < 0 then return -1 end
+		if not wait then return busy(lock) end
+		if not request or not keep(queue, v, p) then push(queue, v, p) end
+		return 0
+	end
+
+	local steps = hand.steps
+
+	-- gw, gt: wait, try, for a shared hold or permits. value, px
+	function steps.gw(lock, queue, seen, v) return acquire(lock, queue, seen, v, true) end
+	function steps.gt(lock, queue, seen, v) return acquire(lock, queue, seen, v, false) end
+
+	-- gn: renew. start of the value, px
+	function steps.gn(lock, queue, seen, start, px) return touch(lock, queue, seen, start, tonumber(px)) and 1 or 0 end
+
+	-- gr: release. start of the value, ms that the share stays closed
+	function steps.gr(lock, queue, seen, start, ms)
+		return release(lock, queue, seen, start, tonumber(ms)) and 1 or 0
+	end
+
+	made = {
+		now = now, parse = parse, load = load, each = each, reap = reap, left = left, owned = owned, line = line, head = head,
+		remove = remove, leave = leave, serve = serve, judge = judge, take = take, busy = busy, touch = touch,
+		release = release, acquire = acquire,
+		advance = function(lock, queue) return advance(lock, queue, nil, false) end, -- of a name that is free
+	}
+	return made
+end

@@ -1,0 +1,291 @@
+-- The steps that look before they do anything: for requests that were here before, for names that are not exclusive alone,
+-- for those who wait, and for what is tidied up.
+
+local function careful()
+	local hand, s = handover(), shares()
+	local steps = hand.steps
+
+	-- find returns a request's place in the queue, its position and its value.
+	local function find(queue, request)
+		local places, permits = s.line(queue)
+		for i, v in ipairs(places) do
+			local p = s.parse(v)
+			if p and p.request == request then return i - 1, v, p, permits end
+		end
+	end
+
+	-- keep gives the place that a request has to its new attempt. It is false if it has none of the same kind.
+	local function keep(queue, v, p)
+		local at, old, q, permits = find(queue, p.request)
+		if not at then return false end
+		if q.n ~= p.n or q.limit ~= p.limit then
+			s.remove(queue, old)
+			return false
+		end
+		if permits then
+			local score = call('ZSCORE', queue, old)
+			call('ZREM', queue, old)
+			call('ZADD', queue, score, v)
+		else
+			call('LSET', queue, at, v)
+		end
+		return true
+	end
+
+	-- w, t: wait, try, where quick has met something. value, px. W, T, and gW, gT for shared holds and permits: the request
+	-- may have been here before. value, px, request
+	function steps.w(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, true) end
+	function steps.t(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, false) end
+	function steps.W(lock, queue, seen, v, _, request) return s.acquire(lock, queue, seen, v, true, request, keep) end
+	function steps.T(lock, queue, seen, v, _, request) return s.acquire(lock, queue, seen, v, false, request) end
+	steps.gW, steps.gT = steps.W, steps.T
+
+	-- m: try several names, all or none. 1 if the requests may have been here before, then value and request of each. The
+	-- answer is 1, or the number of the name that is in the way, with value and time to live of its holder unless it is in
+	-- use otherwise.
+	function steps.m(k, a, n)
+		local again = ARGV[a] == '1'
+		local all, bad, why = {}, nil, nil
+		for i = 1, (n - 1) / 2 do
+			local each = {KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 1], ARGV[a + 2]}
+			each.p = s.parse(each[4])
+			each.verdict, each.g, each.start = s.judge(each[1], each[2], each[3], each.p, again and each[5] or nil)
+			if each.verdict <= 0 and not bad then
+				bad, why = i, {i}
+				if each.verdict == 0 then
+					local held = s.busy(each[1])
+					why = {i, held[1], held[2]}
+				end
+			end
+			all[i] = each
+			k, a = k + 3, a + 2
+		end
+		for _, each in ipairs(all) do
+			if not bad then
+				s.take(each[1], each[2], each[4], each.p, each.g, each.start)
+			elseif each.verdict == 2 then -- from when all of them were granted: others are gone since
+				steps.x(each[1], each[2], each[3], each[5])
+			end
+		end
+		return why or 1
+	end
+
+	-- n: renew, where quick has met something. start of the value, px
+	function steps.n(lock, queue, seen, start, px)
+		if not starts(hand.get(lock), start) then return 0 end
+		return call('PEXPIRE', lock, px)
+	end
+
+	-- forget removes a place in the queue, and lets those behind it have what it alone kept them from.
+	local function forget(lock, queue, seen, v)
+		local n = s.remove(queue, v)
+		if n == 0 then return 0 end
+		local first, permits = s.head(queue)
+		if permits or starts(first, 's') then
+			local held, g = s.load(lock)
+			if g then g = s.reap(lock, g) end
+			if not held then s.serve(lock, queue, seen, g, permits) end
+		end
+		return n
+	end
+
+	-- x: remove whatever a request has, hold or place. request
+	function steps.x(lock, queue, seen, request)
+		local found = 0
+		local held, g = s.load(lock)
+		if held then
+			local _, _, _, r = hand.field(held)
+			if r == request then
+				hand.free(lock, queue, seen, 0)
+				found = 1
+			end
+		elseif g then
+			local start, p = s.owned(lock, request)
+			if start then
+				s.leave(lock, queue, seen, g, start, p)
+				found = 1
+			end
+		end
+		local _, v = find(queue, request)
+		if v then
+			forget(lock, queue, seen, v)
+			found = 1
+		end
+		return found
+	end
+
+	-- c: remove whatever one attempt has, hold or place. value
+	function steps.c(lock, queue, seen, v)
+		local p = s.parse(v)
+		if p and p.limit then
+			if s.release(lock, queue, seen, p.start, 0) then return 1 end
+		elseif hand.get(lock) == v then
+			hand.free(lock, queue, seen, 0)
+			return 1
+		end
+		return forget(lock, queue, seen, v)
+	end
+
+	-- d: give back a hold that was handed over to an attempt which has ended. client, nonce
+	function steps.d(lock, queue, seen, client, nonce)
+		local held, g = s.load(lock)
+		if held then
+			local _, c, n = hand.field(held)
+			if c ~= client or n ~= nonce then return 0 end
+			hand.free(lock, queue, seen, 0)
+			return 1
+		elseif g then
+			for _, start in ipairs(call('HKEYS', lock)) do
+				local p = s.parse(start)
+				if p and p.client == client and p.nonce == nonce and not starts(start, '-') then
+					s.leave(lock, queue, seen, g, start, p)
+					return 1
+				end
+			end
+		end
+		return 0
+	end
+
+	-- settle hands over if holds ran out. It returns what load does then, and whether it has changed the queue.
+	local function settle(lock, queue, seen)
+		local held, g = s.load(lock)
+		if held then return held end
+		if g then g = s.reap(lock, g) end
+		local first, permits = s.head(queue)
+		if not first and (g or not permits) then return nil, g end
+		s.serve(lock, queue, seen, g, permits)
+		held, g = s.load(lock)
+		return held, g, true
+	end
+
+	-- expiry returns in how many ms the hold runs out, of several the first, -2 without one.
+	local function expiry(lock, held, g)
+		if held then return call('PTTL', lock) end
+		return g and s.left(g) or -2
+	end
+
+	-- s: settle. The answer is the time to live in ms, of several holds the shortest, -2 if nobody holds and nobody waits.
+	function steps.s(lock, queue, seen)
+		local held, g = settle(lock, queue, seen)
+		return expiry(lock, held, g)
+	end
+
+	-- l: look: what became of a client's waiters? client, then their nonces. The answer is the time to live as for s, the
+	-- length of the queue, and for each waiter 0 gone, 1 queued, 2 holds (and its time to live starts anew).
+	function steps.l(lock, queue, seen, client, ...)
+		local now = s.now()
+		local places, permits = s.line(queue)
+
+		-- Clients look every 3 s + 5 ms a place, at most every 8 s, give or take a fifth.
+		local patience = 4 * math.min(3000 + 5 * #places, 8000)
+		local last, lapsed = {}, {}
+		local entries = call('HGETALL', seen)
+		for i = 1, #entries, 2 do
+			if entries[i] ~= client then
+				if now - (tonumber(entries[i + 1]) or 0) > patience then
+					lapsed[entries[i]] = true
+					call('HDEL', seen, entries[i])
+				else
+					last[entries[i]] = true
+				end
+			end
+		end
+		call('HSET', seen, client, now)
+		call('PEXPIRE', seen, SEEN_MS)
+
+		local queued, holds = {}, {}
+		for _, v in ipairs(places) do
+			local p = s.parse(v)
+			local c = p and p.client
+			if c == client then
+				queued[p.nonce] = true
+			elseif c == nil or lapsed[c] then
+				s.remove(queue, v)
+			elseif not last[c] then
+				call('HSET', seen, c, now) -- the first look at it, by anybody, starts its time
+				last[c] = true
+			end
+		end
+		if #places > 0 and (not permits or call('PTTL', queue) < QUEUE_MS) then call('PEXPIRE', queue, QUEUE_MS) end
+
+		local held, g, changed = settle(lock, queue, seen)
+		if changed then
+			queued = {}
+			for _, v in ipairs((s.line(queue))) do
+				local p = s.parse(v)
+				if p and p.client == client then queued[p.nonce] = true end
+			end
+		end
+		if held then
+			local px, c, n = hand.field(held)
+			if c == client then holds[n] = function() call('PEXPIRE', lock, px) end end
+		elseif g then
+			for _, start in ipairs(call('HKEYS', lock)) do
+				local p = s.parse(start)
+				if p and p.client == client and not starts(start, '-') then
+					holds[p.nonce] = function() s.touch(lock, queue, seen, start, p.px) end
+				end
+			end
+		end
+
+		local answer = {0, #places}
+		for i = 1, select('#', ...) do
+			local nonce = select(i, ...)
+			if holds[nonce] then
+				holds[nonce]()
+				answer[i + 2] = 2
+			else
+				answer[i + 2] = queued[nonce] and 1 or 0
+			end
+		end
+		answer[1] = expiry(lock, held, g)
+		return answer
+	end
+
+	-- i: inform: value, time to live in ms, number of waiters. Of a name held in shares the value is empty, and value and time
+	-- to live of each hold follow.
+	function steps.i(lock, queue)
+		local held, g = s.load(lock)
+		local _, permits = s.head(queue)
+		local waiters
+		if permits then waiters = call('ZCARD', queue) - 1 else waiters = call('LLEN', queue) end
+		local answer = {held or '', call('PTTL', lock), waiters}
+		if g then
+			s.each(lock, function(start, held, _, ends, owner)
+				if held and ends > s.now() then
+					answer[#answer + 1] = start .. owner
+					answer[#answer + 1] = ends - s.now()
+				end
+			end)
+		end
+		return answer
+	end
+
+	return steps
+end
+
+local answers, k, a, i = {}, 1, 3, 1
+while KEYS[k] do
+	local step, n, names = ARGV[a], tonumber(ARGV[a + 1]), 1
+	local ok, answer = pcall(quick, step, KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 2], ARGV[a + 3])
+	if ok and not answer
+		or not ok and string.find(type(answer) == 'table' and answer.err or tostring(answer), 'WRONGTYPE', 1, true) then
+		local f = handover().steps[step]
+		if not f then
+			shares()
+			f = over.steps[step] or careful()[step]
+		end
+		if step == 'm' then
+			names = (n - 1) / 2
+			ok, answer = pcall(f, k, a + 2, n)
+		elseif n <= 3 and step ~= 'l' then -- what is too much is the next step's, and no step looks at it
+			ok, answer = pcall(f, KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
+		else
+			ok, answer = pcall(f, KEYS[k], KEYS[k + 1], KEYS[k + 2], unpack(ARGV, a + 2, a + 1 + n))
+		end
+	end
+	if not ok then answer = type(answer) == 'table' and answer.err or tostring(answer) end
+	answers[i] = answer
+	k, a, i = k + 3 * names, a + 2 + n, i + 1
+end
+return answers

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// step is one command, and what its output must tell.
+type step struct {
+	name    string // of the file that keeps the output
+	dir     string // in which it runs; empty: the root of the module
+	env     []string
+	command []string
+	plain   bool // what it prints is taken as it is: no test
+	wants   func(*findings) int
+}
+
+// drivers in the order of the page.
+var drivers = []string{"builtin", "etcd", "zookeeper", "redis", "redlock"}
+
+// clusters are the drivers whose service is a cluster of nodes that agree.
+var clusters = []string{"builtin", "etcd", "zookeeper"}
+
+// stepsOf lists all that is run, one after the other: each needs the machine for itself.
+func stepsOf(s settings) []step {
+	test := func(name, run, pkg string, wants func(*findings) int, args ...string) step {
+		return step{
+			name:    name,
+			env:     []string{"FENCELOCK_REQUIRE=all"},
+			command: append([]string{"go", "test", "-json", "-count=1", "-timeout=0", "-run", run, pkg}, args...),
+			wants:   wants,
+		}
+	}
+	steps := []step{
+		test("mutants", "^TestMutants$", "./conformance", func(f *findings) int { return len(f.mutants) }),
+		test("mutants-check", "Mutant", "./conformance/check", func(f *findings) int { return len(f.mutants) }),
+		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", func(f *findings) int { return len(f.mutants) }),
+		test("simulation", "^TestSimulation$", "./conformance/simulation", func(f *findings) int { return len(f.simulations) }),
+		test("simulation-machine", "^TestReplicas$", "./builtin/machine", func(f *findings) int { return len(f.simulations) }),
+	}
+	for _, d := range drivers {
+		steps = append(steps, test("conformance-"+d, "^TestConformance", "./"+d, func(f *findings) int { return len(f.clauses[d]) }))
+	}
+	for _, d := range clusters {
+		st := test("faults-"+d, "^TestClusterFaults", "./"+d, func(f *findings) int { return len(f.faults) })
+		st.env = append(st.env, "FENCELOCK_ROUNDS="+strconv.Itoa(s.rounds))
+		steps = append(steps, st)
+	}
+	for _, d := range drivers {
+		st := test("soak-"+d, "^TestSoak", "./"+d, func(f *findings) int { return len(f.soaks) + len(f.reported) })
+		st.env = append(st.env, "FENCELOCK_SOAK="+s.soak.String())
+		steps = append(steps, st)
+	}
+	return append(steps,
+		test("redlock-violations", "^TestViolationRate$", "./redlock", func(f *findings) int { return len(f.violations) },
+			"-violations", "30"),
+		step{
+			name: "peers", dir: "bench", command: []string{"go", "run", ".", "-check", "-seed", "2"}, plain: true,
+			wants: func(f *findings) int { return len(f.peers) },
+		},
+	)
+}
+
+// String is the command as a user would type it.
+func (s step) String() string {
+	words := append([]string{}, s.env...)
+	for _, w := range s.command {
+		if w == "-json" {
+			w = "-v"
+		}
+		if strings.ContainsAny(w, "^$|") {
+			w = "'" + w + "'"
+		}
+		words = append(words, w)
+	}
+	text := strings.Join(words, " ")
+	if s.dir != "" {
+		text = "cd " + s.dir + " && " + text
+	}
+	return text
+}
+
+func (s step) file(dir string) string { return filepath.Join(dir, s.name+".out") }
+
+// run runs the command and keeps what it prints, unless an earlier run in dir has done so.
+func (s step) run(dir string) error {
+	log.Printf("%v", s)
+	if _, err := os.Stat(s.file(dir)); err == nil {
+		log.Printf("%s is there already", s.file(dir))
+		return nil
+	}
+	part := s.file(dir) + ".part"
+	out, err := os.Create(part)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd := exec.Command(s.command[0], s.command[1:]...)
+	cmd.Dir, cmd.Env = s.dir, append(os.Environ(), s.env...)
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	begin := time.Now()
+	err = cmd.Run()
+	log.Printf("%s took %v", s.name, time.Since(begin).Round(time.Second))
+	if err != nil {
+		return fmt.Errorf("%v: %w; its output is in %s", s, err, part)
+	}
+	return errors.Join(out.Close(), os.Rename(part, s.file(dir)))
+}
+
+// read takes the findings out of what the command has printed.
+func (s step) read(dir string, f *findings) error {
+	data, err := os.ReadFile(s.file(dir))
+	if err != nil {
+		return err
+	}
+	before := s.wants(f)
+	if s.plain {
+		f.peers = append(f.peers, strings.TrimSpace(string(data)))
+	} else {
+		err = eachLine(data, f.line)
+	}
+	if err == nil && s.wants(f) == before {
+		err = fmt.Errorf("nothing of what was expected is in the output")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.file(dir), err)
+	}
+	return nil
+}
+
+// eachLine calls f for each line that a test of "go test -json" has printed, with the package it is in.
+func eachLine(data []byte, f func(pkg, line string) error) error {
+	scanner := bufio.NewScanner(bytes.NewReader(data))
+	scanner.Buffer(nil, 1<<24)
+	for scanner.Scan() {
+		var event struct{ Action, Package, Output string }
+		if err := json.Unmarshal(scanner.Bytes(), &event); err != nil {
+			continue // what a build prints
+		}
+		if event.Action != "output" {
+			continue
+		}
+		pkg := strings.TrimPrefix(strings.TrimPrefix(event.Package, module), "/")
+		if err := f(pkg, strings.TrimRight(event.Output, "\n")); err != nil {
+			return err
+		}
+	}
+	return scanner.Err()
+}
+
+const module = "github.com/fencelock/fencelock"
+
+const machineFile = "machine.txt"
+
+// machine tells on what the figures were measured.
+func machine() string {
+	commit := "an unknown commit"
+	if out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output(); err == nil {
+		commit = "commit " + strings.TrimSpace(string(out))
+	}
+	return fmt.Sprintf("%s, %s, %s/%s with %d processors, %s", time.Now().UTC().Format(time.DateOnly), commit, runtime.GOOS,
+		runtime.GOARCH, runtime.NumCPU(), runtime.Version())
+}
