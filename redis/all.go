@@ -1,0 +1,201 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// maxAll bounds the names of one AcquireAll: it bounds how long one call of the script keeps the server from others.
+const maxAll = maxSteps
+
+// sharded reports whether the names of a set may be on different servers.
+func (d *Driver) sharded() bool {
+	_, cluster := d.client.(*goredis.ClusterClient)
+	return cluster || d.batch.cluster.Load()
+}
+
+// AcquireAll implements backend.MultiAcquirer: one call of the script grants all names, of whatever kinds, or none. On a
+// cluster it is ErrUnsupported, as it is for more than 128 names.
+//
+// It never waits: where a set with Wait cannot be granted at once it is ErrUnsupported, with nothing done. Waiting in the
+// queues of several names at the same time would close some of them for others while the rest is awaited, or let those
+// sets starve that never find all names free in one instant; names that are taken one after the other in one order do
+// neither.
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	at := 0 // whose name to put into the error
+	grants, err := d.acquireAll(ctx, rs, &at)
+	if err != nil {
+		name := ""
+		if at < len(rs) {
+			name = rs[at].Name
+		}
+		return nil, redisconn.CallError(ctx, driverName, "acquire-all", name, err)
+	}
+	return grants, nil
+}
+
+func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) ([]backend.Grant, error) {
+	if d.sharded() {
+		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
+	}
+	if len(rs) > maxAll {
+		return nil, fmt.Errorf("%d names at once, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
+	}
+	a := &allCall{d: d, rs: rs}
+	if err := a.validate(at); err != nil {
+		return nil, err
+	}
+	*at = 0
+	if err := redisconn.Begin(ctx, rs[0].Wait, d.begin); err != nil {
+		return nil, err
+	}
+	defer d.end()
+	if d.sharded() { // as the probe has found out
+		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
+	}
+	return a.try(ctx, at)
+}
+
+// allCall is one AcquireAll.
+type allCall struct {
+	d       *Driver
+	rs      []backend.Request
+	calls   []*call
+	again   bool // the requests may be in the server already
+	unknown []outcome
+}
+
+// validate refuses a set that cannot be meant.
+func (a *allCall) validate(at *int) error {
+	invalid := func(value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "set of names", Value: value, Why: why}
+	}
+	if len(a.rs) == 0 {
+		return invalid("of none", "it is empty")
+	}
+	description, seen := a.d.Describe(), make(map[string]bool, len(a.rs))
+	for i, r := range a.rs {
+		*at = i
+		if err := redisconn.Validate(description, r); err != nil {
+			return err
+		}
+		metadata, err := redisconn.Metadata(r)
+		switch {
+		case err != nil:
+			return err
+		case seen[r.Name]:
+			return invalid(strconv.Quote(r.Name), "it is there twice")
+		case r.Wait != a.rs[0].Wait || r.TTL != a.rs[0].TTL:
+			return invalid(strconv.Quote(r.Name), "its request differs from the first in Wait or TTL")
+		}
+		seen[r.Name] = true
+		a.again = a.again || !r.Fresh
+		a.calls = append(a.calls, &call{d: a.d, r: r, keys: redisscript.KeysOf(a.d.prefix, r.Name), metadata: metadata})
+	}
+	return nil
+}
+
+// try makes one attempt. Faults are tried again, since the script makes that harmless.
+func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
+	for n := 1; ; n++ {
+		holds := make([]redisscript.Hold, len(a.calls))
+		for i, c := range a.calls {
+			holds[i] = c.hold()
+		}
+		s := a.step(holds)
+		err := a.d.batch.do(ctx, s)
+		if err == nil {
+			answer, sentAt := s.answer, s.sentAt
+			s.free()
+			if answer == int64(1) {
+				return a.grants(holds, sentAt), nil
+			}
+			if len(a.unknown) > 0 {
+				a.d.tidy(a.unknown) // an earlier attempt may still be delivered
+			}
+			return nil, a.refused(answer, at)
+		}
+		f := a.failed(s, holds, err)
+		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
+			return nil, a.giveUp(err)
+		}
+	}
+}
+
+// step asks for all holds.
+func (a *allCall) step(holds []redisscript.Hold) *step {
+	s := newStep(redisscript.TryAll, a.calls[0].keys)
+	again := "0"
+	if a.again {
+		again = "1"
+	}
+	s.more = append(make([]string, 0, 1+2*len(holds)), again)
+	for i, c := range a.calls {
+		if i > 0 {
+			s.others = append(s.others, c.keys)
+		}
+		s.more = append(s.more, holds[i].Value(), c.r.RequestID)
+	}
+	return s
+}
+
+func (a *allCall) grants(holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
+	grants := make([]backend.Grant, len(holds))
+	for i, c := range a.calls {
+		grants[i] = c.grant(holds[i], sentAt)
+	}
+	return grants
+}
+
+// refused reads the answer to an attempt that lost.
+func (a *allCall) refused(answer any, at *int) error {
+	r, ok := redisscript.ParseRefused(answer, len(a.rs))
+	if !ok {
+		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	}
+	*at = r.Index
+	switch {
+	case r.Mismatch:
+		return backend.ErrLimitMismatch
+	case a.rs[0].Wait:
+		return fmt.Errorf("a wait for several names at once: %w", backend.ErrUnsupported)
+	}
+	return redisconn.HeldError(a.rs[r.Index].Name, r.State)
+}
+
+// failed notes an attempt that ended with err and may have left something.
+func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *redisconn.Failure {
+	f := redisconn.FailureOf(err)
+	if !f.Sent {
+		return f
+	}
+	a.again = true
+	for i, c := range a.calls {
+		o := outcome{keys: c.keys, hold: holds[i]}
+		if f.Left && i == 0 {
+			o.step = s // once: its end is signalled once
+		}
+		a.unknown = append(a.unknown, o)
+	}
+	return f
+}
+
+// giveUp starts to tidy up what attempts may have left, and returns err, as ErrUnknown if there are any.
+func (a *allCall) giveUp(err error) error {
+	if len(a.unknown) == 0 {
+		return err
+	}
+	a.d.tidy(a.unknown)
+	if errors.Is(err, backend.ErrUnknown) {
+		return err
+	}
+	return &redisconn.Failure{Cause: err, Sent: true}
+}

@@ -1,0 +1,261 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// set returns requests for a writer, a reader, and permits.
+func set(names ...string) []backend.Request {
+	var rs []backend.Request
+	for i, name := range names {
+		r := request(name, time.Minute, false)
+		switch i % 3 {
+		case 1:
+			r = reading(r)
+		case 2:
+			r = taking(r, 2, 3)
+		}
+		r.Metadata = map[string]string{"name": name}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+func mustAcquireAll(t *testing.T, d *Driver, rs []backend.Request) []backend.Grant {
+	t.Helper()
+	grants, err := d.AcquireAll(within(t, 10*time.Second), rs)
+	if err != nil || len(grants) != len(rs) {
+		t.Fatalf("AcquireAll = %+v, %v", grants, err)
+	}
+	for i, g := range grants {
+		if r := rs[i]; g.Name != r.Name || g.RequestID != r.RequestID || g.Kind != r.Kind || g.TTL != r.TTL {
+			t.Errorf("grant %+v of %+v", g, r)
+		}
+	}
+	return grants
+}
+
+// All of the names or none, of whatever kinds, in one round trip.
+func TestAcquireAll(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	mustRelease(t, a, mustAcquire(t, a, request("warm-up", time.Second, true)))
+	trips := calls(t, admin, "evalsha")
+	grants := mustAcquireAll(t, a, set("w", "r", "p"))
+	if n := calls(t, admin, "evalsha") - trips; n != 1 {
+		t.Errorf("%d round trips", n)
+	}
+	info, err := b.Holder(within(t, 5*time.Second), "p")
+	if err != nil || len(info.Holders) != 1 || info.Holders[0].Permits != 2 || info.Holders[0].Metadata["name"] != "p" {
+		t.Errorf("holder: %+v, %v", info, err)
+	}
+	for _, each := range []struct {
+		names []string
+		in    string // whose hold is in the way, in the set of its kinds
+	}{
+		{[]string{"x", "y", "p"}, "p"}, {[]string{"w", "y", "z"}, "w"}, {[]string{"r", "x", "z"}, "r"},
+	} {
+		rs := set(each.names...)
+		_, err := b.AcquireAll(within(t, 5*time.Second), rs)
+		var refused *backend.HeldError
+		var call *backend.CallError
+		if !errors.As(err, &refused) || !errors.Is(err, backend.ErrHeld) || refused.Name != each.in ||
+			refused.Holder != "test/"+each.in || !errors.As(err, &call) || call.Name != each.in {
+			t.Errorf("%v: %v", each.names, err)
+		}
+		rs[0].Wait, rs[1].Wait, rs[2].Wait = true, true, true
+		if _, err := b.AcquireAll(within(t, 5*time.Second), rs); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%v: a wait: %v", each.names, err)
+		}
+		for _, free := range []string{"x", "y", "z"} {
+			mustRelease(t, b, mustAcquire(t, b, request(free, time.Second, false)))
+		}
+	}
+	if _, err := b.AcquireAll(within(t, 5*time.Second), set("p", "x")); !errors.Is(err, backend.ErrLimitMismatch) {
+		t.Errorf("a lock beside permits: %v", err)
+	}
+	// It passes nobody by who waits.
+	next := inLine(t, a, b, request("r", time.Minute, true), 1)
+	if _, err := a.AcquireAll(within(t, 5*time.Second), set("x", "r")); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a reader passes a writer: %v", err)
+	}
+	for i, answer := range a.Renew(within(t, 5*time.Second), grants) {
+		if answer.Err != nil {
+			t.Errorf("%d: %v", i, answer.Err)
+		}
+		mustRelease(t, a, grants[i])
+	}
+	mustRelease(t, b, <-next)
+	// What can be had at once is had also by those who would wait.
+	rs := set("w", "r", "p")
+	rs[0].Wait, rs[1].Wait, rs[2].Wait = true, true, true
+	for _, g := range mustAcquireAll(t, b, rs) {
+		mustRelease(t, b, g)
+	}
+	nothingLeft(t, s)
+}
+
+// The same set again is the same holds. Where one of them is gone and taken, the others are given back.
+func TestAcquireAllAgain(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	rs := set("w", "r", "p")
+	first := mustAcquireAll(t, a, rs)
+	for i := range rs {
+		rs[i].Fresh = false
+	}
+	second := mustAcquireAll(t, b, rs)
+	for i, g := range first {
+		if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("%s: release of the replaced grant: %v", g.Name, err)
+		}
+		if info, err := a.Holder(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
+			t.Errorf("%s: %+v, %v", g.Name, info, err)
+		}
+		if second[i].Incarnation == g.Incarnation {
+			t.Errorf("%s: the later grant did not replace the earlier one", g.Name)
+		}
+	}
+	if err := admin.Del(context.Background(), redisscript.KeysOf("fencelock:", "r").Lock).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rival := mustAcquire(t, a, request("r", time.Minute, false))
+	if _, err := b.AcquireAll(within(t, 5*time.Second), rs); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("one is taken: %v", err)
+	}
+	mustRelease(t, a, rival)
+	nothingLeft(t, s)
+}
+
+// Replies are lost, requests come late, callers give up: all or none, and nothing is left.
+func TestAcquireAllWithFaults(t *testing.T) {
+	s := startServer(t)
+	d, link := s.linked(t)
+	other := s.open(t)
+	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, false)))
+	link.Drop(fault.Replies)
+	time.AfterFunc(300*time.Millisecond, link.Pass)
+	for _, g := range mustAcquireAll(t, d, set("w", "r", "p")) {
+		if info, err := other.Holder(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
+			t.Errorf("%s: %+v, %v", g.Name, info, err)
+		}
+		mustRelease(t, d, g)
+	}
+	for what, breakIt := range map[string]func(){
+		"the reply": func() { link.Drop(fault.Replies) }, "the request": func() { link.Hold(fault.Requests) },
+	} {
+		breakIt()
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		start := time.Now()
+		_, err := d.AcquireAll(ctx, set("w", "r", "p"))
+		cancel()
+		if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s is lost: %v", what, err)
+		}
+		if took := time.Since(start); took > 100*time.Millisecond+slack {
+			t.Errorf("%s is lost: returned after %v", what, took)
+		}
+		link.Pass()
+		for _, r := range set("w", "r", "p") {
+			r.Wait = true
+			mustRelease(t, other, mustAcquire(t, other, r))
+		}
+	}
+	nothingLeft(t, s)
+}
+
+// Sets that overlap in any order do not deadlock and do not overlap in time.
+func TestAcquireAllUnderRace(t *testing.T) {
+	s := startServer(t)
+	var inside [4]atomic.Int32
+	var grants atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 8 {
+		d := s.open(t)
+		wg.Go(func() {
+			for n := range 50 {
+				one, two := (i+n)%4, (i+2*n+1)%4
+				if one == two {
+					continue
+				}
+				rs := []backend.Request{
+					request(fmt.Sprint("n", one), time.Minute, false), request(fmt.Sprint("n", two), time.Minute, false),
+				}
+				got, err := d.AcquireAll(within(t, 10*time.Second), rs)
+				if err != nil {
+					if !errors.Is(err, backend.ErrHeld) {
+						t.Error(err)
+					}
+					continue
+				}
+				grants.Add(1)
+				for _, k := range []int{one, two} {
+					if inside[k].Add(1) != 1 {
+						t.Errorf("n%d is held twice", k)
+					}
+				}
+				for j, k := range []int{one, two} {
+					inside[k].Add(-1)
+					mustRelease(t, d, got[j])
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if grants.Load() == 0 {
+		t.Error("nobody got a set")
+	}
+	nothingLeft(t, s)
+}
+
+func TestAcquireAllRefusesBadSets(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	waits, differs := set("a", "b"), set("a", "b")
+	waits[1].Wait = true
+	differs[1].TTL = time.Second
+	var many []backend.Request
+	for i := range maxAll + 1 {
+		many = append(many, request(fmt.Sprint("n", i), time.Minute, false))
+	}
+	for what, each := range map[string]struct {
+		rs   []backend.Request
+		want error
+	}{
+		"an empty set": {nil, backend.ErrInvalidOption}, "a name twice": {set("a", "b", "a"), backend.ErrInvalidOption},
+		"differing waits": {waits, backend.ErrInvalidOption}, "differing TTLs": {differs, backend.ErrInvalidOption},
+		"a bad name": {set("a", "b\x00"), backend.ErrInvalidName}, "too many": {many, backend.ErrUnsupported},
+	} {
+		if _, err := d.AcquireAll(within(t, 5*time.Second), each.rs); !errors.Is(err, each.want) {
+			t.Errorf("%s: %v, want %v", what, err, each.want)
+		}
+	}
+	for i, g := range mustAcquireAll(t, d, many[:maxAll]) {
+		if i%2 == 0 {
+			mustRelease(t, d, g)
+		} else {
+			mustRelease(t, d, many[i].Grant())
+		}
+	}
+	nothingLeft(t, s)
+
+	cluster := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{s.addr}})
+	defer cluster.Close()
+	c := New(cluster, nil) // does no I/O yet
+	defer c.Close(context.Background())
+	if c.Describe().Capabilities.Has(backend.CapMultiAcquire) {
+		t.Error("declared on a cluster")
+	}
+}

@@ -1,0 +1,112 @@
+package redis_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis"
+)
+
+// TestConformance runs the suite over every way to make a driver, each on a server of its own.
+func TestConformance(t *testing.T) {
+	for name, dial := range map[string]func(t testing.TB, addr string) backend.Driver{
+		"New": func(t testing.TB, addr string) backend.Driver {
+			return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
+		},
+		"New-with-fitting-client": func(t testing.TB, addr string) backend.Driver {
+			return redis.New(newClient(t, &goredis.Options{
+				Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, PoolSize: 4,
+			}), &redis.Options{KeyPrefix: "fencelock:"})
+		},
+		"Open": func(t testing.TB, addr string) backend.Driver {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			d, err := redis.Open(ctx, "redis://"+addr+"/0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		},
+	} {
+		t.Run(name, func(t *testing.T) { conformance.Run(t, harness(t, dial)) })
+	}
+}
+
+// TestConformanceAsPermits runs the suite with permits as mutexes: two of three, of which no two fit at once.
+func TestConformanceAsPermits(t *testing.T) {
+	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
+		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
+	}), 2, 3))
+}
+
+func newClient(t testing.TB, o *goredis.Options) *goredis.Client {
+	c := goredis.NewClient(o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// prefix is the one that drivers use by default.
+const prefix = "fencelock:"
+
+func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conformance.Harness {
+	// Restart must bring back what was held, as it does on a server that is set up with care.
+	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
+	admin := newClient(t, &goredis.Options{Addr: server.Addr()})
+	control := func(act func(context.Context) error) func(testing.TB) {
+		return func(t testing.TB) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			if err := act(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return conformance.Harness{
+		New: func(t testing.TB) backend.Driver { return dial(t, server.Addr()) },
+		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
+			addr, link := server.NewLink(t)
+			return dial(t, addr), link
+		},
+		Server: conformance.Server{
+			Restart: control(server.Restart),
+			Stop:    control(server.Stop),
+			Start:   control(server.Start),
+			Pause:   control(server.Pause),
+			Resume:  control(server.Resume),
+			Evict: func(t testing.TB, name string) {
+				control(func(ctx context.Context) error {
+					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
+				})(t)
+			},
+			Wipe: control(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),
+		},
+		Leftovers: func() ([]string, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			keys, err := admin.Keys(ctx, prefix+"*").Result()
+			return slices.DeleteFunc(keys, func(key string) bool { return strings.Contains(key, "foreign") }), err
+		},
+		Intrude: func(t testing.TB, name string) {
+			control(func(ctx context.Context) error {
+				lock := redisscript.KeysOf(prefix, name).Lock
+				for _, key := range []string{name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign"} {
+					if err := admin.Set(ctx, key, "foreign", time.Minute).Err(); err != nil {
+						return err
+					}
+				}
+				return admin.HSet(ctx, "foreign:"+name, "a", "b").Err()
+			})(t)
+		},
+	}
+}

@@ -1,0 +1,70 @@
+// Package redis is the driver for one Redis or Valkey server, a master behind Sentinels, or a Redis Cluster. It is of the
+// efficiency tier: it keeps two workers from doing the same work, and does not fence.
+//
+//	Acquire ─► flights (batch.go) ─► the script: SET NX PX | RPUSH queue
+//	            concurrent calls                      │
+//	            share round trips                     │ release: LPOP queue, SET next, PUBLISH
+//	waiter  ◄─ one subscription (push.go) ◄───────────┘
+//
+// # Algorithm
+//
+// A lock is one key. Its value names the request that holds it, and its time to live is the TTL. One Lua script does
+// every step atomically, for many names in one call; an acquire and a release without contention are one round trip
+// each. Renewing any number of grants is one pipeline.
+//
+// Who has to wait stands in a list, and the release hands the lock to the first in it: the key is never absent between
+// two holders, nobody barges past the list, and only the next one is woken, by a message on its client's own channel.
+// A contended grant costs six commands at the server, those inside the script counted. Messages can be lost, so each
+// client also looks after its waiters of a name, together, every three seconds or more, and shortly after the present
+// hold should have run out. A waiter whose client has gone is passed by when no subscription answers, or forgotten when
+// its client has not looked for 12 to 32 seconds.
+//
+// # Shared holds and permits
+//
+// A name held in shares has a hash for its key, with the end of each hold by the server's clock, so that a holder that
+// died gives back its own share after its own TTL. Exclusive requests cost what they cost without it. Acquiring and
+// releasing a share is one round trip each; renewing is the same pipeline.
+//
+// Readers and writers wait in one queue, holders of permits in theirs, and nobody passes the first in it by: once a writer
+// waits, new readers queue behind it, and an attempt without Wait is ErrHeld; once a request for many permits waits, free
+// ones are kept for it. Readers next to each other in the queue are granted together. So neither starves the other, within
+// what is said above of the queue's order. A waiter that gives up lets in those whom it alone kept out.
+//
+// A name is in use for permits, with one limit, or as a lock, never both: the types of its keys tell, and every request of
+// the other use is ErrLimitMismatch as long as somebody holds or waits. A minimum hold keeps its own share closed: that of
+// a reader keeps writers out and lets readers in.
+//
+// AcquireAll is one call of the script for up to 128 names of any kinds, all or none. It does not wait: see Driver.AcquireAll.
+// On a cluster, where names are on different servers, it is not declared.
+//
+// # What it promises, and when
+//
+// While one server runs, keeps its data and its clock, there is one holder of a name, or as many as their kinds allow.
+// Acquire is idempotent by request id, so a lost reply is no lock lost. A hold that was deleted, evicted or overwritten is
+// reported by the next Renew. Waiters of live clients are served in the order of their arrival, as a rule: the order is
+// lost with the server's memory, and a client that was cut off goes to the end, so backend.CapFair is not declared.
+//
+// # What it does not
+//
+// It issues no fencing tokens and must not protect what two writers would corrupt. Replication is asynchronous: after a
+// failover the new master may not know a lock that the old one granted, and there are two holders for up to one TTL.
+// The same after FLUSHALL, after a restart without append-only file, or when the server's wall clock, by which Redis
+// counts times to live, jumps forward. Any counter kept in Redis can go back for the same reasons. Replicas are therefore
+// no protection but a risk, and are accepted only because most servers have some.
+//
+// On a cluster PUBLISH does not tell whether anybody listens, so a crashed waiter may be handed the lock, and keeps it
+// closed for its TTL, until it has been forgotten.
+//
+// # Settings checked
+//
+// Ping, Open and the first call ask INFO and refuse, with an error that wraps backend.ErrMisconfigured: versions before
+// 6.0; a server that is a replica; a maxmemory limit together with any maxmemory-policy but noeviction; a node of a
+// cluster reached by a client that is not a cluster client; clients with unfit settings, see New. A user restricted by
+// ACL needs +info, +evalsha, +eval, +subscribe, +ping, the commands in internal/redisscript/*.lua, and keys and channels
+// under the prefix.
+//
+// # Escape hatches
+//
+// Keys are KeyPrefix{name}, KeyPrefix{name}:q and KeyPrefix{name}:s, with %, { and } in the name written as %25, %7B and
+// %7D; deleting all three frees a name. Holder tells who holds it.
+package redis

@@ -1,0 +1,320 @@
+package redis
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const driverName = "redis"
+
+// The bounds of a TTL. Below the lower one the round trips eat the validity; the upper one catches mistakes of unit.
+const (
+	minTTL = 100 * time.Millisecond
+	maxTTL = 30 * 24 * time.Hour
+)
+
+// Options configure a Driver. The zero value is ready to use.
+type Options struct {
+	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
+	// "fencelock:".
+	KeyPrefix string
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+}
+
+// Driver is a backend.Driver, Pinger, Inspector and MultiAcquirer on Redis. Make it with New or Open. All methods are safe
+// for concurrent use.
+type Driver struct {
+	client   goredis.UniversalClient
+	own      bool  // Close closes client
+	unfit    error // what New found wrong, answered by every call
+	prefix   string
+	clock    backend.Clock
+	identity string // names this driver's channel and marks its holds
+	nonces   atomic.Uint64
+
+	probe   redisconn.Probe
+	setGet  atomic.Bool // the server has SET with GET: Redis 6.2
+	batch   *batcher
+	push    push
+	waiting waiting
+	after   background.Work
+}
+
+var (
+	_ backend.Driver        = (*Driver)(nil)
+	_ backend.Pinger        = (*Driver)(nil)
+	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.MultiAcquirer = (*Driver)(nil)
+)
+
+// New returns a driver on client, which may be a *goredis.Client (also from NewFailoverClient), a *goredis.ClusterClient
+// or a UniversalClient that is one of these. It does no I/O; what is wrong with the client or the server shows in Ping
+// or in the first call, as an error that wraps backend.ErrMisconfigured or backend.ErrInvalidOption.
+//
+// Locks need a client that neither retries by itself (a retry of a command that did run is told that somebody else holds
+// the lock) nor outlives contexts: MaxRetries: -1 and ContextTimeoutEnabled: true. If client has other settings, the
+// driver makes a client of its own from a copy of the options, with these two changed and one attempt for each dial:
+// lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it. This
+// cannot be done for a client of Sentinel, nor for one of unknown type: its settings must be right.
+//
+// The driver never closes client.
+func New(client goredis.UniversalClient, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	client, own, unfit := fit(client)
+	return newDriver(client, own, unfit, o)
+}
+
+func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
+	d := &Driver{
+		client: client, own: own, unfit: unfit,
+		prefix: o.KeyPrefix, clock: o.Clock, identity: rand.Text()[:13],
+	}
+	if d.prefix == "" {
+		d.prefix = "fencelock:"
+	}
+	if d.clock == nil {
+		d.clock = backend.SystemClock()
+	}
+	if strings.ContainsAny(d.prefix, "{}") {
+		d.unfit = &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "KeyPrefix", Value: strconv.Quote(d.prefix),
+			Why: "braces are the hash tag of a lock's keys",
+		}
+	}
+	d.batch = newBatcher(d.client, d.clock, redisscript.Channel(d.prefix, ""))
+	if c, ok := client.(*goredis.Client); ok && own {
+		d.batch.direct = newDirect(c)
+	}
+	d.push.init()
+	d.waiting.init()
+	d.after.Init()
+	return d
+}
+
+// Describe implements backend.Driver.
+func (d *Driver) Describe() backend.Description {
+	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect
+	if !d.sharded() {
+		capabilities |= backend.CapMultiAcquire
+	}
+	return backend.Description{
+		Name:           driverName,
+		Capabilities:   capabilities,
+		MinTTL:         minTTL,
+		MaxTTL:         maxTTL,
+		TTLGranularity: time.Millisecond,
+		NoFencing: "Redis replicates asynchronously and may evict, flush or lose what it stored in a restart, so that " +
+			"every counter in it can go back; and its TTLs follow the server's wall clock",
+	}
+}
+
+// begin is what every call does first: the driver is open and its server is fit. Unless it fails, end follows.
+func (d *Driver) begin(ctx context.Context) error {
+	if !d.after.Enter() {
+		return backend.ErrClosed
+	}
+	err := d.ready(ctx)
+	if err != nil {
+		d.end()
+	}
+	return err
+}
+
+func (d *Driver) end() { d.after.Leave() }
+
+// Acquire implements backend.Driver.
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	g, err := d.acquire(ctx, r)
+	if err != nil {
+		return backend.Grant{}, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
+	}
+	return g, nil
+}
+
+func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if err := redisconn.Validate(d.Describe(), r); err != nil {
+		return backend.Grant{}, err
+	}
+	metadata, err := redisconn.Metadata(r)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	if err := redisconn.Begin(ctx, r.Wait, d.begin); err != nil {
+		return backend.Grant{}, err
+	}
+	defer d.end()
+	c := &call{d: d, r: r, keys: redisscript.KeysOf(d.prefix, r.Name), metadata: metadata, again: !r.Fresh}
+	if r.Wait {
+		return c.wait(ctx)
+	}
+	return c.try(ctx)
+}
+
+// Renew implements backend.Driver: one script call for up to 128 grants, all calls in one pipeline (on a cluster, one
+// call a grant and one pipeline a node).
+func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	answers := make([]backend.Renewal, len(grants))
+	if err := d.begin(ctx); err != nil {
+		for i, g := range grants {
+			answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
+		}
+		return answers
+	}
+	defer d.end()
+	now := d.clock.Now()
+	all := make([]*step, 0, len(grants))
+	for _, g := range grants {
+		px := g.TTL
+		if !g.MinHoldUntil.IsZero() {
+			px = max(px, g.MinHoldUntil.Sub(now))
+		}
+		s := newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g), redisscript.Millis(px))
+		all = append(all, s)
+	}
+	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
+		g := grants[i]
+		if err == nil { // only then is the step this goroutine's to read
+			if n, ok := s.answer.(int64); ok && n == 1 && g.Incarnation != "" {
+				answers[i] = backend.Renewal{SentAt: s.sentAt, TTL: g.TTL}
+				return
+			}
+			err = &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+		}
+		answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
+	})
+	return answers
+}
+
+// Release implements backend.Driver.
+func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
+	if err := d.release(ctx, g); err != nil {
+		return redisconn.CallError(ctx, driverName, "release", g.Name, err)
+	}
+	return nil
+}
+
+func (d *Driver) release(ctx context.Context, g backend.Grant) error {
+	if g.Kind > backend.KindPermits {
+		return fmt.Errorf("%v: %w", g.Kind, backend.ErrUnsupported)
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.end()
+	now := d.clock.Now()
+	keys := redisscript.KeysOf(d.prefix, g.Name)
+	start := redisconn.StartOf(g)
+	closed := max(0, g.MinHoldUntil.Sub(now))
+	if g.MinHoldUntil.IsZero() {
+		closed = 0
+	}
+	var s *step
+	switch {
+	case start == "":
+		s = newStep(redisscript.Remove, keys, g.RequestID)
+	case g.Kind != backend.KindExclusive:
+		s = newStep(redisscript.GroupRelease, keys, start, redisscript.Millis(closed))
+	case closed == 0 && d.setGet.Load() && now.Sub(g.SentAt) < g.TTL/2:
+		s = newStep(redisscript.ReleaseFast, keys, start)
+	default:
+		s = newStep(redisscript.Release, keys, start, redisscript.Millis(closed))
+	}
+	if err := d.batch.do(ctx, s); err != nil {
+		return err
+	}
+	n, ok := s.answer.(int64)
+	s.free()
+	switch {
+	case !ok:
+		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	case n > 0:
+		return nil
+	case start == "":
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	return &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+}
+
+// Holder implements backend.Inspector. Since is not known.
+func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+	info, err := d.holder(ctx, name)
+	if err != nil {
+		return backend.Info{}, redisconn.CallError(ctx, driverName, "holder", name, err)
+	}
+	return info, nil
+}
+
+func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
+	info := backend.Info{Name: name}
+	if err := backend.ValidateName(name); err != nil {
+		return info, err
+	}
+	if err := d.begin(ctx); err != nil {
+		return info, err
+	}
+	defer d.end()
+	s := newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, name))
+	if err := d.batch.do(ctx, s); err != nil {
+		return info, err
+	}
+	answer := s.answer
+	s.free()
+	state, ok := redisscript.ParseState(answer)
+	if !ok {
+		return info, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	}
+	info.Waiters = state.Waiters
+	holds := state.Shares
+	if state.Held {
+		holds = []redisscript.State{state}
+	}
+	for _, s := range holds {
+		holder, err := redisconn.HolderOf(s)
+		if err != nil {
+			return backend.Info{Name: name}, err
+		}
+		info.Holders = append(info.Holders, holder)
+	}
+	info.Held = len(info.Holders) > 0
+	return info, nil
+}
+
+// Close implements backend.Driver. Waiters end with ErrClosed and their places in the queues are given back, as far as
+// ctx and the server allow.
+func (d *Driver) Close(ctx context.Context) error {
+	first := d.after.Close()
+	err := d.after.Wait(ctx)
+	d.waiting.close()
+	if err == nil {
+		err = errors.Join(d.push.close(ctx), d.batch.close(ctx))
+	} else { // ctx has ended; the goroutines end with their connections
+		_, _ = d.push.close(ctx), d.batch.close(ctx)
+	}
+	if first && d.batch.direct != nil {
+		err = errors.Join(err, d.batch.direct.close())
+	}
+	if first && d.own {
+		err = errors.Join(err, d.client.Close())
+	}
+	if err != nil {
+		return &backend.CallError{Driver: driverName, Call: "close", Err: err}
+	}
+	return nil
+}

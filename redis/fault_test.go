@@ -1,0 +1,347 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// linked returns a driver behind a proxy.
+func (s *testServer) linked(t testing.TB) (*Driver, *fault.Proxy) {
+	t.Helper()
+	p, err := fault.NewProxy(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return openAt(t, p.Addr()), p
+}
+
+const slack = 400 * time.Millisecond // for a busy machine; the promise is 50 ms
+
+// A server that hangs does not keep a call beyond its context, ended by a deadline or by a cancellation, and what it
+// does when it wakes up does not stay.
+func TestHungServer(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	g := mustAcquire(t, d, request("held", time.Minute, true))
+	s.pause()
+	calls := map[string]func(context.Context) error{
+		"try": func(ctx context.Context) error {
+			_, err := d.Acquire(ctx, request("try", time.Minute, false))
+			return err
+		},
+		"wait": func(ctx context.Context) error {
+			_, err := d.Acquire(ctx, request("wait", time.Minute, true))
+			return err
+		},
+		"renew":  func(ctx context.Context) error { return d.Renew(ctx, []backend.Grant{g})[0].Err },
+		"holder": func(ctx context.Context) error { _, err := d.Holder(ctx, "held"); return err },
+		"ping":   d.Ping,
+	}
+	for name, call := range calls {
+		for _, cancelled := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(context.Background())
+			want := context.Canceled
+			if cancelled {
+				time.AfterFunc(100*time.Millisecond, cancel)
+			} else {
+				cancel()
+				ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond)
+				want = context.DeadlineExceeded
+			}
+			start := time.Now()
+			err := call(ctx)
+			if took := time.Since(start); took > 100*time.Millisecond+slack {
+				t.Errorf("%s, cancelled %v: returned after %v", name, cancelled, took)
+			}
+			if !errors.Is(err, want) || !errors.Is(err, backend.ErrUnknown) && !errors.Is(err, backend.ErrUnavailable) {
+				t.Errorf("%s, cancelled %v: %v", name, cancelled, err)
+			}
+			cancel()
+		}
+	}
+	s.resume()
+	mustRelease(t, d, g)
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}
+
+// The reply to an acquire is lost once: the caller gets the lock, and not "held by somebody else", who is itself.
+func TestLostReply(t *testing.T) {
+	s := startServer(t)
+	d, link := s.linked(t)
+	other, admin := s.open(t), s.admin(t)
+	for _, wait := range []bool{false, true} {
+		mustRelease(t, d, mustAcquire(t, d, request("warm-up", 10*time.Second, wait)))
+		sent := link.Seen(fault.Requests)
+		link.Drop(fault.Replies)
+		time.AfterFunc(300*time.Millisecond, link.Pass)
+		g := mustAcquire(t, d, request("n", 10*time.Second, wait))
+		if link.Seen(fault.Requests) == sent {
+			t.Error("nothing went through the link")
+		}
+		if _, err := other.Acquire(within(t, 5*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("a rival: %v", err)
+		}
+		mustRelease(t, d, g)
+	}
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}
+
+// A request that is delivered after its caller gave up does not close the name.
+func TestLateDelivery(t *testing.T) {
+	s := startServer(t)
+	d, link := s.linked(t)
+	other, admin := s.open(t), s.admin(t)
+	for _, wait := range []bool{false, true} {
+		mustRelease(t, d, mustAcquire(t, d, request("warm-up", 10*time.Second, wait)))
+		link.Hold(fault.Requests)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		_, err := d.Acquire(ctx, request("n", time.Minute, wait))
+		cancel()
+		if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("gave up: %v", err)
+		}
+		link.Pass()
+		mustRelease(t, other, mustAcquire(t, other, request("n", 10*time.Second, true)))
+	}
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}
+
+func TestLostRenewalIsNoLoss(t *testing.T) {
+	s := startServer(t)
+	d, link := s.linked(t)
+	g := mustAcquire(t, d, request("n", 10*time.Second, true))
+	for _, dir := range []fault.Direction{fault.Requests, fault.Replies} {
+		link.Drop(dir)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		err := d.Renew(ctx, []backend.Grant{g})[0].Err
+		cancel()
+		if !errors.Is(err, backend.ErrUnknown) || errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("renewal: %v", err)
+		}
+		link.Pass()
+	}
+	if answer := d.Renew(within(t, 10*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
+		t.Error(answer.Err)
+	}
+	mustRelease(t, d, g)
+}
+
+func TestServerIsDown(t *testing.T) {
+	s := startServer(t)
+	s.kill()
+	d := s.open(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("try: %v", err)
+	}
+	if err := d.Ping(ctx); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("ping: %v", err)
+	}
+	if _, err := Open(ctx, "redis://"+s.addr); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("open: %v", err)
+	}
+	short, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := d.Acquire(short, request("n", time.Second, true))
+	if !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wait: %v", err)
+	}
+	if took := time.Since(start); took < 200*time.Millisecond || took > 200*time.Millisecond+slack {
+		t.Errorf("wait ended after %v", took)
+	}
+
+	// A wait outlives the outage.
+	got := make(chan error, 1)
+	go func() {
+		g, err := d.Acquire(within(t, 20*time.Second), request("n", 10*time.Second, true))
+		if err == nil {
+			err = d.Release(within(t, 20*time.Second), g)
+		}
+		got <- err
+	}()
+	s.start(t)
+	if err := <-got; err != nil {
+		t.Errorf("a wait from before the start: %v", err)
+	}
+}
+
+// A caller that is alone, whose context ends before anything is sent, leaves nothing to find out.
+func TestContextThatEndsBeforeSending(t *testing.T) {
+	s := startServer(t)
+	d, err := Open(t.Context(), "redis://"+s.addr) // a client of its own, on which callers send by themselves
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close(context.Background()) })
+	for _, want := range []error{context.Canceled, context.DeadlineExceeded} {
+		ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+		defer cancel()
+		if errors.Is(want, context.Canceled) {
+			ctx, cancel = context.WithCancel(t.Context())
+			cancel()
+		}
+		done, err := d.batch.doDirect(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
+		var f *redisconn.Failure
+		if !done || !errors.Is(err, want) || !errors.As(err, &f) || f.Sent {
+			t.Errorf("%v: done %v, %+v, want a failure that sent nothing", want, done, err)
+		}
+	}
+}
+
+// The server restarts and has forgotten the locks, the queue and the script.
+func TestRestartedEmpty(t *testing.T) {
+	s := startServer(t)
+	d, other := s.open(t), s.open(t)
+	g := mustAcquire(t, d, request("n", 10*time.Second, true))
+	got := make(chan backend.Grant, 1)
+	go func() { got <- mustAcquire(t, other, request("n", 10*time.Second, true)) }()
+	awaitQueue(t, s.admin(t), "n", 1)
+	s.kill()
+	s.start(t)
+	next := <-got // its look finds the place gone
+	answer := d.Renew(within(t, 10*time.Second), []backend.Grant{g})[0]
+	if !errors.Is(answer.Err, backend.ErrNotHeld) && !errors.Is(answer.Err, backend.ErrUnknown) {
+		t.Errorf("renewed after a restart: %v", answer.Err)
+	}
+	if err := d.Release(within(t, 10*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("released after a restart: %v", err)
+	}
+	mustRelease(t, other, next)
+}
+
+func TestScriptFlush(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	for range 3 {
+		g := mustAcquire(t, d, request("n", 10*time.Second, true))
+		if err := admin.ScriptFlush(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		mustRelease(t, d, g)
+	}
+}
+
+func TestUnfitServers(t *testing.T) {
+	master := startServer(t)
+	for name, s := range map[string]*testServer{
+		"maxmemory-policy": startServer(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"),
+		"role":             startServer(t, "--replicaof", "127.0.0.1 "+master.addr[len("127.0.0.1:"):]),
+		"credentials":      startServer(t, "--requirepass", "secret"),
+	} {
+		d := s.open(t)
+		_, acquire := d.Acquire(within(t, 5*time.Second), request("n", time.Second, true))
+		_, open := Open(within(t, 5*time.Second), "redis://"+s.addr)
+		for call, err := range map[string]error{"acquire": acquire, "open": open, "ping": d.Ping(within(t, 5*time.Second))} {
+			var config *backend.ConfigError
+			if !errors.Is(err, backend.ErrMisconfigured) || !errors.As(err, &config) || config.Setting != name {
+				t.Errorf("%s: %s: %v", name, call, err)
+			}
+		}
+	}
+	s := startServer(t, "--maxmemory", "100mb", "--maxmemory-policy", "noeviction")
+	if err := s.open(t).Ping(within(t, 5*time.Second)); err != nil {
+		t.Errorf("noeviction: %v", err)
+	}
+}
+
+// A full server refuses new holds and still lets the present ones be released.
+func TestServerOutOfMemory(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	g := mustAcquire(t, d, request("n", 10*time.Second, true))
+	ctx := within(t, 20*time.Second)
+	if err := admin.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Acquire(ctx, request("other", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("full: %v", err)
+	}
+	mustRelease(t, d, g)
+}
+
+// Clients whose settings would retry silently or outlive contexts are replaced or refused.
+func TestUnfitClients(t *testing.T) {
+	s := startServer(t)
+	plain := goredis.NewClient(&goredis.Options{Addr: s.addr})
+	defer plain.Close()
+	d := New(plain, nil)
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+	own, ok := d.client.(*goredis.Client)
+	if !ok || own == plain || own.Options().MaxRetries != 0 || !own.Options().ContextTimeoutEnabled {
+		t.Errorf("default settings: %+v", own.Options())
+	}
+	if err := d.Close(within(t, 5*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if err := plain.Ping(context.Background()).Err(); err != nil {
+		t.Errorf("the caller's client after Close: %v", err)
+	}
+	fitting := goredis.NewClient(fitOptions(s.addr))
+	defer fitting.Close()
+	d = New(fitting, nil)
+	if d.client != goredis.UniversalClient(fitting) {
+		t.Error("a fitting client was not used as it is")
+	}
+	if err := d.Close(within(t, 5*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if err := fitting.Ping(context.Background()).Err(); err != nil {
+		t.Errorf("the caller's client after Close: %v", err)
+	}
+
+	failover := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+	defer failover.Close()
+	ring := goredis.NewRing(&goredis.RingOptions{Addrs: map[string]string{"a": s.addr}})
+	defer ring.Close()
+	for name, client := range map[string]goredis.UniversalClient{"failover": failover, "ring": ring, "nil": nil} {
+		d := New(client, nil)
+		_, err := d.Acquire(within(t, 5*time.Second), request("n", time.Second, true))
+		if !errors.Is(err, backend.ErrMisconfigured) && !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := d.Close(within(t, 5*time.Second)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A cancelled acquire leaves nothing, whenever the cancellation comes.
+func TestCancelledAnytime(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := d.Acquire(ctx, request("n", time.Minute, true))
+	if !errors.Is(err, context.Canceled) || errors.Is(err, backend.ErrUnknown) {
+		t.Errorf("cancelled before: %v", err)
+	}
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*50*time.Microsecond)
+			defer cancel()
+			g, err := d.Acquire(ctx, request(fmt.Sprint("n", i%8), time.Minute, i%3 > 0))
+			if err == nil {
+				mustRelease(t, d, g)
+			} else if !errors.Is(err, backend.ErrHeld) && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}

@@ -1,0 +1,422 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+func pttl(t *testing.T, c *goredis.Client, name string) time.Duration {
+	t.Helper()
+	d, err := c.PTTL(context.Background(), redisscript.KeysOf("fencelock:", name).Lock).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestHoldExcludesAndReleaseFrees(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	r := request("n", 10*time.Second, false)
+	before := backend.SystemClock().Now()
+	g := mustAcquire(t, a, r)
+	if g.SentAt < before || g.Token != 0 || g.TTL != r.TTL || g.Owner != r.Owner || g.RequestID != r.RequestID {
+		t.Errorf("grant %+v of %+v, made after %v", g, r, before)
+	}
+	_, err := b.Acquire(within(t, 5*time.Second), request("n", 10*time.Second, false))
+	var held *backend.HeldError
+	if !errors.Is(err, backend.ErrHeld) || !errors.As(err, &held) {
+		t.Fatalf("second acquire: %v", err)
+	}
+	if held.Holder != r.Owner || held.RetryAfter <= 9*time.Second || held.RetryAfter > 10*time.Second {
+		t.Errorf("held: %+v", held)
+	}
+	var call *backend.CallError
+	if !errors.As(err, &call) || call.Call != "acquire" || call.Name != "n" || call.Driver != "redis" {
+		t.Errorf("no call error with call and name: %#v", err)
+	}
+	mustRelease(t, a, g)
+	if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("second release: %v", err)
+	}
+	if found := keys(t, admin); len(found) != 0 {
+		t.Errorf("left: %v", found)
+	}
+}
+
+// A request id is compared whole: an id that starts like the holder's does not get its lock.
+func TestRequestIDsThatArePrefixes(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	long := request("n", 10*time.Second, false)
+	long.RequestID = "worker-1-aaaaaaaaaa0"
+	long.Fresh = false
+	short := long
+	short.RequestID = "worker-1-aaaaaaaaaa"
+	g := mustAcquire(t, d, long)
+	if _, err := d.Acquire(within(t, 5*time.Second), short); !errors.Is(err, backend.ErrHeld) {
+		t.Fatalf("acquired by a prefix: %v", err)
+	}
+	for _, stranger := range []backend.Grant{
+		short.Grant(),
+		{Name: "n", RequestID: short.RequestID, Incarnation: g.Incarnation, TTL: g.TTL},
+		{Name: "n", RequestID: g.RequestID, Incarnation: g.Incarnation[:len(g.Incarnation)-1], TTL: g.TTL},
+	} {
+		if err := d.Release(within(t, 5*time.Second), stranger); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("released by %+v: %v", stranger, err)
+		}
+		if err := d.Renew(within(t, 5*time.Second), []backend.Grant{stranger})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("renewed by %+v: %v", stranger, err)
+		}
+	}
+	mustRelease(t, d, g)
+}
+
+func TestAcquireIsIdempotentByRequestID(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	for _, wait := range []bool{false, true} {
+		r := request("n", 10*time.Second, wait)
+		r.Fresh = false
+		first := mustAcquire(t, a, r)
+		second := mustAcquire(t, b, r)
+		if first.Incarnation == second.Incarnation {
+			t.Error("the later grant did not replace the earlier one")
+		}
+		if err := a.Release(within(t, 5*time.Second), first); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release of the replaced grant: %v", err)
+		}
+		mustRelease(t, a, second)
+		third := mustAcquire(t, a, r)
+		mustRelease(t, b, r.Grant())
+		if err := a.Release(within(t, 5*time.Second), third); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release after release by request: %v", err)
+		}
+	}
+	if found := keys(t, admin); len(found) != 0 {
+		t.Errorf("left: %v", found)
+	}
+}
+
+// A sub-second TTL reaches the server as it is, and no key ever lives for ever.
+func TestTTLIsExact(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	for _, ttl := range []time.Duration{100 * time.Millisecond, 900 * time.Millisecond, 1234 * time.Millisecond, maxTTL} {
+		g := mustAcquire(t, d, request("n", ttl, true))
+		if left := pttl(t, admin, "n"); left > ttl || left < ttl-ttl/2 {
+			t.Errorf("TTL %v: %v left", ttl, left)
+		}
+		if ttl > time.Second {
+			if err := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err; err != nil {
+				t.Error(err)
+			}
+			if left := pttl(t, admin, "n"); left > ttl || left < ttl-ttl/2 {
+				t.Errorf("TTL %v renewed: %v left", ttl, left)
+			}
+		}
+		if err := d.Release(within(t, 5*time.Second), g); err != nil && ttl > time.Second {
+			t.Error(err)
+		}
+	}
+	for _, ttl := range []time.Duration{0, -1, time.Microsecond, 99 * time.Millisecond, time.Second + 1, maxTTL + time.Hour} {
+		r := request("n", ttl, false)
+		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
+			t.Errorf("TTL %v: %v", ttl, err)
+		}
+	}
+}
+
+func TestRenewAfterAGapIsALoss(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	lost := mustAcquire(t, a, request("n", 100*time.Millisecond, false))
+	kept := mustAcquire(t, a, request("kept", 10*time.Second, false))
+	between := mustAcquire(t, b, request("n", 10*time.Second, true)) // waits for the expiry
+	if err := a.Renew(within(t, 5*time.Second), []backend.Grant{lost})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("renewed under a rival: %v", err)
+	}
+	mustRelease(t, b, between)
+	answers := a.Renew(within(t, 5*time.Second), []backend.Grant{lost, kept})
+	var notHeld *backend.NotHeldError
+	if err := answers[0].Err; !errors.As(err, &notHeld) || notHeld.Reason != backend.ReasonExpired {
+		t.Errorf("renewed after a gap: %v", err)
+	}
+	if answers[1].Err != nil || answers[1].TTL != kept.TTL || answers[1].SentAt < kept.SentAt {
+		t.Errorf("the other one: %+v", answers[1])
+	}
+	if pttl(t, admin, "n") >= 0 {
+		t.Error("the renewal made the key again")
+	}
+	if err := admin.Del(context.Background(), redisscript.KeysOf("fencelock:", "kept").Lock).Err(); err != nil {
+		t.Fatal(err)
+	}
+	err := a.Renew(within(t, 5*time.Second), []backend.Grant{kept})[0].Err
+	if !errors.As(err, &notHeld) || notHeld.Reason != backend.ReasonEvicted {
+		t.Errorf("renewed what was deleted: %v", err)
+	}
+}
+
+func TestRenewManyInOneRoundTrip(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	const n = 1000
+	var grants []backend.Grant
+	for i := range n {
+		g := mustAcquire(t, d, request(fmt.Sprint("n", i), 10*time.Second, false))
+		grants = append(grants, g)
+	}
+	before := calls(t, admin, "evalsha")
+	for i, answer := range d.Renew(within(t, 10*time.Second), grants) {
+		if answer.Err != nil || answer.TTL != 10*time.Second {
+			t.Errorf("%d: %+v", i, answer)
+		}
+	}
+	if n := calls(t, admin, "evalsha") - before; n > (1000+maxSteps-1)/maxSteps {
+		t.Errorf("%d calls of the script", n)
+	}
+	for _, g := range grants {
+		mustRelease(t, d, g)
+	}
+}
+
+func calls(t *testing.T, c *goredis.Client, command string) int {
+	t.Helper()
+	text, err := c.Info(context.Background(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(text, "cmdstat_"+command+":calls=")
+	n := 0
+	for _, c := range rest {
+		if c < '0' || c > '9' {
+			break
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
+
+func TestMinimumHold(t *testing.T) {
+	s := startServer(t)
+	a, b, admin := s.open(t), s.open(t), s.admin(t)
+	r := request("n", 200*time.Millisecond, false)
+	r.MinHold = 600 * time.Millisecond
+	start := time.Now()
+	g := mustAcquire(t, a, r)
+	if g.MinHoldUntil.Sub(g.SentAt) < r.MinHold {
+		t.Errorf("minimum hold until %v, granted after %v", g.MinHoldUntil, g.SentAt)
+	}
+	mustRelease(t, a, g)
+	if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("second release: %v", err)
+	}
+	if _, err := b.Acquire(within(t, 5*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("open before its time: %v", err)
+	}
+	next := mustAcquire(t, b, request("n", time.Second, true))
+	if d := time.Since(start); d < r.MinHold {
+		t.Errorf("open after %v", d)
+	}
+	mustRelease(t, b, next)
+
+	// A waiter is there already; and a holder that dies.
+	start = time.Now()
+	g = mustAcquire(t, a, r)
+	done := make(chan time.Duration, 1)
+	go func() {
+		g, err := b.Acquire(within(t, 10*time.Second), request("n", time.Second, true))
+		if err == nil {
+			err = b.Release(within(t, 10*time.Second), g)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		done <- time.Since(start)
+	}()
+	awaitQueue(t, admin, "n", 1)
+	mustRelease(t, a, g)
+	if d := <-done; d < r.MinHold {
+		t.Errorf("handed over after %v", d)
+	}
+	start = time.Now()
+	mustAcquire(t, a, r)
+	mustRelease(t, b, mustAcquire(t, b, request("n", time.Second, true)))
+	if d := time.Since(start); d < r.MinHold {
+		t.Errorf("free %v after its holder died", d)
+	}
+}
+
+func awaitQueue(t testing.TB, c *goredis.Client, name string, n int64) {
+	t.Helper()
+	eventually(t, "the queue has its length", func() bool {
+		l, err := c.LLen(context.Background(), redisscript.KeysOf("fencelock:", name).Queue).Result()
+		return err == nil && l == n
+	})
+}
+
+func TestInspectAndMetadata(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	info, err := d.Holder(within(t, 5*time.Second), "n")
+	if err != nil || info.Held || info.Waiters != 0 {
+		t.Errorf("free: %+v, %v", info, err)
+	}
+	r := request("n", 10*time.Second, false)
+	r.Owner = "host|1|with separators"
+	r.Metadata = map[string]string{"why": "a|b\nc", "": "x"}
+	g := mustAcquire(t, d, r)
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := d.Acquire(ctx, request("n", 10*time.Second, true))
+		gone <- err
+	}()
+	awaitQueue(t, admin, "n", 1)
+	info, err = d.Holder(within(t, 5*time.Second), "n")
+	if err != nil || !info.Held || info.Waiters != 1 || len(info.Holders) != 1 {
+		t.Fatalf("held: %+v, %v", info, err)
+	}
+	h := info.Holders[0]
+	if h.Owner != r.Owner || h.RequestID != r.RequestID || h.Metadata["why"] != "a|b\nc" || len(h.Metadata) != 2 ||
+		h.ExpiresIn > 10*time.Second || h.ExpiresIn < 5*time.Second {
+		t.Errorf("holder: %+v", h)
+	}
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	awaitQueue(t, admin, "n", 0)
+	mustRelease(t, d, g)
+}
+
+func TestUnsupportedRequests(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	for what, change := range map[string]func(*backend.Request){
+		"an unknown kind": func(r *backend.Request) { r.Kind = backend.KindPermits + 1 },
+		"hierarchical":    func(r *backend.Request) { r.Hierarchical = true },
+	} {
+		r := request("n", time.Second, false)
+		change(&r)
+		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := d.AcquireAll(within(t, 5*time.Second), []backend.Request{r}); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s, in a set: %v", what, err)
+		}
+	}
+	if found := keys(t, admin); len(found) != 0 {
+		t.Errorf("left: %v", found)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	for _, name := range []string{"", strings.Repeat("x", 513), "a\x00", "a\n", "\xff"} {
+		if _, err := d.Acquire(within(t, 5*time.Second), request(name, time.Second, false)); !errors.Is(err, backend.ErrInvalidName) {
+			t.Errorf("name %q: %v", name, err)
+		}
+	}
+	r := request("n", time.Second, false)
+	r.RequestID = "worker-1"
+	if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("short request id: %v", err)
+	}
+	d = New(goredis.NewClient(fitOptions(s.addr)), &Options{KeyPrefix: "a{b}"})
+	d.own = true
+	defer d.Close(context.Background())
+	if err := d.Ping(within(t, 5*time.Second)); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("prefix with braces: %v", err)
+	}
+}
+
+// Foreign keys of other types where ours belong: an error, no panic, and nobody's data is changed.
+func TestForeignKeys(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	ctx := within(t, 20*time.Second)
+	k := redisscript.KeysOf("fencelock:", "n")
+	for _, key := range []string{k.Lock, k.Queue} {
+		if err := admin.HSet(ctx, key, "field", "value").Err(); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []backend.Request{request("n", time.Second, false), request("n", time.Second, true)} {
+			if key == k.Lock && r.Wait {
+				continue // it waits, as for any holder
+			}
+			_, err := d.Acquire(ctx, r)
+			var config *backend.ConfigError
+			if key == k.Queue && r.Wait && !errors.As(err, &config) || err == nil {
+				t.Errorf("%s, wait %v: %v", key, r.Wait, err)
+			}
+			r.Fresh = false
+			if _, err := d.Acquire(ctx, r); err == nil {
+				t.Errorf("%s, wait %v: acquired", key, r.Wait)
+			}
+			if err := d.Release(ctx, r.Grant()); err == nil {
+				t.Errorf("%s: released", key)
+			}
+		}
+		if v, err := admin.HGetAll(ctx, key).Result(); err != nil || v["field"] != "value" {
+			t.Errorf("%s was changed: %v, %v", key, v, err)
+		}
+		g := mustAcquire(t, d, request("other", time.Second, true)) // in the same batches as ever
+		mustRelease(t, d, g)
+		admin.Del(ctx, key)
+	}
+
+	// A foreign string is a holder that nobody knows; foreign elements of the queue are dropped.
+	if err := admin.Set(ctx, k.Lock, "foreign", 300*time.Millisecond).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.RPush(ctx, k.Queue, "foreign", "1|2|3").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("foreign holder: %v", err)
+	}
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+}
+
+func TestClosedDriver(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	g := mustAcquire(t, d, request("n", time.Second, true))
+	waited := make(chan error, 1)
+	go func() {
+		_, err := d.Acquire(context.Background(), request("n", time.Second, true))
+		waited <- err
+	}()
+	admin := s.admin(t)
+	awaitQueue(t, admin, "n", 1)
+	mustRelease(t, d, mustAcquire(t, d, request("other", time.Second, true)))
+	if err := d.Close(within(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-waited; !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("waiter: %v", err)
+	}
+	awaitQueue(t, admin, "n", 0)
+	ctx := within(t, 5*time.Second)
+	_, err1 := d.Acquire(ctx, request("n", time.Second, true))
+	_, err2 := d.Holder(ctx, "n")
+	for i, err := range []error{err1, err2, d.Release(ctx, g), d.Ping(ctx), d.Renew(ctx, []backend.Grant{g})[0].Err} {
+		if !errors.Is(err, backend.ErrClosed) {
+			t.Errorf("%d after close: %v", i, err)
+		}
+	}
+	if err := d.Close(ctx); err != nil {
+		t.Errorf("second close: %v", err)
+	}
+}

@@ -1,0 +1,96 @@
+package redis
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+)
+
+const probeTime = 3 * time.Second // for one probe, whatever the callers' contexts allow
+
+// Ping implements backend.Pinger: it asks every master for INFO and refuses a server that evicts keys, a replica, and
+// versions before 6.0.
+func (d *Driver) Ping(ctx context.Context) error {
+	err := backend.ErrClosed
+	if !d.after.Closing() {
+		err = d.ask(ctx)
+	}
+	if err != nil {
+		return redisconn.CallError(ctx, driverName, "ping", "", err)
+	}
+	return nil
+}
+
+// ready runs the probe unless it has passed.
+func (d *Driver) ready(ctx context.Context) error {
+	if d.probe.Passed() {
+		return nil
+	}
+	return d.ask(ctx)
+}
+
+func (d *Driver) ask(ctx context.Context) error {
+	if d.unfit != nil {
+		return d.unfit
+	}
+	return d.probe.Join(ctx, &d.after, d.inspect)
+}
+
+// inspect asks the servers and draws the conclusions.
+func (d *Driver) inspect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	masters, err := d.masters(ctx)
+	if err != nil {
+		return err
+	}
+	cluster, setGet := false, true
+	for _, s := range masters {
+		if err := s.Fit(); err != nil {
+			return err
+		}
+		cluster = cluster || s.Cluster
+		setGet = setGet && s.AtLeast(6, 2)
+	}
+	if _, ok := d.client.(*goredis.Client); ok && cluster {
+		return &backend.ConfigError{
+			Setting: "client", Value: "*redis.Client", Want: "a *redis.ClusterClient",
+			Why: "the server is a node of a cluster (cluster_enabled:1)",
+		}
+	}
+	d.batch.cluster.Store(cluster)
+	d.setGet.Store(setGet)
+	return nil
+}
+
+// masters reads INFO of every master.
+func (d *Driver) masters(ctx context.Context) ([]redisconn.Server, error) {
+	cluster, ok := d.client.(*goredis.ClusterClient)
+	if !ok {
+		s, err := redisconn.ReadServer(ctx, d.client)
+		return []redisconn.Server{s}, err
+	}
+	var mu sync.Mutex
+	var all []redisconn.Server
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
+		s, err := redisconn.ReadServer(ctx, c)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, s)
+		return nil
+	})
+	if err != nil {
+		f := *redisconn.FailureOf(err)
+		f.Sent = false // a question changes nothing
+		return nil, &f
+	}
+	return all, nil
+}

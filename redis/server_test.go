@@ -1,0 +1,182 @@
+package redis
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// server is one redis-server of a test's own.
+type testServer struct {
+	addr string
+	args []string
+	cmd  *exec.Cmd
+}
+
+// startServer starts redis-server on a free loopback port with further arguments, and stops it when the test ends.
+func startServer(t testing.TB, args ...string) *testServer {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+			t.Fatal("redis-server is required and not installed")
+		}
+		t.Skip("SKIP: install redis-server or Docker")
+	}
+	s := &testServer{addr: port.Addresses(t, 1)[0]}
+	_, port, _ := net.SplitHostPort(s.addr)
+	s.args = append([]string{
+		"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir(),
+		"--daemonize", "no", "--loglevel", "warning",
+	}, args...)
+	s.start(t)
+	t.Cleanup(func() { s.kill() })
+	return s
+}
+
+func (s *testServer) start(t testing.TB) {
+	t.Helper()
+	s.cmd = exec.Command("redis-server", s.args...)
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the server answers", func() bool {
+		c, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		fmt.Fprint(c, "PING\r\n")
+		line, err := bufio.NewReader(c).ReadString('\n')
+		return err == nil && (strings.HasPrefix(line, "+PONG") || strings.HasPrefix(line, "-NOAUTH"))
+	})
+}
+
+func (s *testServer) kill() {
+	if s.cmd != nil {
+		s.signal(syscall.SIGCONT)
+		s.cmd.Process.Kill()
+		s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+func (s *testServer) signal(sig syscall.Signal) { s.cmd.Process.Signal(sig) }
+
+// pause stops the server as a whole; its sockets stay open.
+func (s *testServer) pause()  { s.signal(syscall.SIGSTOP) }
+func (s *testServer) resume() { s.signal(syscall.SIGCONT) }
+
+// admin returns a plain client for looking at the server.
+func (s *testServer) admin(t testing.TB) *goredis.Client {
+	t.Helper()
+	c := goredis.NewClient(&goredis.Options{Addr: s.addr})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// fitOptions are settings with which New uses the client as it is.
+func fitOptions(addr string) *goredis.Options {
+	return &goredis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1}
+}
+
+// open returns a driver of its own connections, closed with the test.
+func (s *testServer) open(t testing.TB) *Driver { return openAt(t, s.addr) }
+
+func openAt(t testing.TB, addr string) *Driver {
+	t.Helper()
+	d := newDriver(goredis.NewClient(fitOptions(addr)), true, nil, &Options{})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		d.Close(ctx)
+	})
+	return d
+}
+
+// keys returns all keys of the server.
+func keys(t testing.TB, c *goredis.Client) []string {
+	t.Helper()
+	found, err := c.Keys(context.Background(), "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// commands returns how many commands the server has run, those inside scripts too.
+func commands(t testing.TB, c *goredis.Client) (total int) {
+	t.Helper()
+	text, err := c.Info(context.Background(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		name, rest, ok := strings.Cut(line, ":calls=")
+		if !ok || strings.HasPrefix(name, "cmdstat_info") || strings.HasPrefix(name, "cmdstat_config") {
+			continue
+		}
+		calls, _, _ := strings.Cut(rest, ",")
+		n, err := strconv.Atoi(calls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += n
+	}
+	return total
+}
+
+// eventually waits for what cannot be awaited otherwise.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// request returns a request of a new id.
+func request(name string, ttl time.Duration, wait bool) backend.Request {
+	return backend.Request{
+		Name: name, Owner: "test/" + name, RequestID: backend.NewRequestID(), Fresh: true, TTL: ttl, Wait: wait,
+	}
+}
+
+// within is a context for calls that should succeed.
+func within(t testing.TB, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func mustAcquire(t testing.TB, d *Driver, r backend.Request) backend.Grant {
+	t.Helper()
+	g, err := d.Acquire(within(t, 20*time.Second), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func mustRelease(t testing.TB, d *Driver, g backend.Grant) {
+	t.Helper()
+	if err := d.Release(within(t, 20*time.Second), g); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,482 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// reading turns r into a request for a shared hold.
+func reading(r backend.Request) backend.Request {
+	r.Kind = backend.KindShared
+	return r
+}
+
+// taking turns r into a request for n permits of limit.
+func taking(r backend.Request, n, limit int) backend.Request {
+	r.Kind, r.Permits, r.Limit = backend.KindPermits, n, limit
+	return r
+}
+
+// held makes an attempt that must find the name held.
+func held(t *testing.T, d *Driver, r backend.Request, when string) {
+	t.Helper()
+	r.Wait = false
+	if g, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("%s: an attempt = %+v, %v, want ErrHeld", when, g, err)
+	}
+}
+
+// mismatched makes an attempt and a wait, which must both find the name in use otherwise.
+func mismatched(t *testing.T, d *Driver, r backend.Request, when string) {
+	t.Helper()
+	for _, wait := range []bool{false, true} {
+		r.Wait = wait
+		if g, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrLimitMismatch) {
+			t.Errorf("%s: wait %v: %+v, %v, want ErrLimitMismatch", when, wait, g, err)
+		}
+	}
+}
+
+// inLine starts an Acquire and returns when n wait.
+func inLine(t *testing.T, looker, d *Driver, r backend.Request, n int) <-chan backend.Grant {
+	t.Helper()
+	got := make(chan backend.Grant, 1)
+	r.Wait = true
+	go func() {
+		defer close(got)
+		g, err := d.Acquire(within(t, 30*time.Second), r)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		got <- g
+	}()
+	awaitWaiters(t, looker, r.Name, n)
+	return got
+}
+
+func awaitWaiters(t *testing.T, looker *Driver, name string, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d wait for %s", n, name), func() bool {
+		info, err := looker.Holder(context.Background(), name)
+		return err == nil && info.Waiters == n
+	})
+}
+
+// notYet fails if a waiter has its grant while it must not.
+func notYet(t *testing.T, got <-chan backend.Grant, when string) {
+	t.Helper()
+	select {
+	case g := <-got:
+		t.Errorf("%s: granted %+v", when, g)
+	default:
+	}
+}
+
+func nothingLeft(t *testing.T, s *testServer) {
+	t.Helper()
+	admin := s.admin(t)
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}
+
+// Readers hold together; a writer that waits stops new ones, has the name alone, and is followed by all readers that came
+// after it at once, up to the next writer.
+func TestReadersAndWriters(t *testing.T) {
+	s := startServer(t)
+	a, b := s.open(t), s.open(t)
+	r1 := mustAcquire(t, a, reading(request("n", time.Minute, false)))
+	r2 := mustAcquire(t, b, reading(request("n", time.Minute, true)))
+	if r1.Kind != backend.KindShared || r1.Token != 0 {
+		t.Errorf("grant: %+v", r1)
+	}
+	held(t, b, request("n", time.Second, false), "a writer beside readers")
+	w1 := inLine(t, a, b, request("n", time.Minute, true), 1)
+	held(t, a, reading(request("n", time.Second, false)), "a reader that would pass a writer")
+	r3 := inLine(t, a, a, reading(request("n", time.Minute, true)), 2)
+	r4 := inLine(t, a, b, reading(request("n", time.Minute, true)), 3)
+	w2 := inLine(t, a, a, request("n", time.Minute, true), 4)
+	r5 := inLine(t, a, b, reading(request("n", time.Minute, true)), 5)
+
+	mustRelease(t, a, r1)
+	held(t, a, request("n", time.Second, false), "one reader is left")
+	notYet(t, w1, "a writer beside a reader")
+	mustRelease(t, b, r2)
+	g := <-w1
+	held(t, a, reading(request("n", time.Second, false)), "a reader beside a writer")
+	mustRelease(t, b, g)
+	g3, g4 := <-r3, <-r4
+	info, err := a.Holder(within(t, 5*time.Second), "n")
+	if err != nil || !info.Held || len(info.Holders) != 2 || info.Waiters != 2 {
+		t.Errorf("two readers hold and two wait: %+v, %v", info, err)
+	}
+	for _, h := range info.Holders {
+		if h.Kind != backend.KindShared || h.Owner != "test/n" || h.ExpiresIn <= 0 || h.ExpiresIn > time.Minute ||
+			!slices.Contains([]string{g3.RequestID, g4.RequestID}, h.RequestID) {
+			t.Errorf("holder: %+v", h)
+		}
+	}
+	mustRelease(t, b, g4)
+	mustRelease(t, a, g3)
+	g = <-w2
+	mustRelease(t, a, g)
+	mustRelease(t, b, <-r5)
+	nothingLeft(t, s)
+}
+
+// A release in either form hands over to a reader.
+func TestWriterHandsOverToReaders(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	for _, fast := range []bool{true, false} {
+		g := mustAcquire(t, d, request("n", time.Minute, true))
+		d.setGet.Store(fast)
+		one := inLine(t, d, d, reading(request("n", time.Minute, true)), 1)
+		two := inLine(t, d, d, reading(request("n", time.Minute, true)), 2)
+		mustRelease(t, d, g)
+		if err := d.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("fast %v: second release: %v", fast, err)
+		}
+		mustRelease(t, d, <-one)
+		mustRelease(t, d, <-two)
+		nothingLeft(t, s)
+	}
+}
+
+// A writer that gives up lets the readers in that it kept out.
+func TestCancelledWriterLetsReadersIn(t *testing.T) {
+	s := startServer(t)
+	d, other := s.open(t), s.open(t)
+	g := mustAcquire(t, d, reading(request("n", time.Minute, true)))
+	for what, leave := range map[string]func(*Driver, backend.Request, context.CancelFunc){
+		"cancelled":             func(_ *Driver, _ backend.Request, cancel context.CancelFunc) { cancel() },
+		"released by its id":    func(d *Driver, r backend.Request, _ context.CancelFunc) { mustRelease(t, d, r.Grant()) },
+		"forgotten by a client": func(d *Driver, _ backend.Request, _ context.CancelFunc) { d.Close(context.Background()) },
+	} {
+		ctx, cancel := context.WithCancel(context.Background())
+		gone := make(chan error, 1)
+		writer := s.open(t)
+		w := request("n", time.Minute, true)
+		go func() {
+			_, err := writer.Acquire(ctx, w)
+			gone <- err
+		}()
+		awaitWaiters(t, d, "n", 1)
+		reader := inLine(t, d, other, reading(request("n", time.Minute, true)), 2)
+		eventually(t, "its first look has passed, and the next one is far", func() bool {
+			w := &other.waiting
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			g := w.groups[redisscript.KeysOf("fencelock:", "n").Lock]
+			return g != nil && !g.busy && time.Until(g.look) > time.Second
+		})
+		start := time.Now()
+		leave(writer, w, cancel)
+		mustRelease(t, other, <-reader)
+		if took := time.Since(start); took > 500*time.Millisecond+slack {
+			t.Errorf("%s: the reader got in after %v", what, took)
+		}
+		cancel()
+		<-gone
+		awaitWaiters(t, d, "n", 0)
+	}
+	mustRelease(t, d, g)
+	nothingLeft(t, s)
+}
+
+// A reader dies beside one that lives: the writer has to wait for the living one, and only for that.
+func TestReaderDies(t *testing.T) {
+	s := startServer(t)
+	d, other := s.open(t), s.open(t)
+	const ttl = 500 * time.Millisecond
+	dead := mustAcquire(t, other, reading(request("n", ttl, false)))
+	living := mustAcquire(t, d, reading(request("n", time.Minute, false)))
+	w := inLine(t, d, other, request("n", time.Minute, true), 1)
+	eventually(t, "the dead one is gone", func() bool {
+		info, err := d.Holder(context.Background(), "n")
+		return err == nil && len(info.Holders) == 1
+	})
+	if now := backend.SystemClock().Now(); now < dead.SentAt.Add(ttl-time.Millisecond) {
+		t.Errorf("gone %v before its time", dead.SentAt.Add(ttl).Sub(now))
+	}
+	answers := d.Renew(within(t, 5*time.Second), []backend.Grant{dead, living})
+	var lost *backend.NotHeldError
+	if !errors.As(answers[0].Err, &lost) || lost.Reason != backend.ReasonExpired || answers[1].Err != nil {
+		t.Errorf("renewals: %+v", answers)
+	}
+	if err := other.Release(within(t, 5*time.Second), dead); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("released after its time: %v", err)
+	}
+	notYet(t, w, "a writer beside a living reader")
+	mustRelease(t, d, living)
+	g := <-w
+
+	// All readers die; the writer's own client notices.
+	mustRelease(t, other, g)
+	start := time.Now()
+	mustAcquire(t, other, reading(request("n", ttl, false)))
+	mustAcquire(t, other, reading(request("n", ttl+100*time.Millisecond, false)))
+	g = mustAcquire(t, d, request("n", time.Minute, true))
+	// The server's clock counts whole milliseconds, and the present one has begun: the 1 % + 50 ms of every grant cover that.
+	if took := time.Since(start); took < ttl+99*time.Millisecond || took > ttl+500*time.Millisecond+slack {
+		t.Errorf("after the end of the readers the writer waited %v in all", took)
+	}
+	mustRelease(t, d, g)
+	nothingLeft(t, s)
+}
+
+// The whole of a name is evicted: every hold of it is lost, and none comes back with the next one.
+func TestEvictedShares(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	for _, r := range []backend.Request{
+		reading(request("n", time.Minute, false)), taking(request("p", time.Minute, false), 2, 4),
+	} {
+		lost := mustAcquire(t, d, r)
+		k := redisscript.KeysOf("fencelock:", r.Name)
+		if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
+			t.Fatal(err)
+		}
+		again := r
+		again.RequestID = backend.NewRequestID()
+		if r.Kind == backend.KindPermits {
+			again.Permits = 4
+		}
+		g := mustAcquire(t, d, again)
+		answer := d.Renew(within(t, 5*time.Second), []backend.Grant{lost})[0]
+		var notHeld *backend.NotHeldError
+		if !errors.As(answer.Err, &notHeld) || notHeld.Reason != backend.ReasonEvicted {
+			t.Errorf("%v: renewed what was evicted: %v", r.Kind, answer.Err)
+		}
+		if err := d.Release(within(t, 5*time.Second), lost); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("%v: released what was evicted: %v", r.Kind, err)
+		}
+		if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
+			t.Fatal(err)
+		}
+		// What is left of a name does not keep it from being used otherwise.
+		mustRelease(t, d, mustAcquire(t, d, request(r.Name, time.Minute, true)))
+		if err := d.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("%v: released what was evicted: %v", r.Kind, err)
+		}
+	}
+	nothingLeft(t, s)
+}
+
+// No key outlives the longest hold by itself, and none lives less.
+func TestSharesHaveTheirTime(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	for _, kind := range []func(backend.Request) backend.Request{
+		reading, func(r backend.Request) backend.Request { return taking(r, 1, 3) },
+	} {
+		long := mustAcquire(t, d, kind(request("n", time.Minute, false)))
+		short := mustAcquire(t, d, kind(request("n", 5*time.Second, true)))
+		for _, g := range []backend.Grant{short, long} {
+			if answer := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0]; answer.Err != nil || answer.TTL != g.TTL {
+				t.Errorf("renewed: %+v", answer)
+			}
+			if left := pttl(t, admin, "n"); left > long.TTL || left < long.TTL-5*time.Second {
+				t.Errorf("%v left of %v", left, long.TTL)
+			}
+		}
+		for _, key := range keys(t, admin) {
+			if left, err := admin.PTTL(context.Background(), key).Result(); err != nil || left <= 0 || left > long.TTL {
+				t.Errorf("%s: %v left, %v", key, left, err)
+			}
+		}
+		mustRelease(t, d, long)
+		mustRelease(t, d, short)
+		nothingLeft(t, s)
+	}
+}
+
+// A shared hold and permits are idempotent by request id: one share, whoever asks again.
+func TestSharesAreIdempotent(t *testing.T) {
+	s := startServer(t)
+	a, b := s.open(t), s.open(t)
+	for _, r := range []backend.Request{
+		reading(request("n", time.Minute, false)), taking(request("n", time.Minute, false), 2, 3),
+	} {
+		for _, wait := range []bool{false, true} {
+			r.Fresh, r.Wait = false, wait
+			first := mustAcquire(t, a, r)
+			second := mustAcquire(t, b, r)
+			if info, err := a.Holder(within(t, 5*time.Second), "n"); err != nil || len(info.Holders) != 1 ||
+				info.Holders[0].Permits != r.Permits || info.Holders[0].Kind != r.Kind {
+				t.Errorf("%v: %+v, %v", r.Kind, info, err)
+			}
+			if err := a.Release(within(t, 5*time.Second), first); !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("%v: release of the replaced grant: %v", r.Kind, err)
+			}
+			mustRelease(t, a, second)
+			third := mustAcquire(t, a, r)
+			mustRelease(t, b, r.Grant())
+			if err := a.Release(within(t, 5*time.Second), third); !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("%v: release after release by request: %v", r.Kind, err)
+			}
+		}
+		// One place, too.
+		block := r
+		block.RequestID, block.Permits, block.Wait = backend.NewRequestID(), r.Limit, false
+		if r.Kind == backend.KindShared {
+			block = request("n", time.Minute, false)
+		}
+		g := mustAcquire(t, a, block)
+		r.Wait = true
+		ctx, cancel := context.WithCancel(context.Background())
+		gone := make(chan error, 1)
+		go func() {
+			_, err := a.Acquire(ctx, r)
+			gone <- err
+		}()
+		awaitWaiters(t, a, "n", 1)
+		first := s.open(t)
+		second := make(chan backend.Grant, 1)
+		go func() { second <- mustAcquire(t, first, r) }()
+		eventually(t, "the place has its new owner", func() bool { return placeOf(t, s, r).Client == first.identity })
+		awaitWaiters(t, a, "n", 1)
+		cancel()
+		<-gone
+		mustRelease(t, a, g)
+		mustRelease(t, first, <-second)
+		nothingLeft(t, s)
+	}
+}
+
+// placeOf returns the place in the queue that r has.
+func placeOf(t *testing.T, s *testServer, r backend.Request) redisscript.Hold {
+	t.Helper()
+	admin, k := s.admin(t), redisscript.KeysOf("fencelock:", r.Name)
+	places, err := admin.LRange(context.Background(), k.Queue, 0, -1).Result()
+	if r.Kind == backend.KindPermits {
+		places, err = admin.ZRange(context.Background(), k.Queue, 0, -1).Result()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range places {
+		if h, ok := redisscript.ParseHold(v); ok && h.Request == r.RequestID {
+			return h
+		}
+	}
+	return redisscript.Hold{}
+}
+
+// The minimum of a shared hold keeps writers out and lets readers in; that of permits keeps these permits.
+func TestMinimumOfShares(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	r := reading(request("n", 200*time.Millisecond, false))
+	r.MinHold = 600 * time.Millisecond
+	start := time.Now()
+	g := mustAcquire(t, d, r)
+	mustRelease(t, d, g)
+	if err := d.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("second release: %v", err)
+	}
+	mustRelease(t, d, mustAcquire(t, d, reading(request("n", time.Second, false))))
+	info, err := d.Holder(within(t, 5*time.Second), "n")
+	if err != nil || info.Held {
+		t.Errorf("closed, and held by nobody: %+v, %v", info, err)
+	}
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+	if took := time.Since(start); took < r.MinHold {
+		t.Errorf("open to a writer after %v", took)
+	}
+
+	p := taking(request("n", 200*time.Millisecond, false), 2, 3)
+	p.MinHold = 600 * time.Millisecond
+	start = time.Now()
+	g = mustAcquire(t, d, p)
+	mustRelease(t, d, mustAcquire(t, d, taking(request("n", time.Second, false), 1, 3)))
+	w := inLine(t, d, d, taking(request("n", time.Second, true), 2, 3), 1)
+	mustRelease(t, d, g)
+	mustRelease(t, d, <-w)
+	if took := time.Since(start); took < p.MinHold {
+		t.Errorf("permits came back after %v", took)
+	}
+	nothingLeft(t, s)
+}
+
+// The reply or the push is lost: the caller gets its share all the same, and one of it.
+func TestLostMessagesOfShares(t *testing.T) {
+	s := startServer(t)
+	d, link := s.linked(t)
+	other := s.open(t)
+	for _, kind := range []func(backend.Request) backend.Request{
+		reading, func(r backend.Request) backend.Request { return taking(r, 2, 3) },
+	} {
+		mustRelease(t, d, mustAcquire(t, d, kind(request("warm-up", 10*time.Second, true))))
+		for _, wait := range []bool{false, true} {
+			link.Drop(fault.Replies)
+			time.AfterFunc(300*time.Millisecond, link.Pass)
+			g := mustAcquire(t, d, kind(request("n", time.Minute, wait)))
+			if info, err := other.Holder(within(t, 5*time.Second), "n"); err != nil || len(info.Holders) != 1 {
+				t.Errorf("one share: %+v, %v", info, err)
+			}
+			mustRelease(t, d, g)
+		}
+		block := kind(request("n", time.Minute, false))
+		if block.Kind == backend.KindShared {
+			block = request("n", time.Minute, false)
+		}
+		g := mustAcquire(t, other, block)
+		next := inLine(t, other, d, kind(request("n", time.Minute, true)), 1)
+		link.Drop(fault.Replies)
+		mustRelease(t, other, g)
+		eventually(t, "the share is handed over", func() bool {
+			info, err := other.Holder(context.Background(), "n")
+			return err == nil && info.Held && info.Waiters == 0
+		})
+		link.Pass()
+		mustRelease(t, d, <-next)
+	}
+	nothingLeft(t, s)
+}
+
+// Foreign keys of other types where ours belong: an error, and nobody's data is changed.
+func TestForeignKeysBesideShares(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	ctx := within(t, 20*time.Second)
+	k := redisscript.KeysOf("fencelock:", "n")
+	fill := map[string]func(key string) error{
+		"hash": func(key string) error { return admin.HSet(ctx, key, "field", "value").Err() },
+		"set":  func(key string) error { return admin.SAdd(ctx, key, "field").Err() },
+	}
+	for what, fill := range fill {
+		for _, key := range []string{k.Lock, k.Queue} {
+			if err := fill(key); err != nil {
+				t.Fatal(err)
+			}
+			before, err := admin.Dump(ctx, key).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range []backend.Request{
+				reading(request("n", time.Second, false)), reading(request("n", time.Second, true)),
+				taking(request("n", time.Second, false), 1, 2), taking(request("n", time.Second, true), 1, 2),
+			} {
+				if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrMisconfigured) {
+					t.Errorf("%s at %s, %v, wait %v: %v", what, key, r.Kind, r.Wait, err)
+				}
+				if err := d.Release(ctx, r.Grant()); !errors.Is(err, backend.ErrMisconfigured) {
+					t.Errorf("%s at %s, %v: released: %v", what, key, r.Kind, err)
+				}
+			}
+			if after, err := admin.Dump(ctx, key).Result(); err != nil || after != before {
+				t.Errorf("%s at %s was changed: %v", what, key, err)
+			}
+			admin.Del(ctx, key)
+		}
+	}
+	nothingLeft(t, s)
+}

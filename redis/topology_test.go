@@ -1,0 +1,193 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// startCluster starts three masters that share the slots.
+func startCluster(t *testing.T) []*testServer {
+	t.Helper()
+	ctx := within(t, 30*time.Second)
+	var nodes []*testServer
+	var buses [3]string
+	for i := range buses {
+		// Without this it would be 10,000 above the other port, among those that outgoing connections take.
+		_, buses[i], _ = net.SplitHostPort(port.Addresses(t, 1)[0])
+		s := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", fmt.Sprint("nodes-", i, ".conf"), "--cluster-port", buses[i])
+		nodes = append(nodes, s)
+		first, last := i*16384/3, (i+1)*16384/3-1
+		c := s.admin(t)
+		if err := c.ClusterAddSlotsRange(ctx, first, last).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, s := range nodes[1:] {
+		host, port, _ := net.SplitHostPort(s.addr)
+		if err := nodes[0].admin(t).Do(ctx, "cluster", "meet", host, port, buses[i+1]).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range nodes {
+		c := s.admin(t)
+		eventually(t, "the cluster is complete", func() bool {
+			text, err := c.ClusterInfo(ctx).Result()
+			return err == nil && strings.Contains(text, "cluster_state:ok") && strings.Contains(text, "cluster_known_nodes:3") &&
+				strings.Contains(text, "cluster_slots_assigned:16384")
+		})
+	}
+	return nodes
+}
+
+func TestCluster(t *testing.T) {
+	nodes := startCluster(t)
+	ctx := within(t, 30*time.Second)
+	a, err := Open(ctx, "redis+cluster://"+nodes[0].addr+","+nodes[1].addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close(ctx)
+	plain := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{nodes[2].addr}})
+	defer plain.Close()
+	b := New(plain, nil)
+	defer b.Close(ctx)
+
+	// Names on all nodes, also names with braces of their own; renewed in one call.
+	var grants []backend.Grant
+	for i := range 100 {
+		grants = append(grants, mustAcquire(t, a, request(fmt.Sprintf("n%d}{%d", i, i%7), 20*time.Second, i%2 == 0)))
+	}
+	for i, s := range nodes {
+		if n := len(keys(t, s.admin(t))); n == 0 || n == 100 {
+			t.Errorf("node %d has %d keys", i, n)
+		}
+	}
+	for i, answer := range a.Renew(ctx, grants) {
+		if answer.Err != nil {
+			t.Errorf("%d: %v", i, answer.Err)
+		}
+	}
+	// Contention, by push.
+	for i, g := range grants {
+		if _, err := b.Acquire(ctx, request(g.Name, time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("%d: %v", i, err)
+		}
+		got := make(chan backend.Grant, 1)
+		if i < 10 {
+			go func() {
+				g, err := b.Acquire(ctx, request(g.Name, 20*time.Second, true))
+				if err != nil {
+					t.Error(err)
+				}
+				got <- g
+			}()
+			eventually(t, "it waits", func() bool {
+				info, err := b.Holder(ctx, g.Name)
+				return err == nil && info.Waiters == 1
+			})
+		}
+		mustRelease(t, a, g)
+		if i < 10 {
+			mustRelease(t, b, <-got)
+		}
+	}
+	// Shares of names on all nodes.
+	for i := range 10 {
+		name := fmt.Sprintf("shares-%d}{%d", i, i%7)
+		for _, kind := range []func(backend.Request) backend.Request{
+			reading, func(r backend.Request) backend.Request { return taking(r, 1, 2) },
+		} {
+			one := mustAcquire(t, a, kind(request(name, 20*time.Second, false)))
+			two := mustAcquire(t, b, kind(request(name, 20*time.Second, true)))
+			rival := request(name, 20*time.Second, true)
+			if one.Kind == backend.KindPermits {
+				rival = taking(rival, 2, 2)
+			}
+			next := inLine(t, a, b, rival, 1)
+			for _, answer := range a.Renew(ctx, []backend.Grant{one, two}) {
+				if answer.Err != nil {
+					t.Error(answer.Err)
+				}
+			}
+			mustRelease(t, a, one)
+			mustRelease(t, b, two)
+			mustRelease(t, b, <-next)
+		}
+	}
+	if _, err := a.AcquireAll(ctx, set("a", "b")); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("several names on a cluster: %v", err)
+	}
+	for i, s := range nodes {
+		if found := keys(t, s.admin(t)); len(found) != 0 {
+			t.Errorf("left on node %d: %v", i, found)
+		}
+	}
+	if err := openAt(t, nodes[0].addr).Ping(ctx); !errors.Is(err, backend.ErrMisconfigured) {
+		t.Errorf("a plain client on a cluster: %v", err)
+	}
+}
+
+// startSentinel starts one Sentinel that watches s under the name "mymaster".
+func startSentinel(t *testing.T, s *testServer) string {
+	t.Helper()
+	addr := port.Addresses(t, 1)[0]
+	host, port, _ := net.SplitHostPort(s.addr)
+	_, own, _ := net.SplitHostPort(addr)
+	file := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("port %s\nbind 127.0.0.1\nsentinel monitor mymaster %s %s 1\n"+
+		"sentinel down-after-milliseconds mymaster 1000\n", own, host, port)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fault.Start(t, exec.Command("redis-server", file, "--sentinel"))
+	c := goredis.NewSentinelClient(&goredis.Options{Addr: addr})
+	t.Cleanup(func() { c.Close() })
+	eventually(t, "the Sentinel knows the master", func() bool {
+		return c.GetMasterAddrByName(context.Background(), "mymaster").Err() == nil
+	})
+	return addr
+}
+
+func TestSentinel(t *testing.T) {
+	s := startServer(t)
+	addr := startSentinel(t, s)
+	ctx := within(t, 30*time.Second)
+	a, err := Open(ctx, "redis+sentinel://"+addr+"/mymaster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close(ctx)
+	client := goredis.NewFailoverClient(&goredis.FailoverOptions{
+		MasterName: "mymaster", SentinelAddrs: []string{addr}, MaxRetries: -1, ContextTimeoutEnabled: true,
+	})
+	defer client.Close()
+	b := New(client, nil)
+	defer b.Close(ctx)
+	g := mustAcquire(t, a, request("n", 20*time.Second, true))
+	next := waitInLine(t, s, b, request("n", 20*time.Second, true), 1)
+	if answer := a.Renew(ctx, []backend.Grant{g})[0]; answer.Err != nil {
+		t.Error(answer.Err)
+	}
+	mustRelease(t, a, g)
+	mustRelease(t, b, <-next)
+	if found := keys(t, s.admin(t)); len(found) != 0 {
+		t.Errorf("left: %v", found)
+	}
+}

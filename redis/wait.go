@@ -1,0 +1,108 @@
+package redis
+
+import (
+	"context"
+	"errors"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
+// become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
+func (c *call) wait(ctx context.Context) (backend.Grant, error) {
+	if err := c.d.push.ensure(ctx, c.d); err != nil {
+		return backend.Grant{}, err
+	}
+	for faults := 0; ; {
+		h := c.hold()
+		w := c.d.waiting.add(c.keys, h) // before the request leaves: the push may overtake the answer
+		g, err := c.round(ctx, h, w)
+		c.d.waiting.remove(w)
+		if err == nil {
+			return g, nil
+		}
+		if errors.Is(err, errGone) {
+			faults = 0
+			c.again = true
+			continue
+		}
+		var f *redisconn.Failure
+		if !errors.As(err, &f) || f.Fatal {
+			return backend.Grant{}, c.giveUp(err)
+		}
+		faults++
+		if !redisconn.Pause(ctx, faults) {
+			return backend.Grant{}, c.giveUp(err)
+		}
+		if c.d.after.Closing() {
+			return backend.Grant{}, c.giveUp(backend.ErrClosed)
+		}
+	}
+}
+
+// errGone: the place in the queue, or the hold that came of it, does not exist any more.
+var errGone = errors.New("the place in the queue is gone")
+
+// round is one attempt of wait.
+func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
+	codes := codesOf(c.r.Kind)
+	s := c.step(h, codes.wait, codes.waitAgain)
+	if err := c.d.batch.do(ctx, s); err != nil {
+		_ = c.failed(s, h, err) // wait judges err itself
+		return backend.Grant{}, err
+	}
+	n, ok := s.answer.(int64)
+	sentAt := s.sentAt
+	s.free()
+	switch {
+	case !ok:
+		return backend.Grant{}, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	case n == 1:
+		return c.grant(h, sentAt), nil
+	case n == redisscript.Mismatch:
+		return backend.Grant{}, backend.ErrLimitMismatch
+	}
+	c.d.waiting.queued(c.d, w, sentAt)
+	select {
+	case e := <-w.event:
+		if e.gone {
+			return backend.Grant{}, errGone
+		}
+		return c.granted(ctx, h, c.d.waiting.proof(w, e))
+	case <-ctx.Done():
+		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+		return backend.Grant{}, ctx.Err()
+	case <-c.d.after.Shut:
+		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+		return backend.Grant{}, backend.ErrClosed
+	}
+}
+
+// granted answers a hand-over. The server gave a full time to live after the instant at which the place was last proved,
+// so the validity counts from there. When a good part of it has gone by, a renewal makes it whole, and shows that the
+// hold was not handed over long ago and lost again while the push was on its way.
+func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.Instant) (backend.Grant, error) {
+	if c.d.clock.Now().Sub(proof) <= c.r.TTL/4 {
+		return c.grant(h, proof), nil
+	}
+	for n := 1; ; n++ {
+		s := newStep(codesOf(c.r.Kind).renew, c.keys, h.Start(), redisscript.Millis(h.PX))
+		err := c.d.batch.do(ctx, s)
+		if err == nil {
+			n, _ := s.answer.(int64)
+			sentAt := s.sentAt
+			s.free()
+			if n == 1 {
+				return c.grant(h, sentAt), nil
+			}
+			return backend.Grant{}, errGone
+		}
+		f := redisconn.FailureOf(err)
+		if f.Fatal || c.d.after.Closing() || !redisconn.Pause(ctx, n) {
+			c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+			return backend.Grant{}, err
+		}
+	}
+}

@@ -1,0 +1,407 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// waitInLine starts an Acquire and returns when it has its place, the n-th.
+func waitInLine(t *testing.T, s *testServer, d *Driver, r backend.Request, n int64) <-chan backend.Grant {
+	t.Helper()
+	got := make(chan backend.Grant, 1)
+	go func() {
+		defer close(got)
+		g, err := d.Acquire(within(t, 30*time.Second), r)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		got <- g
+	}()
+	awaitQueue(t, s.admin(t), r.Name, n)
+	return got
+}
+
+// Waiters are served in the order of their arrival, also across clients, each release serves one, and nobody barges.
+func TestFirstComeFirstServed(t *testing.T) {
+	s := startServer(t)
+	drivers := []*Driver{s.open(t), s.open(t), s.open(t)}
+	outsider := s.open(t)
+	g := mustAcquire(t, drivers[0], request("n", 20*time.Second, true))
+	var line []<-chan backend.Grant
+	for i := range 9 {
+		line = append(line, waitInLine(t, s, drivers[i%3], request("n", 20*time.Second, true), int64(i+1)))
+	}
+	for i, next := range line {
+		if _, err := outsider.Acquire(within(t, 5*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+			t.Fatalf("barged before waiter %d: %v", i, err)
+		}
+		mustRelease(t, drivers[0], g)
+		g = <-next
+		for j, later := range line[i+1:] {
+			select {
+			case <-later:
+				t.Fatalf("waiter %d was woken with %d", i+1+j, i)
+			default:
+			}
+		}
+	}
+	mustRelease(t, drivers[0], g)
+	eventually(t, "nothing is left", func() bool { return len(keys(t, s.admin(t))) == 0 })
+}
+
+// The price of performance: commands at the server, those inside the script counted.
+func TestCommandsPerGrant(t *testing.T) {
+	s := startServer(t)
+	admin := s.admin(t)
+	const workers, rounds = 16, 100
+	drivers := make([]*Driver, workers)
+	for i := range drivers {
+		drivers[i] = s.open(t)
+		mustRelease(t, drivers[i], mustAcquire(t, drivers[i], request("warm-up", 10*time.Second, true)))
+	}
+	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
+	before, trips := commands(t, admin), calls(t, admin, "evalsha")
+	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
+	if n := calls(t, admin, "evalsha") - trips; n != 2 {
+		t.Errorf("uncontended: %d round trips", n)
+	}
+	if n := commands(t, admin) - before; n > 7 {
+		t.Errorf("uncontended: %d commands", n)
+	}
+
+	before = commands(t, admin)
+	var wg sync.WaitGroup
+	inside := 0
+	for _, d := range drivers {
+		wg.Go(func() {
+			for range rounds {
+				g, err := d.Acquire(within(t, 30*time.Second), request("one", 30*time.Second, true))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				inside++ // unprotected but for the lock
+				mustRelease(t, d, g)
+			}
+		})
+	}
+	wg.Wait()
+	if inside != workers*rounds {
+		t.Errorf("%d times inside", inside)
+	}
+	if n := float64(commands(t, admin)-before) / (workers * rounds); n > 6.1 {
+		t.Errorf("contended: %.2f commands a grant", n)
+	}
+}
+
+// 200 waiters of one client cost the server next to nothing, and a renewal wakes none of them.
+func TestIdleWaiters(t *testing.T) {
+	s := startServer(t)
+	holder, d, admin := s.open(t), s.open(t), s.admin(t)
+	g := mustAcquire(t, holder, request("n", 30*time.Second, true))
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			if _, err := d.Acquire(ctx, request("n", 30*time.Second, true)); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	awaitQueue(t, admin, "n", 200)
+	start, before := time.Now(), commands(t, admin)
+	for range 4 {
+		select {
+		case <-time.After(2 * time.Second):
+		case <-t.Context().Done():
+		}
+		if answer := holder.Renew(within(t, 5*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
+			t.Error(answer.Err)
+		}
+	}
+	n := commands(t, admin) - before - 4*3 // the renewals
+	if rate := float64(n) / time.Since(start).Seconds(); rate > 5 {
+		t.Errorf("%.1f commands a second", rate)
+	}
+	cancel()
+	wg.Wait()
+	awaitQueue(t, admin, "n", 0)
+	mustRelease(t, holder, g)
+}
+
+// A cancelled waiter leaves the queue soon.
+func TestCancelledWaiterLeaves(t *testing.T) {
+	s := startServer(t)
+	d, other := s.open(t), s.open(t)
+	g := mustAcquire(t, d, request("n", 20*time.Second, true))
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := other.Acquire(ctx, request("n", 20*time.Second, true))
+		gone <- err
+	}()
+	awaitQueue(t, s.admin(t), "n", 1)
+	next := waitInLine(t, s, d, request("n", 20*time.Second, true), 2)
+	cancel()
+	start := time.Now()
+	if err := <-gone; !errors.Is(err, context.Canceled) || errors.Is(err, backend.ErrUnknown) {
+		t.Error(err)
+	}
+	awaitQueue(t, s.admin(t), "n", 1)
+	if d := time.Since(start); d > 500*time.Millisecond {
+		t.Errorf("left after %v", d)
+	}
+	mustRelease(t, d, g)
+	mustRelease(t, d, <-next)
+}
+
+// The holder dies: the next one has the lock soon after the TTL, and not before.
+func TestHolderDies(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	const ttl = time.Second
+	g := mustAcquire(t, s.open(t), request("n", ttl, true))
+	start := time.Now()
+	next := mustAcquire(t, d, request("n", 10*time.Second, true))
+	took := time.Since(start)
+	if took > ttl+300*time.Millisecond+slack {
+		t.Errorf("next grant %v after the last sign of the holder", took)
+	}
+	if now := backend.SystemClock().Now(); now < g.SentAt.Add(ttl) {
+		t.Errorf("granted %v before the end of the first hold", g.SentAt.Add(ttl).Sub(now))
+	}
+	mustRelease(t, d, next)
+}
+
+// A waiter whose process is gone, with its connections, is passed by.
+func TestCrashedWaiterIsPassedBy(t *testing.T) {
+	s := startServer(t)
+	holder, d := s.open(t), s.open(t)
+	g := mustAcquire(t, holder, request("n", 30*time.Second, true))
+	crashed, link := s.linked(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	gone := make(chan error, 1)
+	go func() {
+		_, err := crashed.Acquire(ctx, request("n", 30*time.Second, true))
+		gone <- err
+	}()
+	awaitQueue(t, s.admin(t), "n", 1)
+	next := waitInLine(t, s, d, request("n", 30*time.Second, true), 2)
+	link.Refuse()
+	channel := redisscript.Channel("fencelock:", crashed.identity)
+	eventually(t, "the subscription is gone", func() bool {
+		n, err := s.admin(t).PubSubNumSub(context.Background(), channel).Result()
+		return err == nil && n[channel] == 0
+	})
+	start := time.Now()
+	mustRelease(t, holder, g)
+	got := <-next
+	if took := time.Since(start); took > slack {
+		t.Errorf("handed over after %v", took)
+	}
+	mustRelease(t, d, got)
+	cancel()
+	<-gone
+}
+
+// A waiter whose host is gone without a word is forgotten after a few looks of the others.
+func TestSilentWaiterIsForgotten(t *testing.T) {
+	s := startServer(t)
+	holder, d, admin := s.open(t), s.open(t), s.admin(t)
+	g := mustAcquire(t, holder, request("n", time.Minute, true))
+	k := redisscript.KeysOf("fencelock:", "n")
+	ghost := redisscript.Hold{PX: time.Minute, Client: "ghost", Nonce: "1", Request: "r", Owner: "o"}
+	if err := admin.RPush(context.Background(), k.Queue, ghost.Value()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	next := waitInLine(t, s, d, request("n", time.Minute, true), 2)
+	eventually(t, "the ghost is seen", func() bool {
+		n, err := admin.HExists(context.Background(), k.Seen, "ghost").Result()
+		return err == nil && n
+	})
+	// As if it had been seen for the last time long ago.
+	if err := admin.HSet(context.Background(), k.Seen, "ghost", 1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	awaitQueue(t, admin, "n", 1)
+	mustRelease(t, holder, g)
+	mustRelease(t, d, <-next)
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}
+
+// The push is lost; the waiter gets the lock all the same, soon when it notices, and by its look when it does not.
+func TestLostPush(t *testing.T) {
+	s := startServer(t)
+	holder, admin := s.open(t), s.admin(t)
+	d, link := s.linked(t)
+	g := mustAcquire(t, holder, request("n", 30*time.Second, true))
+	next := waitInLine(t, s, d, request("n", 30*time.Second, true), 1)
+	if err := admin.ClientKillByFilter(context.Background(), "TYPE", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, holder, g)
+	g = <-next
+
+	next = waitInLine(t, s, holder, request("n", 30*time.Second, true), 1)
+	mustRelease(t, d, g)
+	g = <-next
+	next = waitInLine(t, s, d, request("n", 30*time.Second, true), 1)
+	link.Drop(fault.Replies)
+	mustRelease(t, holder, g)
+	eventually(t, "the lock is handed over", func() bool {
+		info, err := holder.Holder(context.Background(), "n")
+		return err == nil && info.Held && info.Waiters == 0
+	})
+	link.Pass()
+	mustRelease(t, d, <-next)
+}
+
+// A hand-over that comes when its proof is old is confirmed before it is believed.
+func TestLateHandOverIsProved(t *testing.T) {
+	s := startServer(t)
+	holder, d := s.open(t), s.open(t)
+	const ttl = 400 * time.Millisecond
+	g := mustAcquire(t, holder, request("n", 10*time.Second, true))
+	next := waitInLine(t, s, d, request("n", ttl, true), 1)
+	<-time.After(ttl)
+	released := backend.SystemClock().Now()
+	mustRelease(t, holder, g)
+	got := <-next
+	if got.SentAt < released-backend.Instant(ttl/4) {
+		t.Errorf("the validity rests on a proof %v before the release", released.Sub(got.SentAt))
+	}
+	mustRelease(t, d, got)
+}
+
+// A release that meets another hold than its own, in either form, leaves hold and queue as they were.
+func TestStaleReleaseChangesNothing(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	g := mustAcquire(t, d, request("n", time.Minute, true))
+	next := waitInLine(t, s, d, request("n", time.Minute, true), 1)
+	k := redisscript.KeysOf("fencelock:", "n")
+	rival := redisscript.Hold{PX: 30 * time.Second, Client: "c", Nonce: "1", Request: "r", Owner: "o"}.Value()
+	if err := admin.Set(context.Background(), k.Lock, rival, 30*time.Second).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, fast := range []bool{true, false} {
+		d.setGet.Store(fast)
+		if err := d.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("fast %v: %v", fast, err)
+		}
+		if v, err := admin.Get(context.Background(), k.Lock).Result(); err != nil || v != rival {
+			t.Errorf("fast %v: holder %q, %v", fast, v, err)
+		}
+		if left := pttl(t, admin, "n"); left <= 0 || left > 30*time.Second {
+			t.Errorf("fast %v: %v left", fast, left)
+		}
+		awaitQueue(t, admin, "n", 1)
+	}
+	if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
+		t.Fatal(err)
+	}
+	// The entry was deleted: the release is late, and the waiter gets the lock.
+	d.setGet.Store(true)
+	if err := d.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("deleted: %v", err)
+	}
+	mustRelease(t, d, <-next)
+}
+
+// Old servers release in the careful form; the queue is served just the same.
+func TestHandOverWithoutSetGet(t *testing.T) {
+	s := startServer(t)
+	d := s.open(t)
+	g := mustAcquire(t, d, request("n", 20*time.Second, true))
+	d.setGet.Store(false)
+	var line []<-chan backend.Grant
+	for i := range 5 {
+		line = append(line, waitInLine(t, s, d, request("n", 20*time.Second, true), int64(i+1)))
+	}
+	for _, next := range line {
+		mustRelease(t, d, g)
+		g = <-next
+	}
+	mustRelease(t, d, g)
+}
+
+// An id that waits and asks again keeps one place.
+func TestWaitingAgainKeepsThePlace(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	g := mustAcquire(t, d, request("n", 20*time.Second, true))
+	r := request("n", 20*time.Second, true)
+	ctx, cancel := context.WithCancel(context.Background())
+	first := make(chan error, 1)
+	go func() {
+		_, err := d.Acquire(ctx, r)
+		first <- err
+	}()
+	awaitQueue(t, admin, "n", 1)
+	behind := waitInLine(t, s, d, request("n", 20*time.Second, true), 2)
+	r.Fresh = false
+	second := waitInLine(t, s, s.open(t), r, 2)
+	value, err := admin.LIndex(context.Background(), redisscript.KeysOf("fencelock:", "n").Queue, 0).Result()
+	if h, ok := redisscript.ParseHold(value); err != nil || !ok || h.Request != r.RequestID {
+		t.Errorf("first in the queue: %q, %v", value, err)
+	}
+	eventually(t, "the place has its new owner", func() bool {
+		v, err := admin.LIndex(context.Background(), redisscript.KeysOf("fencelock:", "n").Queue, 0).Result()
+		h, ok := redisscript.ParseHold(v)
+		return err == nil && ok && h.Client != d.identity
+	})
+	cancel()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	mustRelease(t, d, g)
+	mustRelease(t, d, <-second)
+	mustRelease(t, d, <-behind)
+	// By request id alone, a place is given back too.
+	g = mustAcquire(t, d, request("n", 20*time.Second, true))
+	r = request("n", 20*time.Second, true)
+	ctx, cancel = context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		_, err := d.Acquire(ctx, r)
+		first <- err
+	}()
+	awaitQueue(t, admin, "n", 1)
+	mustRelease(t, d, r.Grant())
+	awaitQueue(t, admin, "n", 0)
+	cancel()
+	<-first
+	mustRelease(t, d, g)
+}
+
+// A queue of waiters that are all gone does not close the name, neither for those who try nor for those who wait.
+func TestDeadQueue(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, true)))
+	k := redisscript.KeysOf("fencelock:", "n")
+	for _, wait := range []bool{false, true} {
+		for i := range 3 {
+			ghost := redisscript.Hold{PX: time.Minute, Client: fmt.Sprint("ghost", i), Nonce: "1", Request: "r", Owner: "o"}
+			if err := admin.RPush(context.Background(), k.Queue, ghost.Value()).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := time.Now()
+		mustRelease(t, d, mustAcquire(t, d, request("n", 10*time.Second, wait)))
+		if took := time.Since(start); took > 300*time.Millisecond+slack {
+			t.Errorf("wait %v: acquired after %v", wait, took)
+		}
+	}
+	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
+}

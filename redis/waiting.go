@@ -1,0 +1,303 @@
+package redis
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const (
+	lookAgain = 500 * time.Millisecond // after a fault
+	lookTime  = 3 * time.Second        // for one look
+)
+
+// waiting knows the waiters of one driver, by nonce for pushes and by name for looks. It has one timer a name and no
+// goroutine.
+type waiting struct {
+	mu     sync.Mutex // protects the following fields, and those of the groups and waiters
+	nonces map[string]*waiter
+	groups map[string]*group // by lock key
+	ended  map[string]bool   // nonces of attempts that ended without a hold and may still be handed one
+	shut   bool
+}
+
+const maxEnded = 10000 // then all are forgotten: what one of them is handed stays closed for a TTL
+
+// waiter is one attempt of one call.
+type waiter struct {
+	keys   redisscript.Keys
+	nonce  string
+	event  chan event // buffered: the first one counts
+	proved backend.Instant
+	group  *group // nil until it is queued
+}
+
+// event ends a waiter's wait: it holds, or its place is gone.
+type event struct {
+	gone bool
+	at   backend.Instant // the instant that proves the hold, if not zero
+}
+
+// group is the waiters of one name.
+type group struct {
+	keys    redisscript.Keys
+	waiters map[string]*waiter // by nonce
+	timer   *time.Timer
+	busy    bool      // a look or a settlement is under way
+	again   bool      // look at once when it has ended
+	look    time.Time // when to look next
+	settle  time.Time // when to settle next; zero if not known
+}
+
+func (w *waiting) init() {
+	w.nonces = map[string]*waiter{}
+	w.groups = map[string]*group{}
+	w.ended = map[string]bool{}
+}
+
+// add makes an attempt known, so that a push finds it.
+func (w *waiting) add(keys redisscript.Keys, h redisscript.Hold) *waiter {
+	x := &waiter{keys: keys, nonce: h.Nonce, event: make(chan event, 1)}
+	w.mu.Lock()
+	w.nonces[h.Nonce] = x
+	w.mu.Unlock()
+	return x
+}
+
+// queued says that x has a place in the queue, as the request sent at sentAt proved.
+func (w *waiting) queued(d *Driver, x *waiter, sentAt backend.Instant) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	x.proved = sentAt
+	if len(x.event) > 0 || w.shut {
+		return // the push was here first
+	}
+	g := w.groups[x.keys.Lock]
+	if g == nil {
+		g = &group{keys: x.keys, waiters: map[string]*waiter{}}
+		g.look = time.Now().Add(redisscript.FirstLook())
+		g.timer = time.AfterFunc(time.Until(g.look), func() { d.tick(g) })
+		w.groups[x.keys.Lock] = g
+	}
+	g.waiters[x.nonce] = x
+	x.group = g
+}
+
+// remove forgets x.
+func (w *waiting) remove(x *waiter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.nonces, x.nonce)
+	if g := x.group; g != nil {
+		x.group = nil
+		delete(g.waiters, x.nonce)
+		if len(g.waiters) == 0 {
+			g.timer.Stop()
+			delete(w.groups, g.keys.Lock)
+		}
+	}
+}
+
+// proof returns the instant from which the validity of a hand-over counts.
+func (w *waiting) proof(x *waiter, e event) backend.Instant {
+	if !e.at.IsZero() {
+		return e.at
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return x.proved
+}
+
+// close stops all timers.
+func (w *waiting) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.shut = true
+	for _, g := range w.groups {
+		g.timer.Stop()
+	}
+}
+
+// abandon says that an attempt has ended without a hold as far as its caller knows, and that the server may see it
+// otherwise.
+func (w *waiting) abandon(nonce string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.ended) >= maxEnded {
+		clear(w.ended)
+	}
+	w.ended[nonce] = true
+}
+
+// granted passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
+// attempt that is just not known any more is no reason for that: a look was faster, and the attempt may hold the lock.
+func (w *waiting) granted(nonce string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x := w.nonces[nonce]; x != nil {
+		x.tell(event{})
+	}
+	return !w.ended[nonce]
+}
+
+func (x *waiter) tell(e event) {
+	select {
+	case x.event <- e:
+	default:
+	}
+}
+
+// closed says that a name stays closed for another d.
+func (w *waiting) closed(lock string, d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g := w.groups[lock]; g != nil {
+		g.settleAfter(d)
+		g.arm()
+	}
+}
+
+// lookAll makes every group look at once: pushes may have been lost.
+func (w *waiting) lookAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range w.groups {
+		g.look = time.Now()
+		if g.busy {
+			g.again = true
+		}
+		g.arm()
+	}
+}
+
+// settleAfter plans a settlement for soon after the hold has run out in d.
+func (g *group) settleAfter(d time.Duration) { g.settle = time.Now().Add(redisscript.SettleIn(d)) }
+
+// arm sets the timer for what is due next. waiting.mu is held.
+func (g *group) arm() {
+	if g.busy || len(g.waiters) == 0 {
+		return
+	}
+	due := g.look
+	if !g.settle.IsZero() && g.settle.Before(due) {
+		due = g.settle
+	}
+	g.timer.Reset(max(0, time.Until(due)))
+}
+
+// tick runs when a group's timer fires.
+func (d *Driver) tick(g *group) {
+	if !d.after.Enter() {
+		return
+	}
+	defer d.after.Leave()
+	w := &d.waiting
+	w.mu.Lock()
+	if g.busy || len(g.waiters) == 0 || w.shut {
+		w.mu.Unlock()
+		return
+	}
+	g.busy, g.again = true, false
+	look := !time.Now().Before(g.look)
+	var nonces []string
+	if look {
+		for nonce := range g.waiters {
+			if nonces = append(nonces, nonce); len(nonces) == redisscript.MaxLook {
+				break
+			}
+		}
+	}
+	w.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(d.after.Ctx, lookTime)
+	defer cancel()
+	if look {
+		d.look(ctx, g, nonces)
+	} else {
+		d.settle(ctx, g)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g.busy = false
+	if g.again {
+		g.look = time.Now()
+	}
+	if !w.shut {
+		g.arm()
+	}
+}
+
+// settle lets the server hand over after a hold has run out.
+func (d *Driver) settle(ctx context.Context, g *group) {
+	s := newStep(redisscript.Settle, g.keys)
+	err := d.batch.do(ctx, s)
+	w := &d.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g.settle = time.Time{}
+	if err != nil {
+		g.soon(redisscript.Jitter(lookAgain))
+		return
+	}
+	ms, _ := s.answer.(int64)
+	s.free()
+	switch {
+	case ms >= 0:
+		g.settleAfter(time.Duration(ms) * time.Millisecond)
+	case ms == -2:
+		g.soon(0) // nobody holds and nobody waits: our places are gone
+	}
+}
+
+// soon brings the next look forward. waiting.mu is held.
+func (g *group) soon(d time.Duration) {
+	if at := time.Now().Add(d); at.Before(g.look) {
+		g.look = at
+	}
+}
+
+// look learns what became of the waiters, keeps their places, and settles.
+func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
+	s := newStep(redisscript.Look, g.keys)
+	s.more = append([]string{d.identity}, nonces...)
+	err := d.batch.do(ctx, s)
+	w := &d.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		g.look = time.Now().Add(redisscript.Jitter(lookAgain))
+		return
+	}
+	found, ok := redisscript.ParseLooked(s.answer, len(nonces))
+	sentAt := s.sentAt
+	s.free()
+	if !ok {
+		g.look = time.Now().Add(redisscript.Jitter(lookAgain))
+		return
+	}
+	g.look = time.Now().Add(redisscript.NextLook(found.Length))
+	g.settle = time.Time{}
+	if found.ExpiresIn >= 0 {
+		g.settleAfter(found.ExpiresIn)
+	}
+	for i, nonce := range nonces {
+		x := g.waiters[nonce]
+		if x == nil {
+			continue // ended meanwhile
+		}
+		switch found.Places[i] {
+		case redisscript.PlaceGone:
+			x.tell(event{gone: true})
+		case redisscript.PlaceQueued:
+			x.proved = sentAt
+		case redisscript.PlaceHolds:
+			x.tell(event{at: sentAt})
+		}
+	}
+	if len(g.waiters) > len(nonces) && len(nonces) == redisscript.MaxLook {
+		g.soon(redisscript.FirstLook()) // more than one look can carry; map order makes the next one carry others
+	}
+}
