@@ -1,0 +1,137 @@
+package redlock_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redlock"
+)
+
+const (
+	servers = 5
+	prefix  = "fencelock:" // the one that drivers use by default
+
+	// nodeTimeout is the default's for TTLs of four seconds and more. The suite's TTLs are shorter, and a quarter of them is
+	// not enough for servers that sync five files to one busy disk.
+	nodeTimeout = time.Second
+)
+
+// TestConformance runs the suite over both ways to make a driver, each on five servers of its own.
+func TestConformance(t *testing.T) {
+	for name, dial := range map[string]func(t testing.TB, addrs []string) backend.Driver{
+		"New": func(t testing.TB, addrs []string) backend.Driver {
+			return redlock.New(clientsOf(t, addrs), &redlock.Options{NodeTimeout: nodeTimeout})
+		},
+		"Open": func(t testing.TB, addrs []string) backend.Driver {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			d, err := redlock.Open(ctx, "redlock://"+strings.Join(addrs, ",")+"/0?node_timeout="+nodeTimeout.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		},
+	} {
+		t.Run(name, func(t *testing.T) { conformance.Run(t, harness(t, dial)) })
+	}
+}
+
+func clientsOf(t testing.TB, addrs []string) []goredis.UniversalClient {
+	var clients []goredis.UniversalClient
+	for _, addr := range addrs {
+		c := goredis.NewClient(&goredis.Options{Addr: addr})
+		t.Cleanup(func() { _ = c.Close() })
+		clients = append(clients, c)
+	}
+	return clients
+}
+
+func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) conformance.Harness {
+	// Restart must bring back what was held, as it does on servers that are set up with care; such servers keep their
+	// votes, too.
+	var nodes [servers]*containers.RedisServer
+	var admins [servers]*goredis.Client
+	var addrs []string
+	for i := range nodes {
+		nodes[i] = containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
+		admins[i] = goredis.NewClient(&goredis.Options{Addr: nodes[i].Addr()})
+		t.Cleanup(func() { _ = admins[i].Close() })
+		addrs = append(addrs, nodes[i].Addr())
+	}
+	all := func(act func(ctx context.Context, i int) error) func(testing.TB) {
+		return func(t testing.TB) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			var wg sync.WaitGroup
+			for i := range nodes {
+				wg.Go(func() {
+					if err := act(ctx, i); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+	}
+	return conformance.Harness{
+		New: func(t testing.TB) backend.Driver { return dial(t, addrs) },
+		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
+			var links fault.Links
+			var addrs []string
+			for _, n := range nodes {
+				addr, link := n.NewLink(t)
+				addrs, links = append(addrs, addr), append(links, link)
+			}
+			return dial(t, addrs), links
+		},
+		Server: conformance.Server{
+			Restart: all(func(ctx context.Context, i int) error { return nodes[i].Restart(ctx) }),
+			Stop:    all(func(ctx context.Context, i int) error { return nodes[i].Stop(ctx) }),
+			Start:   all(func(ctx context.Context, i int) error { return nodes[i].Start(ctx) }),
+			Pause:   all(func(ctx context.Context, i int) error { return nodes[i].Pause(ctx) }),
+			Resume:  all(func(ctx context.Context, i int) error { return nodes[i].Resume(ctx) }),
+			Evict: func(t testing.TB, name string) {
+				all(func(ctx context.Context, i int) error {
+					return admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
+				})(t)
+			},
+			Wipe: all(func(ctx context.Context, i int) error { return admins[i].FlushAll(ctx).Err() }),
+		},
+		Leftovers: func() ([]string, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			var left []string
+			for _, admin := range admins {
+				keys, err := admin.Keys(ctx, prefix+"*").Result()
+				if err != nil {
+					return nil, err
+				}
+				left = append(left, keys...)
+			}
+			return slices.DeleteFunc(left, func(key string) bool { return strings.Contains(key, "foreign") }), nil
+		},
+		Intrude: func(t testing.TB, name string) {
+			all(func(ctx context.Context, i int) error {
+				lock := redisscript.KeysOf(prefix, name).Lock
+				for _, key := range []string{name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign"} {
+					if err := admins[i].Set(ctx, key, "foreign", time.Minute).Err(); err != nil {
+						return err
+					}
+				}
+				return admins[i].HSet(ctx, "foreign:"+name, "a", "b").Err()
+			})(t)
+		},
+	}
+}

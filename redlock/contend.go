@@ -1,0 +1,341 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// A contender looks after its places and votes as often as redisscript says, and more often once it has a vote.
+const (
+	reachLook  = 40 * time.Millisecond  // for one that has the first vote and lacks others
+	reachEvery = 500 * time.Millisecond // and then, or a third of the TTL: a look keeps votes alive
+	patientFor = 2                      // looks at split votes before giving up one's own
+)
+
+// wait acquires, however long that takes. The first thing is an attempt like any other, unless others are known to wait.
+func (c *call) wait(ctx context.Context) (backend.Grant, error) {
+	if !c.d.waiters.contended(c.keys.Lock) {
+		h := c.hold()
+		v := c.poll(ctx, h)
+		if v.yes >= c.d.quorum {
+			if g, valid := c.grant(h, nth(v.proved, c.d.quorum)); valid {
+				return g, nil
+			}
+		}
+		if v.fault != nil && v.fault.Sent {
+			c.unsure = v.fault.Cause
+		}
+		c.giveBack(h, v.left)
+		switch {
+		case v.fault != nil && (v.fault.Fatal || ctx.Err() != nil):
+			return backend.Grant{}, c.giveUp(ctx, v.fault)
+		case ctx.Err() != nil:
+			return backend.Grant{}, c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
+		}
+	}
+	if err := c.d.listen(ctx); err != nil {
+		return backend.Grant{}, c.giveUp(ctx, redisconn.FailureOf(err))
+	}
+	for splits, faults := 0, 0; ; {
+		g, err := c.contend(ctx)
+		if err == nil {
+			return g, nil
+		}
+		c.again = true
+		if errors.Is(err, errSplit) {
+			splits++
+			if redisconn.PauseFor(ctx, splitPause(splits)) {
+				continue
+			}
+			return backend.Grant{}, c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
+		}
+		f := redisconn.FailureOf(err)
+		faults++
+		if f.Fatal || !redisconn.Pause(ctx, faults) {
+			return backend.Grant{}, c.giveUp(ctx, f)
+		}
+		if c.d.after.Closing() {
+			return backend.Grant{}, backend.ErrClosed
+		}
+	}
+}
+
+// contender is one attempt of a call that waits.
+//
+// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only who has
+// the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes split only while
+// contenders disagree about the leader, for lack of a connection to it for example. Queues on all nodes at once were
+// rejected: each has its own order, and with many contenders no round ends with a majority.
+//
+// The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
+// majority.
+type contender struct {
+	c      *call
+	h      redisscript.Hold
+	events chan event
+	sink   chan *step
+
+	places  []place
+	leader  int
+	asked   time.Time // when the leader was, if it has not answered
+	reached bool      // the other nodes were asked, since the leader gave its vote
+	renewed bool      // votes are being renewed, since the oldest that counts is old
+	flying  int       // steps under way
+	looks   int       // at split votes
+	look    time.Time
+	settles time.Time // when a hold that is in the way should have run out; zero: not known
+}
+
+// place is what a contender has on one node.
+type place struct {
+	state   placeState
+	proved  backend.Instant // the place, or the vote, was there after this instant
+	early   bool            // the push for it was here before the answer
+	twice   bool            // it was asked for before: a push may be for the time before, and only a look tells
+	touched bool            // something may be there
+	unsure  bool            // and no answer tells
+	step    *step           // the last one that asked for it
+	holder  string          // the request in the way, as of the last look
+}
+
+type placeState uint8
+
+const (
+	absent placeState = iota
+	asking
+	queued
+	voted
+)
+
+// contend makes one attempt, which ends with a grant, the end of ctx, a fault, or a split vote.
+func (c *call) contend(ctx context.Context) (backend.Grant, error) {
+	d := c.d
+	x := &contender{
+		c: c, h: c.hold(), places: make([]place, len(d.nodes)),
+		events: make(chan event, 8*len(d.nodes)), sink: make(chan *step, 16*len(d.nodes)),
+	}
+	d.waiters.add(x) // before the request leaves: the push may overtake the answer
+	defer d.waiters.remove(x)
+	if !x.enter() {
+		return backend.Grant{}, &redisconn.Failure{Cause: errNobody}
+	}
+	x.lookIn(redisscript.FirstLook())
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		timer.Reset(max(0, time.Until(x.due())))
+		var err error
+		select {
+		case s := <-x.sink:
+			x.flying--
+			err = x.answered(s)
+		case e := <-x.events:
+			x.heard(e)
+		case <-timer.C:
+			err = x.tick()
+		case <-ctx.Done():
+			err = &redisconn.Failure{Cause: ctx.Err(), Fatal: true}
+		case <-d.after.Shut:
+			err = backend.ErrClosed
+		}
+		if err == nil {
+			if sentAt := x.majority(); sentAt != 0 {
+				if g, valid := c.grant(x.h, sentAt); valid {
+					return g, nil
+				}
+			}
+			continue
+		}
+		if x.unsure() {
+			c.unsure = errSilent
+		}
+		c.giveBack(x.h, x.left())
+		return backend.Grant{}, err
+	}
+}
+
+// enter asks for a place on the first node that is well, or that at least has a subscription. It is false if there is
+// none: without one nobody would tell of the turn.
+func (x *contender) enter() bool {
+	for _, picky := range []bool{true, false} {
+		for i, n := range x.c.d.nodes {
+			if n.push.up.Load() && (!picky || !n.sick.Load()) {
+				x.leader, x.reached = i, false
+				if x.places[i].state == absent {
+					x.asked = time.Now()
+					x.queue(i)
+				}
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// queue asks node i for its vote, or a place in its queue; without a subscription there, for its vote alone.
+func (x *contender) queue(i int) {
+	n, c := x.c.d.nodes[i], x.c
+	once, again := redisscript.Wait, redisscript.WaitAgain
+	if !n.push.up.Load() {
+		once, again = redisscript.Try, redisscript.TryAgain
+	}
+	p := &x.places[i]
+	p.twice = p.touched
+	p.state, p.touched, p.unsure, p.early = asking, true, true, false
+	code, args := c.ask(x.h, c.again || p.twice, once, again)
+	p.step = n.stepFor(x.sink, c.keys, code, args...)
+	x.submit(i, p.step)
+}
+
+func (x *contender) submit(i int, s *step) {
+	s.index = i
+	s.deadline = time.Now().Add(x.c.patience)
+	x.flying++
+	x.c.d.nodes[i].submit(s)
+}
+
+// answered takes in one answer.
+func (x *contender) answered(s *step) error {
+	i := s.index
+	p := &x.places[i]
+	if s.err != nil {
+		if s.err.Fatal {
+			return s.err
+		}
+		if s.err.Sent {
+			p.unsure = true
+		} else if p.state == asking {
+			p.unsure = false
+		}
+		if p.state == asking {
+			p.state = absent
+		}
+		return x.failed(i)
+	}
+	p.unsure = false
+	if i == x.leader {
+		x.asked = time.Time{}
+	}
+	n, isNumber := s.answer.(int64)
+	switch s.code {
+	case redisscript.Wait, redisscript.WaitAgain, redisscript.Try, redisscript.TryAgain:
+		switch {
+		case isNumber && n == 1, isNumber && p.early && !p.twice:
+			p.state, p.proved = voted, s.sentAt
+		case isNumber:
+			p.state, p.proved = queued, s.sentAt
+			if p.early {
+				x.soon(0)
+			}
+		default:
+			p.state = absent
+		}
+	case redisscript.Renew:
+		x.renewed = false
+		if n == 1 {
+			p.state, p.proved = voted, s.sentAt
+		} else {
+			p.state = absent
+		}
+	case redisscript.Settle:
+		switch {
+		case n >= 0:
+			x.settleAfter(time.Duration(n) * time.Millisecond)
+		case n == -2:
+			x.soon(0) // nobody holds and nobody waits there: the place is gone
+		}
+	case redisscript.Inform:
+		state, _ := redisscript.ParseState(s.answer)
+		p.holder = state.Hold.Request
+	case redisscript.Look:
+		x.looked(i, s)
+	}
+	switch {
+	case p.state == voted:
+		x.turn(i)
+	case i == x.leader && p.state == absent && s.code != redisscript.Inform && s.code != redisscript.Settle:
+		if !x.enter() {
+			return &redisconn.Failure{Cause: errNobody}
+		}
+	}
+	return nil
+}
+
+// looked takes in the answer to a look.
+func (x *contender) looked(i int, s *step) {
+	found, ok := redisscript.ParseLooked(s.answer, 1)
+	p := &x.places[i]
+	if !ok || p.state == asking {
+		return
+	}
+	if found.ExpiresIn >= 0 && p.state != voted {
+		x.settleAfter(found.ExpiresIn)
+	}
+	if i == x.leader && !x.reached && time.Until(x.look) > 0 {
+		x.lookIn(redisscript.NextLook(found.Length))
+	}
+	switch found.Places[0] {
+	case redisscript.PlaceGone:
+		p.state = absent
+	case redisscript.PlaceQueued:
+		if p.state != voted { // the push for it overtook the answer
+			p.state, p.proved = queued, s.sentAt
+		}
+	case redisscript.PlaceHolds:
+		p.state, p.proved = voted, s.sentAt
+	}
+}
+
+// heard takes in a push.
+func (x *contender) heard(e event) {
+	p := &x.places[e.node]
+	switch {
+	case e.granted && p.state == queued && p.twice:
+		x.soon(0)
+	case e.granted && p.state == queued:
+		p.state = voted
+		x.turn(e.node)
+	case e.granted && p.state == asking:
+		p.early = true
+	case e.closed > 0:
+		x.settleAfter(e.closed)
+	case !e.granted && p.touched:
+		x.soon(0)
+	}
+}
+
+// turn takes the vote of a node in whose queue the contender stood as the sign to go ahead. It may be a former leader.
+func (x *contender) turn(i int) {
+	if !x.reached {
+		x.leader = i
+		x.reach()
+	}
+}
+
+// reach asks the other nodes: the leader's vote is the sign that it is this contender's turn.
+func (x *contender) reach() {
+	x.reached, x.looks = true, 0
+	for i := range x.places {
+		if x.places[i].state == absent {
+			x.queue(i)
+		}
+	}
+	x.lookIn(redisscript.Jitter(reachLook))
+}
+
+// failed acts on a node that does not answer: another one leads.
+func (x *contender) failed(i int) error {
+	if i != x.leader || x.reached {
+		return nil
+	}
+	x.c.d.nodes[i].sick.Store(true)
+	if !x.enter() {
+		return &redisconn.Failure{Cause: errNobody}
+	}
+	return nil
+}

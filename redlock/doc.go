@@ -1,0 +1,96 @@
+// Package redlock is the driver for the Redlock algorithm: a lock belongs to whoever has the votes of a majority of
+// three, five or more independent Redis or Valkey servers. It is of the efficiency tier: it keeps two workers from
+// doing the same work as long as clocks and delays behave, and does not fence.
+//
+//	Acquire ─► every server at once: locks.lua, SET NX PX ─► granted by a majority
+//	            (line.go: one line of requests a server)      the rest goes on in the background
+//	waiter  ─► queue of the first server ─► its vote ─► the others' votes
+//
+// # What it guarantees
+//
+// While fewer than half of the servers are down, hang, or cannot be reached, locks are granted, renewed and given back,
+// and the others' silence costs no time: every call returns when a majority has answered. A silent server is waited
+// for, for Options.NodeTimeout at most, only where the outcome depends on it. A lock that is held stays held.
+//
+// At one moment at most one request has the votes of a majority, and a holder believes in them for less time than the
+// servers keep them (TTL − elapsed − 1 % of the TTL − 52 ms), if all of this holds:
+//
+//   - No server's wall clock jumps: Redis counts a time to live by it. Nor do the servers' clocks and this machine's
+//     run at rates that differ by more than 1 %.
+//   - No server that granted a lock forgets it before its end: by FLUSHALL, an administrator, eviction, or a restart
+//     without what it had in memory.
+//   - The holder's process notices the end of its time: one that is frozen goes on afterwards as if nothing had
+//     happened.
+//
+// The first two can be broken on a minority of the servers, but not always: a lock that was taken with three votes of
+// five has none to lose. The last one no lock can keep without fencing, and there is none here: the servers share no
+// order of events from which a token could come.
+//
+// # What breaks it, measured
+//
+// Rounds in which two clients held one lock at once, on five servers of which as many as told were struck, at random,
+// while the lock was held with all votes, or with three because two servers were out of the holder's reach:
+//
+//	go test -run TestViolationRate -v ./redlock -violations 200
+//
+//	clock jumps past the TTL on 1 server,  holder had 5 votes    0 of 200
+//	clock jumps past the TTL on 2 servers, holder had 5 votes    0 of 200
+//	clock jumps past the TTL on 3 servers, holder had 5 votes  200 of 200
+//	clock jumps past the TTL on 1 server,  holder had 3 votes  119 of 200  (60 %)
+//	clock jumps past the TTL on 2 servers, holder had 3 votes  175 of 200  (88 %)
+//	1 server restarts empty,  holder had 3 votes, quarantine     0 of 66
+//	2 servers restart empty,  holder had 3 votes, quarantine     0 of 66
+//	1 server restarts empty,  holder had 3 votes, without       42 of 66   (64 %)
+//	2 servers restart empty,  holder had 3 votes, without       61 of 66   (92 %)
+//
+// # Quarantine
+//
+// A server that restarted may have forgotten whom it gave its vote to. The driver looks at run_id and uptime on every
+// new connection, and refuses the connection (QuarantineError) until the server has been up for Options.MaxTTL, when
+// all that it may have forgotten has ended. That is the delayed restart of the algorithm, enforced by the client.
+// Servers with appendonly yes and appendfsync always vote at once. Since nobody can tell a first start from a restart,
+// servers that have just been set up grant nothing for MaxTTL either, unless Options.TrustFresh says that they never
+// granted anything.
+//
+// # When to use something else
+//
+// Where two holders at once would corrupt data, use a driver that fences: etcd, ZooKeeper, or the bundled server. They
+// need no more machines. Where a lost lock now and then only wastes work, one Redis (package redis) does with a fifth
+// of the requests. Redlock is for the case between: servers of no cluster are there, the lock shall survive the loss of
+// any minority of them, and a rare double run is bearable.
+//
+// # Waiting
+//
+// Who has to wait stands in the queue of one server, the first of the list that is well, and is told by a push when it
+// is its turn there; only then it asks the others. So votes hardly ever split. When they do, because clients disagree
+// about which server is well, those without a majority give up their votes after three looks, and come back after a
+// random pause. The order is that of arrival as a rule, and is lost with the first server: backend.CapFair is not
+// declared. All clients should list the servers in the same order.
+//
+// # Connections
+//
+// There is one connection to each server for calls, which carries one request at a time with all that has piled up, and
+// one for pushes as soon as somebody waits. The client library sets connections up and is not on the path of a call. A
+// server that refuses a connection is left alone for 10 ms, then longer, up to 640 ms.
+//
+// # Renewal
+//
+// One script call a server for 128 locks. A lock is lost when a majority says that it does not have it; without a
+// majority for either answer the outcome is unknown, and no loss. A server that lacks a lock which a majority has just
+// confirmed is given it again. That is not a hold made by renewing: it exists already, by its majority.
+//
+// # Permits and shared holds
+//
+// There are none. Of two permits with five servers three clients can have a majority's votes each, if every server
+// gives two: each permit would need votes of its own, and which server gave which cannot be agreed upon without the
+// order of events that the servers do not share.
+//
+// # Settings checked
+//
+// Ping, Open and the first call refuse, with errors that wrap backend.ErrInvalidOption or backend.ErrMisconfigured: an
+// even number of servers, or fewer than three; the same server twice, by run_id; nodes and clients of a cluster,
+// clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction; versions before 6.0. A minority that
+// cannot be reached is no obstacle. Its servers are looked at when they come back, before they vote, and kept out if
+// they are unfit. A user restricted by ACL needs what package redis needs; without +config|get a server counts as one
+// that forgets.
+package redlock

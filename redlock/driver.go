@@ -1,0 +1,240 @@
+package redlock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const driverName = "redlock"
+
+const (
+	minTTL        = 100 * time.Millisecond // below it the round trips eat the validity
+	defaultMaxTTL = time.Minute
+	ownMargin     = 2 * time.Millisecond // the resolution of Redis' expiry, as the algorithm has it
+)
+
+// Options configure a Driver. The zero value is ready to use.
+type Options struct {
+	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
+	// "fencelock:".
+	KeyPrefix string
+
+	// NodeTimeout is how long a call waits for servers that do not answer when its outcome depends on them. A minority
+	// of silent servers delays nothing as long as the others agree. Default: a quarter of the TTL, at least 50 ms and
+	// at most one second.
+	NodeTimeout time.Duration
+
+	// MaxTTL is the longest TTL, and the longest minimum hold, that any client of these locks uses; longer ones are
+	// refused. It is also how long a restarted server stays without a vote, unless it stores every write before it
+	// answers (appendonly yes, appendfsync always): after that time all that it may have forgotten has ended anyway.
+	// All clients of one set of locks agree on it. Default one minute.
+	MaxTTL time.Duration
+
+	// TrustFresh gives a vote to servers which this driver meets for the first time although they have not been up for
+	// MaxTTL. Set it for servers that never granted anything: a first deployment, or tests. Servers that restart after
+	// this driver has met them are excluded all the same; one that restarted while no driver ran is not noticed.
+	TrustFresh bool
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+}
+
+// Driver is a backend.Driver, backend.Pinger and backend.Inspector on several independent Redis servers. Make it with
+// New or Open. All methods are safe for concurrent use.
+type Driver struct {
+	unfit    error // what New found wrong, answered by every call
+	o        Options
+	channels string // prefix of channels
+	clock    backend.Clock
+	identity string // names this driver's channels and marks its holds
+	nonces   atomic.Uint64
+	nodes    []*node
+	quorum   int
+
+	probe      redisconn.Probe
+	roster     sync.Mutex // protects what the nodes know of their servers
+	quarantine bool       // off only in tests that show what it is for
+
+	waiters waiters
+	after   background.Work
+
+	listened atomic.Bool // the first wait for subscriptions is over
+}
+
+var (
+	_ backend.Driver    = (*Driver)(nil)
+	_ backend.Pinger    = (*Driver)(nil)
+	_ backend.Inspector = (*Driver)(nil)
+)
+
+// New returns a driver on the servers that clients connect to: an odd number of at least three, one *goredis.Client for
+// each. It does no I/O; what is wrong with the clients or the servers shows in Ping or in the first call, as an error
+// that wraps backend.ErrMisconfigured or backend.ErrInvalidOption.
+//
+// The driver makes clients of its own from copies of the options, since it must look at each server on every new
+// connection and must know of each command whether it was sent: hooks added with AddHook are not carried over. Close
+// closes these and never the ones handed in.
+func New(clients []goredis.UniversalClient, o *Options) *Driver {
+	d := &Driver{identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1}
+	if o != nil {
+		d.o = *o
+	}
+	if d.o.KeyPrefix == "" {
+		d.o.KeyPrefix = "fencelock:"
+	}
+	if d.o.MaxTTL == 0 {
+		d.o.MaxTTL = defaultMaxTTL
+	}
+	if d.clock = d.o.Clock; d.clock == nil {
+		d.clock = backend.SystemClock()
+	}
+	d.channels = redisscript.Channel(d.o.KeyPrefix, "")
+	d.unfit = d.o.check(len(clients))
+	d.waiters.init()
+	d.after.Init()
+	for i, c := range clients {
+		opt, err := optionsOf(c)
+		if err != nil {
+			if d.unfit == nil {
+				d.unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
+			}
+			continue
+		}
+		d.nodes = append(d.nodes, newNode(d, i, opt))
+	}
+	return d
+}
+
+// check refuses options that cannot be meant.
+func (o *Options) check(servers int) error {
+	invalid := func(what, value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
+	}
+	switch {
+	case servers < 3:
+		return invalid("number of servers", strconv.Itoa(servers),
+			"fewer than three survive no failure; use the redis driver for one")
+	case servers%2 == 0:
+		return invalid("number of servers", strconv.Itoa(servers),
+			"an even number survives no more failures than one less, and splits votes evenly")
+	case servers > maxNodes:
+		return invalid("number of servers", strconv.Itoa(servers), "more than "+strconv.Itoa(maxNodes))
+	case strings.ContainsAny(o.KeyPrefix, "{}"):
+		return invalid("KeyPrefix", strconv.Quote(o.KeyPrefix), "braces are the hash tag of a lock's keys")
+	case o.NodeTimeout < 0:
+		return invalid("NodeTimeout", o.NodeTimeout.String(), "it is negative")
+	case o.MaxTTL < minTTL:
+		return invalid("MaxTTL", o.MaxTTL.String(), "it is below the shortest TTL, "+minTTL.String())
+	}
+	return nil
+}
+
+// optionsOf returns what the driver's own client for c's server is made from.
+func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
+	refuse := func(value, why string) error {
+		return &backend.ConfigError{Setting: "client", Value: value, Want: "a *redis.Client of one server", Why: why}
+	}
+	switch c := c.(type) {
+	case nil:
+		return nil, &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "client", Value: "nil", Why: "New needs go-redis clients",
+		}
+	case *goredis.Client:
+		opt := *c.Options()
+		if opt.Addr == "FailoverClient" { // what go-redis writes for a client of Sentinel
+			return nil, refuse("a client of Sentinel", "a failover replaces the server by one that may not know its locks")
+		}
+		return &opt, nil
+	case *goredis.ClusterClient:
+		return nil, refuse("*redis.ClusterClient", "the servers of a cluster are not independent: they fail over")
+	}
+	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs one server of its own")
+}
+
+// Describe implements backend.Driver.
+func (d *Driver) Describe() backend.Description {
+	return backend.Description{
+		Name:           driverName,
+		Capabilities:   backend.CapMinHold | backend.CapMetadata | backend.CapInspect,
+		MinTTL:         minTTL,
+		MaxTTL:         d.o.MaxTTL,
+		TTLGranularity: time.Millisecond,
+		Margin:         ownMargin,
+		NoFencing: "Redlock's servers share no order of events, so no number that grows with every grant comes out of a " +
+			"majority of them; and its exclusion rests on their clocks",
+	}
+}
+
+// nodeTimeout is for how long a call on holds of ttl waits for silent servers.
+func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
+	if d.o.NodeTimeout > 0 {
+		return d.o.NodeTimeout
+	}
+	return min(max(ttl/4, 50*time.Millisecond), time.Second)
+}
+
+// begin is what every call does first: the driver is open and its servers are fit. Unless it fails, end follows.
+func (d *Driver) begin(ctx context.Context) error {
+	if !d.after.Enter() {
+		return backend.ErrClosed
+	}
+	err := ctx.Err()
+	switch {
+	case d.unfit != nil:
+		err = d.unfit
+	case err != nil:
+		err = &redisconn.Failure{Cause: err, Fatal: true}
+	case !d.probe.Passed():
+		err = d.survey(ctx)
+	}
+	if err != nil {
+		d.end()
+	}
+	return err
+}
+
+func (d *Driver) end() { d.after.Leave() }
+
+// Close implements backend.Driver. Waiters end with ErrClosed; what they and earlier calls left is given back, as far as
+// ctx and the servers allow.
+func (d *Driver) Close(ctx context.Context) error {
+	first := d.after.Close()
+	err := d.after.Wait(ctx)
+	var ends []<-chan struct{}
+	for _, n := range d.nodes {
+		ends = append(ends, n.push.subscription.Close(), n.line.close())
+	}
+	for _, ended := range ends {
+		if err != nil {
+			break // the goroutines end with their connections
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if first {
+		for _, n := range d.nodes {
+			err = errors.Join(err, n.client.Close())
+		}
+	}
+	if err != nil {
+		return &backend.CallError{Driver: driverName, Call: "close", Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,32 @@
+package redlock
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// QuarantineError says why a server that answers has no vote: it started so recently that it may have forgotten locks
+// which it granted before. It wraps backend.ErrUnavailable.
+type QuarantineError struct {
+	Addr   string
+	Uptime string // as the server tells
+	Want   string // the uptime from which on it votes
+}
+
+func (e *QuarantineError) Error() string {
+	return fmt.Sprintf("server %s has no vote before it is up for %s (it is for %s): it may have forgotten locks",
+		e.Addr, e.Want, e.Uptime)
+}
+
+// Is reports true for backend.ErrUnavailable: nothing was asked of the server.
+func (e *QuarantineError) Is(target error) bool { return target == backend.ErrUnavailable }
+
+// Causes of failures that no server tells.
+var (
+	errSilent = errors.New("the server does not answer")
+	errLate   = errors.New("the majority's answers took so long that nothing of the validity is left")
+	errSplit  = errors.New("nobody has a majority")
+	errNobody = errors.New("no server with a queue answers")
+)

@@ -1,0 +1,492 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// TestSickMinority shows for each way in which one or two of five servers can be of no use that calls go on and do not
+// take longer than a silent server is waited for, and that a held lock stays held. Ways that break the network break it
+// for one client, so that they share servers.
+func TestSickMinority(t *testing.T) {
+	t.Run("gone", func(t *testing.T) {
+		t.Parallel()
+		s := start(t, 5)
+		t.Run("dead", func(t *testing.T) {
+			everyMinority(t, s, false, func(t *testing.T, _ fault.Links, which []int) func() {
+				s.stop(t, which...)
+				return func() { s.startAgain(t, which...) }
+			})
+		})
+		t.Run("restarted empty", func(t *testing.T) {
+			everyMinority(t, s, false, func(t *testing.T, _ fault.Links, which []int) func() {
+				s.restart(t, which...)
+				return func() {}
+			})
+		})
+	})
+	t.Run("hung", func(t *testing.T) {
+		t.Parallel()
+		s := start(t, 5)
+		everyMinority(t, s, false, func(t *testing.T, _ fault.Links, which []int) func() {
+			s.pause(t, which...)
+			return func() { s.resume(t, which...) }
+		})
+	})
+	t.Run("network", func(t *testing.T) {
+		t.Parallel()
+		s := start(t, 5)
+		for name, act := range map[string]func(fault.Link){
+			"slow":        func(l fault.Link) { l.Delay(fault.Both, 2*sickBound) },
+			"partitioned": func(l fault.Link) { l.Drop(fault.Both) },
+			"deaf":        func(l fault.Link) { l.Drop(fault.Replies) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				everyMinority(t, s, name != "slow", func(_ *testing.T, links fault.Links, which []int) func() {
+					for _, i := range which {
+						act(links[i])
+					}
+					return links.Pass
+				})
+			})
+		}
+	})
+}
+
+// everyMinority plays with each of some minorities of s. Some faults swallow what was sent: it ends with its TTL.
+func everyMinority(t *testing.T, s servers, swallows bool, act func(*testing.T, fault.Links, []int) (heal func())) {
+	for _, which := range [][]int{{0}, {4}, {0, 1}, {1, 3}} {
+		t.Run(fmt.Sprint(which), func(t *testing.T) {
+			sickMinority(t, s, swallows, func(links fault.Links) func() { return act(t, links, which) })
+		})
+	}
+}
+
+// How long calls may take beside a sick minority: for as long as silent servers are waited for, and for the machine's own
+// hiccups. A server that is slow on purpose is slower than that.
+const (
+	sickTimeout = time.Second
+	sickBound   = sickTimeout + 2*time.Second
+)
+
+func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) (heal func())) {
+	const ttl = 3 * time.Second
+	d, links := s.linked(t, &Options{TrustFresh: true, NodeTimeout: sickTimeout})
+	client, err := fencelock.ForEfficiency(d, &fencelock.Options{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(context.Background())
+	kept := t.Name() + " kept"
+	lease, err := client.Acquire(within(t, 5*time.Second), kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue(t, d, t.Name()+" warm") // subscriptions are there
+	heal := act(links)
+	defer heal() // also after a failure: other subtests use the servers
+	broken := time.Now()
+
+	name := func(round int) string { return fmt.Sprint(t.Name(), " round ", round) }
+	renewed := func() bool { return lease.Deadline().After(broken.Add(d.Describe().Validity(ttl))) }
+	for round := 0; (round < 6 || !renewed() && lease.Err() == nil) && !t.Failed(); round++ {
+		r := request(name(round))
+		r.Wait = round%2 == 1
+		var g backend.Grant
+		timed(t, sickBound, "acquire", func(ctx context.Context) error { g, err = d.Acquire(ctx, r); return err })
+		timed(t, sickBound, "renew", func(ctx context.Context) error { return d.Renew(ctx, []backend.Grant{g})[0].Err })
+		timed(t, sickBound, "release", func(ctx context.Context) error { return d.Release(ctx, g) })
+	}
+	timed(t, 2*sickBound, "hand-over", func(context.Context) error { queue(t, d, t.Name()+" queue"); return nil })
+	if err := lease.Err(); err != nil {
+		t.Errorf("the lock that was held all the time: %v", err)
+	}
+	heal()
+	if err := lease.Release(within(t, 5*time.Second)); err != nil {
+		t.Errorf("release after the fault: %v", err)
+	}
+	if swallows {
+		return
+	}
+	eventually(t, "no vote is left on any server", func() bool {
+		return s.votes(t, kept) == 0 && s.votes(t, name(0)) == 0 && s.votes(t, t.Name()+" queue") == 0
+	})
+}
+
+// timed calls act, which must succeed within bound.
+func timed(t *testing.T, bound time.Duration, what string, act func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	began := time.Now()
+	if err := act(ctx); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+	if took := time.Since(began); took > bound {
+		t.Errorf("%s took %v, more than %v", what, took, bound)
+	}
+}
+
+// queue hands a lock from one request of d to another that waits for it.
+func queue(t *testing.T, d *Driver, name string) {
+	t.Helper()
+	g := take(t, d, request(name))
+	got := make(chan backend.Grant, 1)
+	go func() {
+		r := request(name)
+		r.Wait = true
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		g, err := d.Acquire(ctx, r)
+		if err != nil {
+			t.Errorf("waiter: %v", err)
+		}
+		got <- g
+	}()
+	eventually(t, "the waiter waits", func() bool {
+		info, err := d.Holder(context.Background(), name)
+		return err == nil && info.Waiters > 0 || len(got) > 0
+	})
+	if err := d.Release(within(t, 5*time.Second), g); err != nil {
+		t.Error(err)
+	}
+	if next := <-got; next.Name != "" {
+		if err := d.Release(within(t, 5*time.Second), next); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestFiveServers are faults that leave servers as good as new: they share five.
+func TestFiveServers(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	for name, test := range map[string]func(*testing.T, servers){
+		"majority gone":                         majorityGone,
+		"clock jump":                            clockJump,
+		"quarantine":                            func(t *testing.T, s servers) { quarantine(t, s, true) },
+		"without quarantine":                    func(t *testing.T, s servers) { quarantine(t, s, false) },
+		"split votes":                           func(t *testing.T, s servers) { splitVotes(t, s, true) },
+		"split votes, contenders that disagree": func(t *testing.T, s servers) { splitVotes(t, s, false) },
+		"split attempts":                        splitAttempts,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, s) })
+	}
+}
+
+// majorityGone: without a majority nothing is granted and nothing is lost.
+func majorityGone(t *testing.T, s servers) {
+	d := s.driver(t, &Options{TrustFresh: true, NodeTimeout: time.Second})
+	g := take(t, d, request("held"))
+	s.stop(t, 0, 2, 4)
+	defer s.startAgain(t, 0, 2, 4)
+	if _, err := d.Acquire(within(t, 5*time.Second), request("other")); !errors.Is(err, backend.ErrUnavailable) &&
+		!errors.Is(err, backend.ErrUnknown) {
+		t.Errorf("acquire = %v, want ErrUnavailable or ErrUnknown", err)
+	}
+	err := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err
+	if err == nil || errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("renew = %v, want a fault that is no loss", err)
+	}
+}
+
+// clockJump: one server forgets a lock before its time, as when its clock jumps forward. The lock is kept, nobody
+// else gets it, and the next renewal brings the vote back.
+func clockJump(t *testing.T, s servers) {
+	a, b := s.driver(t, nil), s.driver(t, nil)
+	g := take(t, a, request(t.Name()))
+	eventually(t, "all servers vote", func() bool { return s.votes(t, t.Name()) == 5 })
+	s.expire(t, 1, t.Name())
+	if _, err := b.Acquire(within(t, 5*time.Second), request(t.Name())); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("acquire by a rival = %v, want ErrHeld", err)
+	}
+	eventually(t, "the rival's vote is given back", func() bool { return s.votes(t, t.Name()) == 4 })
+	eventually(t, "renewal refills", func() bool {
+		if err := a.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err; err != nil {
+			t.Fatalf("renew = %v", err)
+		}
+		return s.votes(t, t.Name()) == 5
+	})
+	for i := range 3 {
+		s.expire(t, i, t.Name())
+	}
+	if err := a.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("renew without a majority = %v, want ErrNotHeld", err)
+	}
+	if n := s.votes(t, t.Name()); n != 2 {
+		t.Errorf("%d votes after the loss, want the 2 that were left: nothing is created", n)
+	}
+}
+
+// quarantine: the holder has the votes of servers 0 to 2, and server 2 forgets everything in a restart. Who does not
+// keep it from voting grants the same lock twice.
+func quarantine(t *testing.T, s servers, on bool) {
+	holder, link := s.linked(t, nil)
+	rival := s.driver(t, &Options{TrustFresh: true, NodeTimeout: time.Second})
+	holder.quarantine, rival.quarantine = on, on
+	for _, d := range []*Driver{holder, rival} { // both know all servers
+		if err := d.Ping(within(t, 5*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link[3].Refuse()
+	link[4].Refuse()
+	take(t, holder, request(t.Name()))
+	s.restart(t, 2)
+	_, err := rival.Acquire(within(t, 5*time.Second), request(t.Name()))
+	if on && err == nil {
+		t.Errorf("a second holder was granted the lock with the vote of a server that forgot the first")
+	}
+	if !on && err != nil {
+		t.Errorf("without the quarantine = %v, want the second grant that it prevents", err)
+	}
+	var quarantined *QuarantineError
+	if on && rival.nodes[2].client.Ping(within(t, 5*time.Second)).Err() == nil {
+		t.Errorf("the restarted server is not in quarantine")
+	} else if on && !errors.As(rival.nodes[2].client.Ping(within(t, 5*time.Second)).Err(), &quarantined) {
+		t.Errorf("no *QuarantineError tells why the server does not vote")
+	}
+}
+
+// TestQuarantineEnds: after MaxTTL a restarted server votes again.
+func TestQuarantineEnds(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	d := s.driver(t, &Options{TrustFresh: true, MaxTTL: 2 * time.Second})
+	if err := d.Ping(within(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	s.restart(t, 1)
+	ping := func() error { return d.nodes[1].client.Ping(within(t, 5*time.Second)).Err() }
+	eventually(t, "the restart is noticed", func() bool {
+		var quarantined *QuarantineError
+		return errors.As(ping(), &quarantined)
+	})
+	eventually(t, "the quarantine ends", func() bool { return ping() == nil })
+}
+
+// TestFreshServers: without TrustFresh a set of servers that has just started refuses to lock, and says why.
+func TestFreshServers(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	strict := s.driver(t, &Options{})
+	r := request("name")
+	_, err := strict.Acquire(within(t, 5*time.Second), r)
+	var quarantined *QuarantineError
+	if !errors.Is(err, backend.ErrUnavailable) || !errors.As(err, &quarantined) {
+		t.Errorf("acquire on fresh servers = %v, want ErrUnavailable with a *QuarantineError", err)
+	}
+	durable := start(t, 3, "--appendonly", "yes", "--appendfsync", "always")
+	take(t, durable.driver(t, &Options{}), r)
+}
+
+// splitVotes: contenders that start together, and do not even agree on the leader, all get their turn.
+func splitVotes(t *testing.T, s servers, agree bool) {
+	const clients, contenders = 5, 50
+	var drivers []*Driver
+	for i := range clients {
+		d, links := s.linked(t, &Options{TrustFresh: true})
+		if !agree {
+			links[i].Refuse() // client 0 has another leader than the others, and 2 to 4 one vote less each
+		}
+		drivers = append(drivers, d)
+	}
+	var inside atomic.Int32
+	var all sync.WaitGroup
+	began := time.Now()
+	gun := make(chan struct{})
+	for i := range contenders {
+		all.Go(func() {
+			<-gun
+			d := drivers[i%clients]
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			r := request(t.Name())
+			r.Wait = true
+			g, err := d.Acquire(ctx, r)
+			if err != nil {
+				t.Errorf("contender %d: %v", i, err)
+				return
+			}
+			if inside.Add(1) > 1 {
+				t.Error("two hold the lock")
+			}
+			inside.Add(-1)
+			if err := d.Release(ctx, g); err != nil {
+				t.Errorf("contender %d: release: %v", i, err)
+			}
+		})
+	}
+	close(gun)
+	all.Wait()
+	t.Logf("%d contenders in %v", contenders, time.Since(began))
+}
+
+// splitAttempts: of attempts at one moment one is granted the lock, although the first votes are often split.
+func splitAttempts(t *testing.T, s servers) {
+	drivers := []*Driver{s.driver(t, nil), s.driver(t, nil), s.driver(t, nil), s.driver(t, nil)}
+	for _, d := range drivers {
+		take(t, d, request(backend.NewRequestID()))
+	}
+	none := 0
+	const rounds = 50
+	for round := range rounds {
+		var granted atomic.Int32
+		var all sync.WaitGroup
+		for _, d := range drivers {
+			all.Go(func() {
+				_, err := d.Acquire(within(t, 10*time.Second), request(fmt.Sprint("round ", round)))
+				if err == nil {
+					granted.Add(1)
+				} else if !errors.Is(err, backend.ErrHeld) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if granted.Load() > 1 {
+			t.Errorf("round %d: %d were granted the lock", round, granted.Load())
+		}
+		if granted.Load() == 0 {
+			none++
+		}
+	}
+	if none > 0 {
+		t.Errorf("in %d of %d rounds nobody was granted a free lock", none, rounds)
+	}
+}
+
+// TestUnfit: what cannot keep votes is refused with a typed error.
+func TestUnfit(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	client := func(addr string) goredis.UniversalClient {
+		c := goredis.NewClient(&goredis.Options{Addr: addr})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	a, b, c := s[0].Addr(), s[1].Addr(), s[2].Addr()
+	check := func(what string, want error, clients ...goredis.UniversalClient) {
+		t.Helper()
+		d := New(clients, &Options{TrustFresh: true})
+		defer d.Close(context.Background())
+		if err := d.Ping(within(t, 5*time.Second)); !errors.Is(err, want) {
+			t.Errorf("%s: Ping = %v, want %v", what, err, want)
+		}
+		if _, err := d.Acquire(within(t, 5*time.Second), request("name")); !errors.Is(err, want) {
+			t.Errorf("%s: Acquire = %v, want %v", what, err, want)
+		}
+	}
+	check("two servers", backend.ErrInvalidOption, client(a), client(b))
+	check("one server", backend.ErrInvalidOption, client(a))
+	check("none", backend.ErrInvalidOption)
+	check("four servers", backend.ErrInvalidOption, client(a), client(b), client(c), client(c))
+	check("nil", backend.ErrInvalidOption, client(a), client(b), nil)
+	check("the same server twice", backend.ErrMisconfigured, client(a), client(b), client(b))
+	cluster := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c}})
+	defer cluster.Close()
+	check("a cluster client", backend.ErrMisconfigured, client(a), client(b), cluster)
+	sentinel := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{c}})
+	defer sentinel.Close()
+	check("a client of Sentinel", backend.ErrMisconfigured, client(a), client(b), sentinel)
+	check("a node of a cluster", backend.ErrMisconfigured,
+		client(a), client(b), client(start(t, 1, "--cluster-enabled", "yes")[0].Addr()))
+
+	s.admin(t, 2, func(ctx context.Context, c *goredis.Client) error {
+		if err := c.ConfigSet(ctx, "maxmemory", "100mb").Err(); err != nil {
+			return err
+		}
+		return c.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru").Err()
+	})
+	check("a server that evicts", backend.ErrMisconfigured, client(a), client(b), client(c))
+	s.admin(t, 2, func(ctx context.Context, c *goredis.Client) error {
+		if err := c.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+			return err
+		}
+		return c.ReplicaOf(ctx, "127.0.0.1", "1").Err()
+	})
+	check("a replica", backend.ErrMisconfigured, client(a), client(b), client(c))
+}
+
+// TestLateServer: a server that is down, or says nothing, when the driver starts joins when it comes back.
+func TestLateServer(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	for _, way := range []struct {
+		what           string
+		leave, comeOut func(testing.TB, ...int)
+	}{
+		{"dead", s.stop, s.startAgain},
+		{"hung", s.pause, s.resume},
+	} {
+		t.Run(way.what, func(t *testing.T) {
+			way.leave(t, 1)
+			defer way.comeOut(t, 1)
+			d := s.driver(t, nil)
+			g := take(t, d, request(t.Name()))
+			way.comeOut(t, 1)
+			eventually(t, "the server joins", func() bool {
+				if err := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err; err != nil {
+					t.Fatal(err)
+				}
+				return s.votes(t, t.Name()) == 3
+			})
+		})
+	}
+}
+
+// TestLateUnfitServer: a server that comes back unfit is looked at before it votes.
+func TestLateUnfitServer(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	d := s.driver(t, nil)
+	take(t, d, request("name"))
+	s.restart(t, 1)
+	s.admin(t, 1, func(ctx context.Context, c *goredis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
+	other := s.driver(t, nil)
+	if err := other.Ping(within(t, 5*time.Second)); !errors.Is(err, backend.ErrMisconfigured) {
+		t.Errorf("Ping = %v, want ErrMisconfigured", err)
+	}
+	take(t, d, request("another")) // the driver that started well goes on with the two others
+	if err := d.nodes[1].client.Ping(within(t, 5*time.Second)).Err(); !errors.Is(err, backend.ErrMisconfigured) {
+		t.Errorf("the replica was accepted: %v", err)
+	}
+}
+
+// TestScriptsFlushed: what is sent under the script's name to a server that has forgotten it is sent again in full.
+func TestScriptsFlushed(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	d := s.driver(t, nil)
+	var grants []backend.Grant
+	for i := range 3 * maxSteps / 2 { // more than one call carries
+		grants = append(grants, take(t, d, request(fmt.Sprint("name ", i))))
+	}
+	flush := func() {
+		for i := range s {
+			s.admin(t, i, func(ctx context.Context, c *goredis.Client) error { return c.ScriptFlush(ctx).Err() })
+		}
+	}
+	flush()
+	for i, r := range d.Renew(within(t, 10*time.Second), grants) {
+		if r.Err != nil {
+			t.Errorf("grant %d: %v", i, r.Err)
+		}
+	}
+	flush()
+	if err := d.Release(within(t, 10*time.Second), grants[0]); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,73 @@
+package redlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// Holder implements backend.Inspector: who has the votes of a majority. Since is not known; Waiters are those in the
+// longest queue.
+func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+	info, err := d.holder(ctx, name)
+	if err != nil {
+		return backend.Info{}, redisconn.CallError(ctx, driverName, "holder", name, err)
+	}
+	return info, nil
+}
+
+func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
+	info := backend.Info{Name: name}
+	if err := backend.ValidateName(name); err != nil {
+		return info, err
+	}
+	if err := d.begin(ctx); err != nil {
+		return info, err
+	}
+	defer d.end()
+	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, name), redisscript.Inform)
+	answered := 0
+	var t tally
+	votes := map[string]int{}
+	var holder *redisscript.State
+	silent := d.poll(ctx, steps, sink, d.nodeTimeout(time.Second), func(s *step) bool {
+		state, ok := redisscript.ParseState(s.answer)
+		if s.err != nil || !ok {
+			t.count(s, 1)
+			return false
+		}
+		answered++
+		info.Waiters = max(info.Waiters, state.Waiters)
+		if !state.Held {
+			return false
+		}
+		if votes[state.Hold.Request]++; votes[state.Hold.Request] == d.quorum {
+			holder = &state
+		}
+		return false
+	})
+	for _, s := range silent {
+		s.drop()
+	}
+	switch {
+	case holder != nil:
+		h, err := redisconn.HolderOf(*holder)
+		if err != nil {
+			return info, err
+		}
+		info.Held, info.Holders = true, []backend.Holder{h}
+		return info, nil
+	case answered >= d.quorum:
+		return info, nil
+	}
+	t.yes = 0
+	err := d.undecided(ctx, &t, len(silent))
+	if f := redisconn.FailureOf(err); f.Sent {
+		f.Sent = false // a question changes nothing
+		return info, f
+	}
+	return info, err
+}

@@ -1,0 +1,159 @@
+package redlock
+
+import (
+	mathrand "math/rand/v2"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// majority returns the instant from which a majority's votes are proved, or zero. Votes may be older than a good part
+// of the validity; a renewal then makes it whole, and shows that they are still there.
+func (x *contender) majority() backend.Instant {
+	proved := make([]backend.Instant, len(x.places))
+	for i := range x.places {
+		if x.places[i].state == voted {
+			proved[i] = x.places[i].proved
+		}
+	}
+	d := x.c.d
+	at := nth(proved, d.quorum)
+	if at == 0 || d.clock.Now().Sub(at) <= x.c.r.TTL/4 {
+		return at
+	}
+	if !x.renewed && x.flying+len(x.places) <= cap(x.sink) {
+		x.renewed = true
+		for i := range x.places {
+			if x.places[i].state == voted {
+				x.submit(i, d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Renew,
+					x.h.Start(), redisscript.Millis(x.h.PX)))
+			}
+		}
+		x.lookIn(redisscript.Jitter(reachLook))
+	}
+	return 0
+}
+
+// due is when to do something unasked.
+func (x *contender) due() time.Time {
+	at := x.look
+	if !x.settles.IsZero() && x.settles.Before(at) {
+		at = x.settles
+	}
+	if !x.asked.IsZero() {
+		if end := x.asked.Add(x.c.patience); end.Before(at) {
+			at = end
+		}
+	}
+	return at
+}
+
+func (x *contender) lookIn(d time.Duration) { x.look = time.Now().Add(d) }
+
+// soon brings the next look forward.
+func (x *contender) soon(d time.Duration) {
+	if at := time.Now().Add(d + mathrand.N(5*time.Millisecond)); at.Before(x.look) {
+		x.look = at
+	}
+}
+
+// settleAfter plans a settlement for soon after a hold has run out in d.
+func (x *contender) settleAfter(d time.Duration) {
+	at := time.Now().Add(redisscript.SettleIn(d))
+	if x.settles.IsZero() || at.Before(x.settles) {
+		x.settles = at
+	}
+}
+
+// tick does what is due.
+func (x *contender) tick() error {
+	now := time.Now()
+	room := cap(x.sink) - x.flying
+	if !x.asked.IsZero() && now.Sub(x.asked) >= x.c.patience {
+		x.asked = time.Time{}
+		x.places[x.leader].state = absent
+		return x.failed(x.leader)
+	}
+	if !x.settles.IsZero() && !now.Before(x.settles) {
+		x.settles = time.Time{}
+		for i := range x.places {
+			if x.places[i].state == queued && room > 0 {
+				room--
+				x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Settle))
+			}
+		}
+	}
+	if now.Before(x.look) {
+		return nil
+	}
+	if x.reached && x.split() {
+		return errSplit
+	}
+	x.renewed = false
+	if x.reached {
+		x.lookIn(redisscript.Jitter(min(reachEvery, x.h.PX/3)))
+	} else {
+		x.lookIn(redisscript.NextLook(0))
+	}
+	if room < 2*len(x.places) {
+		return nil
+	}
+	for i := range x.places {
+		n, p := x.c.d.nodes[i], &x.places[i]
+		switch {
+		case p.state == queued || p.state == voted:
+			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Look, x.c.d.identity, x.h.Nonce))
+			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
+		case p.state == absent && x.reached && i != x.leader:
+			x.queue(i)
+		}
+	}
+	return nil
+}
+
+// split reports whether votes have been split for some looks: neither this contender nor anybody else has a majority.
+// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time.
+func (x *contender) split() bool {
+	mine := 0
+	others := map[string]int{}
+	for i := range x.places {
+		p := &x.places[i]
+		switch {
+		case p.state == voted:
+			mine++
+		case p.holder != "" && p.holder != x.h.Request:
+			others[p.holder]++
+			if others[p.holder] >= x.c.d.quorum {
+				x.looks = 0
+				return false
+			}
+		}
+	}
+	x.looks++
+	return mine < x.c.d.quorum && x.looks > patientFor
+}
+
+// unsure reports whether some node may have something of which no answer told. What has not left yet is taken back.
+func (x *contender) unsure() bool {
+	unsure := false
+	for i := range x.places {
+		p := &x.places[i]
+		if p.state == asking && p.step.drop() {
+			p.unsure, p.state = false, absent
+		}
+		unsure = unsure || p.unsure
+	}
+	return unsure
+}
+
+// left are the nodes that may have something.
+func (x *contender) left() []*node {
+	var nodes []*node
+	for i, n := range x.c.d.nodes {
+		if x.places[i].touched {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}

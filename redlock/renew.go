@@ -1,0 +1,134 @@
+package redlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// renewal is one grant on its way through Renew.
+type renewal struct {
+	tally
+	proved  []backend.Instant // by node
+	lacking []*node           // say that they do not have it
+	decided bool
+}
+
+// Renew implements backend.Driver: one script call a node for up to 128 grants, all of a node's calls in one pipeline,
+// all nodes at once. A grant is renewed when a majority has prolonged it, and lost when a majority says that it is not
+// there; everything else is a fault.
+//
+// A node that lacks what a majority has just confirmed gets it back, as a new vote that stands in its queue like any
+// other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is created.
+func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	answers := make([]backend.Renewal, len(grants))
+	if len(grants) == 0 {
+		return answers
+	}
+	if err := d.begin(ctx); err != nil {
+		for i, g := range grants {
+			answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
+		}
+		return answers
+	}
+	defer d.end()
+	now := d.clock.Now()
+	sink := make(chan *step, len(grants)*len(d.nodes))
+	steps := make([]*step, 0, len(grants)*len(d.nodes))
+	patience := d.nodeTimeout(grants[0].TTL)
+	for _, g := range grants {
+		patience = min(patience, d.nodeTimeout(g.TTL))
+	}
+	held := make([]renewal, len(grants))
+	proved := make([]backend.Instant, len(grants)*len(d.nodes))
+	for i := range held {
+		held[i].proved = proved[i*len(d.nodes) : (i+1)*len(d.nodes) : (i+1)*len(d.nodes)]
+	}
+	for _, n := range d.nodes {
+		for i, g := range grants {
+			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Renew,
+				redisconn.StartOf(g), redisscript.Millis(pxOf(g, now)))
+			s.index = i*len(d.nodes) + n.index
+			if g.Incarnation == "" {
+				s.args[0] = "none" // no hold starts so
+			}
+			steps = append(steps, s)
+		}
+	}
+	undecided := len(grants)
+	silent := d.poll(ctx, steps, sink, patience, func(s *step) bool {
+		h, n := &held[s.index/len(d.nodes)], s.index%len(d.nodes)
+		yes := h.yes
+		h.count(s, 1)
+		switch {
+		case h.yes > yes:
+			h.proved[n] = s.sentAt
+		case s.err == nil:
+			h.lacking = append(h.lacking, d.nodes[n])
+		}
+		if !h.decided && (h.yes >= d.quorum || h.no >= d.quorum) {
+			h.decided = true
+			undecided--
+		}
+		return undecided == 0
+	})
+	hanging := make([]int, len(grants))
+	for _, s := range silent {
+		i := s.index / len(d.nodes)
+		hanging[i]++
+		if !s.drop() {
+			held[i].failed(&redisconn.Failure{Cause: errSilent, Sent: true})
+		}
+	}
+	for i, g := range grants {
+		h := &held[i]
+		switch {
+		case h.yes >= d.quorum:
+			answers[i] = backend.Renewal{SentAt: nth(h.proved, d.quorum), TTL: g.TTL}
+			continue
+		case h.no >= d.quorum:
+			answers[i].Err = &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+		default:
+			answers[i].Err = d.undecided(ctx, &h.tally, hanging[i])
+		}
+		answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, answers[i].Err)
+	}
+	d.refill(grants, held)
+	return answers
+}
+
+func pxOf(g backend.Grant, now backend.Instant) time.Duration {
+	if g.MinHoldUntil.IsZero() {
+		return g.TTL
+	}
+	return max(g.TTL, g.MinHoldUntil.Sub(now))
+}
+
+// refill gives nodes back what a majority has. Nobody waits for it: the lines keep a later release behind it.
+func (d *Driver) refill(grants []backend.Grant, held []renewal) {
+	room := 0
+	for i := range held {
+		if held[i].yes >= d.quorum {
+			room += len(held[i].lacking)
+		}
+	}
+	if room == 0 {
+		return
+	}
+	sink := make(chan *step, room) // which nobody reads
+	now := d.clock.Now()
+	for i, g := range grants {
+		if held[i].yes < d.quorum {
+			continue
+		}
+		for _, n := range held[i].lacking {
+			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Try,
+				redisconn.StartOf(g)+g.Owner, redisscript.Millis(pxOf(g, now)))
+			s.deadline = time.Now().Add(d.nodeTimeout(g.TTL))
+			n.submit(s)
+		}
+	}
+}

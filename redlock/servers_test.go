@@ -1,0 +1,162 @@
+package redlock
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// servers are independent Redis servers that forget everything when they restart.
+type servers []*containers.RedisServer
+
+func start(t testing.TB, n int, args ...string) servers {
+	t.Helper()
+	var s servers
+	for range n {
+		s = append(s, containers.Redis(t, containers.Args(args...)))
+	}
+	return s
+}
+
+// driver returns a driver of its own, which takes the servers as they are.
+func (s servers) driver(t testing.TB, o *Options) *Driver {
+	d, _ := s.connect(t, o, false)
+	return d
+}
+
+// linked returns a driver with a link to each server.
+func (s servers) linked(t testing.TB, o *Options) (*Driver, fault.Links) {
+	return s.connect(t, o, true)
+}
+
+func (s servers) connect(t testing.TB, o *Options, link bool) (*Driver, fault.Links) {
+	if o == nil {
+		o = &Options{TrustFresh: true}
+	}
+	var clients []goredis.UniversalClient
+	var links fault.Links
+	for _, server := range s {
+		addr := server.Addr()
+		if link {
+			var l fault.Link
+			addr, l = server.NewLink(t)
+			links = append(links, l)
+		}
+		c := goredis.NewClient(&goredis.Options{Addr: addr})
+		t.Cleanup(func() { _ = c.Close() })
+		clients = append(clients, c)
+	}
+	d := New(clients, o)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = d.Close(ctx) // over a link that a test left broken it cannot succeed
+	})
+	return d, links
+}
+
+// each does something to some servers at once.
+func (s servers) each(t testing.TB, act func(context.Context, *containers.RedisServer) error, which ...int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, i := range which {
+		all.Go(func() {
+			if err := act(ctx, s[i]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (s servers) pause(t testing.TB, which ...int) {
+	s.each(t, func(ctx context.Context, r *containers.RedisServer) error { return r.Pause(ctx) }, which...)
+}
+
+func (s servers) resume(t testing.TB, which ...int) {
+	s.each(t, func(ctx context.Context, r *containers.RedisServer) error { return r.Resume(ctx) }, which...)
+}
+
+func (s servers) stop(t testing.TB, which ...int) {
+	s.each(t, func(ctx context.Context, r *containers.RedisServer) error { return r.Stop(ctx) }, which...)
+}
+
+func (s servers) startAgain(t testing.TB, which ...int) {
+	s.each(t, func(ctx context.Context, r *containers.RedisServer) error { return r.Start(ctx) }, which...)
+}
+
+func (s servers) restart(t testing.TB, which ...int) {
+	s.each(t, func(ctx context.Context, r *containers.RedisServer) error { return r.Restart(ctx) }, which...)
+}
+
+// admin calls act with a client of server i.
+func (s servers) admin(t testing.TB, i int, act func(context.Context, *goredis.Client) error) {
+	t.Helper()
+	c := goredis.NewClient(&goredis.Options{Addr: s[i].Addr()})
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := act(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// expire makes a lock end now on server i, as a clock that jumps forward does.
+func (s servers) expire(t testing.TB, i int, name string) {
+	t.Helper()
+	s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
+		return c.Del(ctx, redisscript.KeysOf("fencelock:", name).Lock).Err()
+	})
+}
+
+// votes returns on how many servers a key of name exists.
+func (s servers) votes(t testing.TB, name string) int {
+	t.Helper()
+	n := 0
+	for i := range s {
+		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
+			k, err := c.Exists(ctx, redisscript.KeysOf("fencelock:", name).Lock).Result()
+			n += int(k)
+			return err
+		})
+	}
+	return n
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// take acquires, or ends the test.
+func take(t testing.TB, d *Driver, r backend.Request) backend.Grant {
+	t.Helper()
+	g, err := d.Acquire(within(t, 10*time.Second), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// eventually waits until ok.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	ctx := within(t, 20*time.Second)
+	for !ok() {
+		if !redisconn.PauseFor(ctx, 10*time.Millisecond) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}

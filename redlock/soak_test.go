@@ -1,0 +1,91 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/conformance/nemesis"
+)
+
+func TestMain(m *testing.M) {
+	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
+	os.Exit(m.Run())
+}
+
+// openSoak opens a driver for addresses with commas between them. A quarter of the TTL is not enough for servers that sync
+// five files to one busy disk.
+func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
+	d, err := Open(ctx, "redlock://"+addrs+"/0?node_timeout=1s")
+	if err != nil {
+		return nil, err // and not a nil *Driver in an interface
+	}
+	return d, nil
+}
+
+// TestSoak breaks five servers that keep what they were given, and the links and processes of their clients, as chance
+// wills; never more than two servers at once.
+func TestSoak(t *testing.T) {
+	nemesis.Run(t, func(t testing.TB) nemesis.Service {
+		nodes := start(t, 5, "--appendonly", "yes", "--appendfsync", "always")
+		var admins []*goredis.Client
+		for _, n := range nodes {
+			admin := goredis.NewClient(&goredis.Options{Addr: n.Addr(), ContextTimeoutEnabled: true, MaxRetries: -1})
+			t.Cleanup(func() { _ = admin.Close() })
+			admins = append(admins, admin)
+		}
+		on := func(act func(*containers.RedisServer, context.Context) error) func(context.Context, int) error {
+			return func(ctx context.Context, node int) error { return act(nodes[node], ctx) }
+		}
+		return nemesis.Service{
+			Driver: "redlock",
+			Nodes:  len(nodes),
+			Client: func(t testing.TB) (string, fault.Links) {
+				var addrs []string
+				var links fault.Links
+				for _, n := range nodes {
+					addr, link := n.NewLink(t)
+					addrs, links = append(addrs, addr), append(links, link)
+				}
+				return nemesis.Addresses(addrs, links)
+			},
+			Open:   openSoak,
+			Kill:   on(func(s *containers.RedisServer, ctx context.Context) error { return s.Stop(ctx) }),
+			Start:  on(func(s *containers.RedisServer, ctx context.Context) error { return s.Start(ctx) }),
+			Pause:  on(func(s *containers.RedisServer, ctx context.Context) error { return s.Pause(ctx) }),
+			Resume: on(func(s *containers.RedisServer, ctx context.Context) error { return s.Resume(ctx) }),
+			Probe: func(ctx context.Context, node int) (string, error) {
+				info, err := admins[node].InfoMap(ctx, "server").Result()
+				return info["Server"]["run_id"], err
+			},
+			Leftovers: func() (left []string, err error) {
+				for i, admin := range admins {
+					keys, keysErr := admin.Keys(context.Background(), "fencelock:*").Result()
+					for _, key := range keys {
+						if strings.HasSuffix(key, ":q") || strings.HasSuffix(key, ":s") {
+							continue // places of those who were killed, or came late: they go away by themselves
+						}
+						left = append(left, fmt.Sprintf("%s on node %d", key, i))
+					}
+					err = errors.Join(err, keysErr)
+				}
+				return left, err
+			},
+			Logs: func(ctx context.Context) map[string]string {
+				logs := map[string]string{}
+				for i, n := range nodes {
+					logs[fmt.Sprintf("node%d", i)] = n.Logs(ctx)
+				}
+				return logs
+			},
+		}
+	})
+}

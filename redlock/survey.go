@@ -1,0 +1,77 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const (
+	surveyTime = 3 * time.Second        // for one survey, whatever the callers' contexts allow
+	straggle   = 250 * time.Millisecond // for the minority, once a majority has answered
+)
+
+// Ping implements backend.Pinger: it connects to every server and refuses the set if one of those that answer is unfit
+// (see the package comment), or if no majority answers.
+func (d *Driver) Ping(ctx context.Context) error {
+	err := backend.ErrClosed
+	switch {
+	case d.unfit != nil:
+		err = d.unfit
+	case !d.after.Closing():
+		err = d.survey(ctx)
+	}
+	if err != nil {
+		return redisconn.CallError(ctx, driverName, "ping", "", err)
+	}
+	return nil
+}
+
+func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, &d.after, d.ask) }
+
+// ask looks at all servers at once. An unreachable minority is no obstacle: its servers are looked at when they come
+// back, before their votes count.
+func (d *Driver) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, surveyTime)
+	defer cancel()
+	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, "ping"), redisscript.Inform)
+	for _, s := range steps {
+		s.deadline = time.Now().Add(surveyTime)
+		s.node.submit(s)
+	}
+	well, errs := 0, []error(nil)
+	var patience <-chan time.Time
+collect:
+	for range d.nodes {
+		select {
+		case s := <-sink:
+			if s.err == nil {
+				well++
+				break
+			}
+			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.err)
+			if s.err.Fatal {
+				return &redisconn.Failure{Cause: err, Fatal: true}
+			}
+			errs = append(errs, err)
+		case <-patience:
+			break collect
+		case <-ctx.Done():
+			errs = append(errs, ctx.Err())
+			break collect
+		}
+		if well == d.quorum {
+			patience = time.After(straggle)
+		}
+	}
+	if well < d.quorum {
+		return &redisconn.Failure{Cause: fmt.Errorf("%d of %d servers answer, %d are needed: %w",
+			well, len(d.nodes), d.quorum, errors.Join(errs...))}
+	}
+	return nil
+}
