@@ -1,0 +1,61 @@
+// Package etcd is the driver for etcd 3.4 and later: the correctness tier on a cluster that survives the loss of a
+// minority.
+//
+//	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints})
+//	locks, err := fencelock.ForCorrectness(etcd.New(client, nil), nil)
+//
+// # Algorithm
+//
+// Every acquire writes one key of its own under the name's directory, on an etcd lease that all locks with one TTL share.
+// The keys of a directory in the order of their create revisions are the queue, and the first one holds the lock. A waiter
+// watches the key before its own; when that one goes, it reads the queue again, with its own key in it, before it says
+// "held". An attempt without waiting writes its key only if the directory is empty. Either is one transaction when nobody
+// else wants the lock; a release is one transaction that compares the create revision.
+//
+// Shared holds and permits stand in the same queue, in directories of their own below the name's. One rule decides for all
+// kinds: a request holds as soon as nothing that came before it excludes it. A shared one waits for the last exclusive
+// request before its own; permits wait until those of all requests before theirs and their own fit the limit. What is before a
+// request can only go, so what holds goes on holding, whatever comes later. The transaction that writes a key compares that
+// the directory has no key of a kind or limit that does not mix with it.
+//
+// AcquireAll without waiting is one transaction over all names, if no permits are wanted where others have some.
+//
+// The lease is kept alive by the driver's own loop, which records when each request was sent. A hold is valid for the TTL
+// from the instant before the last confirmed one was sent. A keepalive is confirmed by a linearizable read of the same raft
+// term after it: a leader that has been overtaken and does not know answers keepalives, and etcd asks nobody else.
+//
+// # Promises
+//
+// The token is the create revision of the hold's key. It increases strictly with every grant of a name, also across
+// expiry, crash, leader change, restart, and deletion of all keys, as long as the cluster keeps its history: a backup must
+// be restored with --bump-revision and --mark-compacted (etcd 3.5.10 and later). TokenSpace is the cluster's id, which
+// changes when a cluster is made anew, so that a guard which was given the space refuses tokens of the new one.
+//
+// Grants are FIFO, and nobody barges: a reader does not pass a waiting writer, and a small request for permits not a bigger
+// one, so neither starves. Tokens of shared holds and permits come from the same count, with the mark of those that do not
+// fence. TTLs are whole seconds, and etcd raises those below one and a half election timeouts
+// (2 s by default); Grant.TTL tells what was granted.
+//
+// # What it does not promise
+//
+// Servers below 3.4.38, 3.5.23 and 3.6.5 can lose a key while its lease is renewed: the loss is noticed at the next renewal,
+// and the token still protects. The driver warns about them. A deleted key is noticed at the next renewal of its holder,
+// not at once: a watch per hold would cost every lock two more messages.
+//
+// AcquireAll of names to wait for, and of more than fit one transaction (100, or 50 shared ones), is ErrUnsupported. An attempt at permits where others hold
+// some is two transactions, and more while others come at the same moment. The end of a hold of permits is told to
+// everybody who waits for the name, unless a single request keeps them out; those whom it may let in look.
+//
+// A cluster that had no leader for long prolongs its leases. A lock may then be free later than its TTL, never earlier.
+//
+// # Settings
+//
+// New takes any client. Set DialKeepAliveTime, so that a connection that went silent is noticed; the driver repeats what was
+// not answered within 3 s, and the client sends that to another endpoint. A user needs the right to read and write below
+// KeyPrefix.
+//
+// # Escape hatches
+//
+// Driver.OwnerCmp fences a write to etcd itself with a comparison in the caller's transaction. Driver.Key is the key that a
+// hold stands on.
+package etcd

@@ -1,0 +1,223 @@
+package etcd
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const driverName = "etcd"
+
+// The bounds of a TTL. etcd counts leases in whole seconds, and raises a TTL to one and a half election timeouts (2 s by
+// default); the grant tells what it gave. The upper bound catches mistakes of unit.
+const (
+	minTTL = time.Second
+	maxTTL = 30 * 24 * time.Hour
+)
+
+// Options configure a Driver. Nil and the zero value mean the defaults.
+type Options struct {
+	// KeyPrefix starts every key; all clients of one set of locks use the same. Default "fencelock/".
+	KeyPrefix string
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+
+	// Logger receives warnings about servers with known lease defects. Default slog.Default.
+	Logger *slog.Logger
+}
+
+// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open. All methods are safe for concurrent use.
+type Driver struct {
+	client *clientv3.Client
+	own    bool // Close closes client
+	prefix string
+	clock  backend.Clock
+	log    *slog.Logger
+
+	probe    probe
+	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
+
+	plain atomic.Pointer[plainText]
+
+	ctx  context.Context // ends with Close: background work and waiters
+	stop context.CancelFunc
+	work sync.WaitGroup // background goroutines and calls in flight
+
+	mu       sync.Mutex // protects the following fields
+	closed   bool
+	sessions map[int64]*session // the current one, by seconds asked for
+	holds    map[string]*hold   // by key
+	flights  map[string]*flight // by key
+	calls    map[string]int     // how many calls may write a key
+}
+
+// hold is a key of ours that counts as granted.
+type hold struct {
+	session  *session
+	revision int64 // create revision: the token
+	lost     func(backend.Reason)
+}
+
+var (
+	_ backend.FencingDriver = (*Driver)(nil)
+	_ backend.Pinger        = (*Driver)(nil)
+	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.Lister        = (*Driver)(nil)
+	_ backend.Watcher       = (*Driver)(nil)
+	_ backend.ForceReleaser = (*Driver)(nil)
+	_ backend.MultiAcquirer = (*Driver)(nil)
+)
+
+// New returns a driver on client. It does no I/O; what is wrong with the server shows in Ping or in the first call. The
+// driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace
+// package works. It never closes client.
+func New(client *clientv3.Client, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
+		sessions: map[int64]*session{}, holds: map[string]*hold{}, flights: map[string]*flight{}, calls: map[string]int{},
+	}
+	if d.prefix == "" {
+		d.prefix = "fencelock/"
+	}
+	if d.clock == nil {
+		d.clock = backend.SystemClock()
+	}
+	if d.log == nil {
+		d.log = slog.Default()
+	}
+	d.ctx, d.stop = context.WithCancel(context.Background())
+	return d
+}
+
+// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
+func (d *Driver) IssuesFencingTokens() {}
+
+// Describe implements backend.Driver. The token space is known after the probe.
+func (d *Driver) Describe() backend.Description {
+	return backend.Description{
+		Name: driverName,
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapInspect | backend.CapList |
+			backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease | backend.CapShared | backend.CapPermits |
+			backend.CapMultiAcquire,
+		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Second,
+		TokenSpace: d.probe.tokenSpace(),
+	}
+}
+
+// enter counts a call or a piece of background work in; it is refused after Close.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return backend.ErrClosed
+	}
+	d.work.Add(1)
+	return nil
+}
+
+// begin is what every call does first: it is counted in, and the server is known.
+func (d *Driver) begin(ctx context.Context) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	if err := d.ready(ctx); err != nil {
+		d.work.Done()
+		return err
+	}
+	return nil
+}
+
+// callContext ends with ctx and with Close.
+func (d *Driver) callContext(ctx context.Context) (context.Context, func()) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(d.ctx, func() { cancel(backend.ErrClosed) })
+	return bounded, func() {
+		unhook()
+		cancel(nil)
+	}
+}
+
+// addHold notes that key is ours. The session ends it when it ends itself.
+func (d *Driver) addHold(key string, h *hold) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if old := d.holds[key]; old != nil {
+		old.session.leave()
+	}
+	d.holds[key] = h
+}
+
+// hold returns the hold of key if it is the one that g names, or nil.
+func (d *Driver) hold(key string, g backend.Grant) *hold {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if h := d.holds[key]; h != nil && h.revision == incarnation(g) {
+		return h
+	}
+	return nil
+}
+
+// dropHold forgets a hold, whose session it then no longer needs.
+func (d *Driver) dropHold(key string, h *hold) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if h != nil && d.holds[key] == h {
+		delete(d.holds, key)
+		h.session.leave()
+	}
+}
+
+// incarnation is the create revision in a grant; 0 for Request.Grant.
+func incarnation(g backend.Grant) int64 {
+	revision, err := strconv.ParseInt(g.Incarnation, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return revision
+}
+
+// Close implements backend.Driver. It ends waiters with ErrClosed and revokes the driver's leases, which removes whatever
+// keys are left.
+func (d *Driver) Close(ctx context.Context) error {
+	d.mu.Lock()
+	first := !d.closed
+	d.closed = true
+	d.mu.Unlock()
+	d.stop()
+	idle := make(chan struct{})
+	go func() {
+		d.work.Wait()
+		close(idle)
+	}()
+	var err error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if !first {
+		return d.callError("close", "", err)
+	}
+	for _, s := range d.takeSessions() {
+		if revokeErr := s.revoke(ctx); err == nil {
+			err = revokeErr
+		}
+	}
+	if d.own {
+		if closeErr := d.client.Close(); err == nil {
+			err = closeErr
+		}
+	}
+	return d.callError("close", "", err)
+}

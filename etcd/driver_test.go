@@ -1,0 +1,547 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// dial returns a client of the server at addr.
+func dial(t testing.TB, addr string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: quiet, DialTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// newDriver returns one more driver on the server at addr.
+func newDriver(t testing.TB, addr string) *Driver {
+	t.Helper()
+	d := New(dial(t, addr), nil)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = d.Close(ctx)
+	})
+	return d
+}
+
+func request(name string, wait bool) backend.Request {
+	return backend.Request{
+		Name: name, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: 2 * time.Second, Wait: wait,
+	}
+}
+
+func mustAcquire(t testing.TB, d *Driver, r backend.Request) backend.Grant {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	g, err := d.Acquire(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// acquireLater starts an acquire and waits until it stands in the queue.
+func acquireLater(t testing.TB, d *Driver, r backend.Request) <-chan outcome {
+	t.Helper()
+	done := make(chan outcome, 1)
+	go func() {
+		g, err := d.Acquire(t.Context(), r)
+		done <- outcome{g, err}
+	}()
+	eventually(t, "the waiter stands in the queue", func() bool {
+		resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
+		return err == nil && len(resp.Kvs) == 1
+	})
+	return done
+}
+
+type outcome struct {
+	grant backend.Grant
+	err   error
+}
+
+// eventually waits for a condition that only the server can tell.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("in 20s it did not come true that %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// leaseOf returns the etcd lease on which a request's key stands.
+func leaseOf(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
+	t.Helper()
+	resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("the key of the request: %v, %v", resp, err)
+	}
+	return clientv3.LeaseID(resp.Kvs[0].Lease)
+}
+
+// The recipe of etcd's client: two mutexes of one session and one name both hold.
+func TestOneClientExcludesItself(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	g := mustAcquire(t, d, request("x", false))
+	if _, err := d.Acquire(t.Context(), request("x", false)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a second acquire by the same client = %v, want ErrHeld", err)
+	}
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Error(err)
+	}
+
+	session, err := concurrency.NewSession(dial(t, server.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	one, two := concurrency.NewMutex(session, "recipe"), concurrency.NewMutex(session, "recipe")
+	t.Logf("etcd's recipe: first lock: %v, second lock in the same session: %v", one.Lock(t.Context()), two.TryLock(t.Context()))
+}
+
+// The recipe unlocks by key name: a repeated unlock deletes the next lock of the same session.
+func TestRepeatedReleaseSparesTheNextHold(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	first := mustAcquire(t, d, request("x", false))
+	if err := d.Release(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	second := mustAcquire(t, d, request("x", false))
+	if err := d.Release(t.Context(), first); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("the repeated release = %v, want ErrNotHeld", err)
+	}
+	if r := d.Renew(t.Context(), []backend.Grant{second})[0]; r.Err != nil {
+		t.Errorf("the repeated release hit the next hold: %v", r.Err)
+	}
+	if second.Token <= first.Token {
+		t.Errorf("token %v after %v", second.Token, first.Token)
+	}
+}
+
+// The recipe leaves a phantom in the queue after a wait that timed out while etcd did not answer.
+func TestTimedOutWaitLeavesNoPhantom(t *testing.T) {
+	server := containers.Etcd(t)
+	addr, link := server.NewLink(t)
+	d, rival := newDriver(t, addr), newDriver(t, server.Addr())
+	if err := d.Release(t.Context(), mustAcquire(t, d, request("warm", false))); err != nil {
+		t.Fatal(err)
+	}
+	r := request("x", true)
+	link.Hold(fault.Replies) // it is committed, and nobody hears of it
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := d.Acquire(ctx, r)
+	if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the wait = %v, want ErrUnknown and the context's error", err)
+	}
+	eventually(t, "the key stands", func() bool {
+		resp, err := rival.client.Get(t.Context(), d.Key(r.Grant()))
+		return err == nil && len(resp.Kvs) == 1
+	})
+	link.Pass()
+	if err := d.Release(t.Context(), r.Grant()); err != nil {
+		t.Errorf("Release of what the request left: %v", err)
+	}
+	mustAcquire(t, rival, request("x", false))
+}
+
+// The recipe's Lock stays blocked after its context's end when etcd is out of reach.
+func TestCancelledWaitReturnsWithoutTheServer(t *testing.T) {
+	server := containers.Etcd(t)
+	addr, link := server.NewLink(t)
+	d, holder := newDriver(t, addr), newDriver(t, server.Addr())
+	g := mustAcquire(t, holder, request("x", false))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	r := request("x", true)
+	go func() {
+		_, err := d.Acquire(ctx, r)
+		done <- err
+	}()
+	eventually(t, "it waits", func() bool {
+		resp, err := holder.client.Get(t.Context(), d.Key(r.Grant()))
+		return err == nil && len(resp.Kvs) == 1
+	})
+	link.Hold(fault.Both)
+	began := time.Now()
+	cancel()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the wait = %v, want context.Canceled", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the wait did not return within 10s of its context's end")
+	}
+	t.Logf("returned %v after the end of its context", time.Since(began))
+	link.Pass()
+	if err := holder.Release(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	mustAcquire(t, holder, request("x", true)) // the cancelled waiter goes from the queue, or its lease ends
+}
+
+// The recipe does not notice that its lease is gone while it waits, and campaigns report a leader whose key is gone.
+func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
+	server := containers.Etcd(t)
+	holder, waiter, rival := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
+	g := mustAcquire(t, holder, request("x", false))
+	r := request("x", true)
+	done := acquireLater(t, waiter, r)
+	behind := request("x", true)
+	next := acquireLater(t, rival, behind)
+
+	if _, err := holder.client.Revoke(t.Context(), leaseOf(t, waiter, r)); err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Release(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	second := <-next
+	if second.err != nil {
+		t.Fatal(second.err)
+	}
+	select {
+	case o := <-done:
+		t.Fatalf("the waiter without a lease got %+v beside the holder %+v", o, second.grant)
+	default:
+	}
+	if err := rival.Release(t.Context(), second.grant); err != nil {
+		t.Fatal(err)
+	}
+	o := <-done // it queued again, on a new lease
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	if o.grant.Token <= second.grant.Token {
+		t.Errorf("token %v after %v", o.grant.Token, second.grant.Token)
+	}
+	if renewal := waiter.Renew(t.Context(), []backend.Grant{o.grant})[0]; renewal.Err != nil {
+		t.Errorf("the new hold: %v", renewal.Err)
+	}
+}
+
+// A waiter's own key is deleted by an administrator: it queues again.
+func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
+	server := containers.Etcd(t)
+	holder, waiter := newDriver(t, server.Addr()), newDriver(t, server.Addr())
+	g := mustAcquire(t, holder, request("x", false))
+	r := request("x", true)
+	done := acquireLater(t, waiter, r)
+	key := waiter.Key(r.Grant())
+	if _, err := holder.client.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the waiter stands in the queue again", func() bool {
+		resp, err := holder.client.Get(t.Context(), key)
+		return err == nil && len(resp.Kvs) == 1
+	})
+	if err := holder.Release(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	if o := <-done; o.err != nil || o.grant.Token <= g.Token {
+		t.Errorf("%+v after token %v", o, g.Token)
+	}
+}
+
+// The recipe's session tells of its end after a rival holds the lock; the figure is logged for comparison.
+func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
+	server := containers.Etcd(t)
+	addr, link := server.NewLink(t)
+	locks, err := fencelock.ForCorrectness(newDriver(t, addr), &fencelock.Options{TTL: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := locks.Acquire(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipe, err := concurrency.NewSession(dial(t, addr), concurrency.WithTTL(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := concurrency.NewMutex(recipe, "recipe")
+	if err := theirs.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rival := newDriver(t, server.Addr())
+	rivalSession, err := concurrency.NewSession(dial(t, server.Addr()), concurrency.WithTTL(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rivalSession.Close()
+
+	link.Hold(fault.Both)
+	var told, heldAt time.Time
+	toldDone, recipeDone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(toldDone)
+		<-lease.Context().Done()
+		told = time.Now()
+	}()
+	go func() {
+		defer close(recipeDone)
+		var theirRival time.Time
+		both := make(chan struct{})
+		go func() {
+			defer close(both)
+			if err := concurrency.NewMutex(rivalSession, "recipe").Lock(t.Context()); err == nil {
+				theirRival = time.Now()
+			}
+		}()
+		<-recipe.Done()
+		late := time.Now()
+		<-both
+		t.Logf("etcd's recipe told its holder %v after its rival held the lock", late.Sub(theirRival))
+	}()
+	mustAcquire(t, rival, request("x", true))
+	heldAt = time.Now()
+	<-toldDone
+	if !told.Before(heldAt) {
+		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
+	}
+	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
+	link.Pass()
+	<-recipeDone
+	if lost := (*fencelock.LostError)(nil); !errors.As(context.Cause(lease.Context()), &lost) {
+		t.Errorf("cause %v", context.Cause(lease.Context()))
+	}
+}
+
+func TestExtendMovesToAnotherLease(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	r := request("x", false)
+	g := mustAcquire(t, d, r)
+	before := leaseOf(t, d, r)
+	g.TTL = 30 * time.Second
+	renewal := d.Renew(t.Context(), []backend.Grant{g})[0]
+	if renewal.Err != nil || renewal.TTL != 30*time.Second {
+		t.Fatalf("renewal = %+v", renewal)
+	}
+	if leaseOf(t, d, r) == before {
+		t.Error("the key still stands on the old lease")
+	}
+	if again := d.Renew(t.Context(), []backend.Grant{g})[0]; again.Err != nil {
+		t.Error(again.Err)
+	}
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOwnerCmpFencesAnEtcdWrite(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	g := mustAcquire(t, d, request("x", false))
+	write := func(g backend.Grant) bool {
+		t.Helper()
+		resp, err := d.client.Txn(t.Context()).If(d.OwnerCmp(g)).Then(clientv3.OpPut("doc", "v")).Commit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Succeeded
+	}
+	if !write(g) {
+		t.Error("the holder's write was refused")
+	}
+	if write(backend.Grant{}) {
+		t.Error("a write without a grant was admitted")
+	}
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	mustAcquire(t, d, request("x", false))
+	if write(g) {
+		t.Error("a write under a grant that was released was admitted")
+	}
+}
+
+func TestWatchReplaysAndTellsReasons(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	start, err := d.Holder(t.Context(), "x")
+	if err != nil || start.Held {
+		t.Fatalf("Holder of a free name = %+v, %v", start, err)
+	}
+	first := mustAcquire(t, d, request("x", false))
+	waiting := request("x", true)
+	done := acquireLater(t, d, waiting)
+	if err := d.Release(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	second := (<-done).grant
+	if err := d.ForceRelease(t.Context(), "x", "pod 7f9c is gone"); err != nil {
+		t.Fatal(err)
+	}
+	renewal := d.Renew(t.Context(), []backend.Grant{second})[0]
+	if notHeld := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &notHeld) || notHeld.Reason != backend.ReasonForceReleased {
+		t.Errorf("the victim's renewal = %v, want force-released", renewal.Err)
+	}
+	third := newDriver(t, server.Addr())
+	r := request("x", false)
+	thirdGrant := mustAcquire(t, third, r)
+	if _, err := d.client.Revoke(t.Context(), leaseOf(t, third, r)); err != nil {
+		t.Fatal(err)
+	}
+
+	want := []struct {
+		typ    backend.EventType
+		token  fencing.Token
+		reason string
+	}{
+		{backend.EventAcquired, first.Token, ""},
+		{backend.EventReleased, first.Token, ""},
+		{backend.EventAcquired, second.Token, ""},
+		{backend.EventForceReleased, second.Token, "pod 7f9c is gone"},
+		{backend.EventAcquired, thirdGrant.Token, ""},
+		{backend.EventExpired, thirdGrant.Token, ""},
+	}
+	var last uint64
+	for e, err := range d.Watch(t.Context(), "x", start.Revision) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := want[0]
+		if e.Type != w.typ || e.Token != w.token || e.Reason != w.reason || e.Name != "x" || e.Revision < last {
+			t.Errorf("event %+v, want %+v", e, w)
+		}
+		last = e.Revision
+		if want = want[1:]; len(want) == 0 {
+			break
+		}
+	}
+
+	if _, err := d.client.Compact(t.Context(), int64(last)); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range d.Watch(t.Context(), "x", start.Revision) {
+		if !errors.Is(err, backend.ErrCompacted) {
+			t.Errorf("a watch since a compacted revision = %v, want ErrCompacted", err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, err := range d.Watch(ctx, "x", 0) {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("a watch with an ended context = %v", err)
+		}
+	}
+}
+
+func TestListReadsAllPages(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	var want []string
+	for i := range pageSize/10 + 3 {
+		name := fmt.Sprintf("inventory/%04d", i)
+		want = append(want, name)
+		mustAcquire(t, d, request(name, false))
+		for range 12 { // places in the queue are keys too
+			r := request(name, true)
+			put, err := d.put(r, leaseOf(t, d, mustFind(t, d, name)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.client.Do(t.Context(), put); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	mustAcquire(t, d, request("inventoryx", false))
+	mustAcquire(t, d, request("other", false))
+	var got []string
+	for info, err := range d.List(t.Context(), "inventory/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !info.Held || info.Waiters != 12 {
+			t.Fatalf("%+v, want a holder and 12 waiters", info)
+		}
+		got = append(got, info.Name)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("listed %d names, want %d", len(got), len(want))
+	}
+}
+
+// mustFind returns a request that names the holder's key.
+func mustFind(t *testing.T, d *Driver, name string) backend.Request {
+	t.Helper()
+	info, err := d.Holder(t.Context(), name)
+	if err != nil || !info.Held {
+		t.Fatalf("Holder(%s) = %+v, %v", name, info, err)
+	}
+	return backend.Request{Name: name, RequestID: info.Holders[0].RequestID}
+}
+
+func TestIdleSessionIsRevoked(t *testing.T) {
+	server := containers.Etcd(t)
+	d := newDriver(t, server.Addr())
+	leases := func() int {
+		resp, err := d.client.Leases(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(resp.Leases)
+	}
+	for range 20 {
+		if err := d.Release(t.Context(), mustAcquire(t, d, request("x", false))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := leases(); n != 1 {
+		t.Errorf("20 acquires made %d leases, want 1", n)
+	}
+	eventually(t, "the idle lease is revoked", func() bool { return leases() == 0 })
+	mustAcquire(t, d, request("x", false))
+}
+
+// TestLateDeleteSparesTheSameRequestSentAgain: a delete by request id is overtaken by the same request, sent again. It must
+// not take away what that one got.
+func TestLateDeleteSparesTheSameRequestSentAgain(t *testing.T) {
+	d := newDriver(t, containers.Etcd(t).Addr())
+	r := request("again", false)
+	first := mustAcquire(t, d, r)
+	r.Fresh = false
+	reads := 0
+	err := d.deleteAsRead(t.Context(), d.Key(r.Grant()), func(*mvccpb.KeyValue) bool {
+		if reads++; reads == 1 {
+			if again := mustAcquire(t, d, r); again.Token != first.Token {
+				t.Errorf("sent again it has token %v, not %v", again.Token, first.Token)
+			}
+			return true
+		}
+		return false
+	})
+	if !errors.Is(err, backend.ErrNotHeld) || reads != 2 {
+		t.Errorf("the delete = %v after %d readings", err, reads)
+	}
+	if renewed := d.Renew(t.Context(), []backend.Grant{first})[0]; renewed.Err != nil {
+		t.Errorf("the lock is gone: %v", renewed.Err)
+	}
+}

@@ -1,0 +1,240 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"maps"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Holder implements backend.Inspector. Since is not known to etcd; ExpiresIn is in whole seconds.
+func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+	info, err := d.holder(ctx, name)
+	if err != nil {
+		return backend.Info{}, d.callError("holder", name, err)
+	}
+	return info, nil
+}
+
+func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
+	if err := backend.ValidateName(name); err != nil {
+		return backend.Info{}, err
+	}
+	if err := d.begin(ctx); err != nil {
+		return backend.Info{}, err
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	resp, err := d.client.Get(ctx, d.dir(name), clientv3.WithPrefix())
+	if err != nil {
+		return backend.Info{}, err
+	}
+	queue := d.entriesOf(resp.Kvs)
+	info := infoOf(name, queue, resp.Header.Revision)
+	left, err := d.timesToLive(ctx, queue[:len(info.Holders)])
+	if err != nil {
+		return backend.Info{}, err
+	}
+	for i := range info.Holders {
+		info.Holders[i].ExpiresIn = left[queue[i].lease]
+	}
+	return info, nil
+}
+
+// leasesAtOnce is how many leases timesToLive asks for at a time.
+const leasesAtOnce = 8
+
+// timesToLive returns how long the leases of entries live unless renewed, in whole seconds; 0 for those that are gone.
+func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3.LeaseID]time.Duration, error) {
+	left := map[clientv3.LeaseID]time.Duration{}
+	for _, e := range entries {
+		left[e.lease] = 0
+	}
+	var mu sync.Mutex // protects left and failed
+	var failed error
+	for part := range slices.Chunk(slices.Collect(maps.Keys(left)), leasesAtOnce) {
+		var work sync.WaitGroup
+		for _, lease := range part {
+			work.Go(func() {
+				resp, err := d.client.TimeToLive(ctx, lease)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					failed = err
+					return
+				}
+				left[lease] = max(0, time.Duration(resp.TTL)*time.Second)
+			})
+		}
+		work.Wait()
+		if failed != nil {
+			return nil, failed
+		}
+	}
+	return left, nil
+}
+
+// infoOf describes a name by its queue.
+func infoOf(name string, queue []entry, revision int64) backend.Info {
+	info := backend.Info{Name: name, Revision: uint64(revision)}
+	for _, e := range holders(queue) {
+		info.Held = true
+		info.Holders = append(info.Holders, backend.Holder{
+			Owner: e.value.Owner, RequestID: e.requestID, Kind: e.claim.kind, Permits: e.claim.permits,
+			Token: tokenOf(e.claim.kind, e.revision), Metadata: e.value.Metadata,
+		})
+	}
+	info.Waiters = len(queue) - len(info.Holders)
+	return info
+}
+
+// pageSize is how many keys List reads at once.
+const pageSize = 500
+
+// List implements backend.Lister: the names in order of their escaped form. It reads page by page, all pages at the
+// revision of the first. ExpiresIn is left out: see Holder.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
+	return func(yield func(backend.Info, error) bool) {
+		if err := d.list(ctx, prefix, func(info backend.Info) bool { return yield(info, nil) }); err != nil {
+			yield(backend.Info{}, d.callError("list", prefix, err))
+		}
+	}
+}
+
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Info) bool) error {
+	if prefix != "" {
+		if err := backend.ValidateName(prefix); err != nil {
+			return err
+		}
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	from := d.prefix + url.PathEscape(prefix)
+	end := clientv3.GetPrefixRangeEnd(from)
+	var revision int64
+	var name string // whose keys are in kvs
+	var kvs []*mvccpb.KeyValue
+	flush := func() bool {
+		queue := d.entriesOf(kvs)
+		kvs = kvs[:0]
+		return len(queue) == 0 || yield(infoOf(name, queue, revision))
+	}
+	for {
+		resp, err := d.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		if err != nil {
+			return err
+		}
+		if revision == 0 {
+			revision = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			of, _, ok := d.nameOf(string(kv.Key))
+			if !ok {
+				continue // foreign
+			}
+			if of != name {
+				if !flush() {
+					return nil
+				}
+				name = of
+			}
+			kvs = append(kvs, kv)
+		}
+		if !resp.More || len(resp.Kvs) == 0 {
+			flush()
+			return nil
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// forcedFor is how long, in seconds, the reason of a ForceRelease stays for its victim to find.
+const forcedFor = 60
+
+// victimsPerTxn stays below the operations that a server allows in a transaction, counting nested ones.
+const victimsPerTxn = 50
+
+// ForceRelease implements backend.ForceReleaser. The victims learn it at their next renewal, and by their tokens at once
+// where they write. It ends all holds that it finds, some dozens at a time; waiters take their turns meanwhile.
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
+	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
+}
+
+func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
+	if err := backend.ValidateName(name); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	for {
+		resp, err := d.client.Get(ctx, d.dir(name), clientv3.WithPrefix())
+		if err != nil {
+			return err
+		}
+		victims := holders(d.entriesOf(resp.Kvs))
+		if len(victims) == 0 {
+			return backend.ErrNotHeld
+		}
+		ended, err := d.endForced(ctx, name, reason, victims)
+		if err != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		if ended {
+			return nil
+		}
+		// They ended by themselves meanwhile; look again.
+	}
+}
+
+// endForced deletes the victims' keys and leaves the reason. It reports whether it deleted any.
+func (d *Driver) endForced(ctx context.Context, name, reason string, victims []entry) (ended bool, err error) {
+	trace := forced{Revision: victims[0].revision, Reason: reason}
+	if last := victims[len(victims)-1].revision; last != trace.Revision {
+		trace.Through = last
+	}
+	text, err := json.Marshal(trace)
+	if err != nil {
+		return false, err
+	}
+	lease, err := d.client.Grant(ctx, forcedFor)
+	if err != nil {
+		return false, err
+	}
+	for part := range slices.Chunk(victims, victimsPerTxn) {
+		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
+		for _, v := range part {
+			stands := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(v.key), "=", v.revision)}
+			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
+		}
+		resp, err := d.client.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			return ended, err
+		}
+		for _, r := range resp.Responses[1:] {
+			ended = ended || r.GetResponseTxn().Succeeded
+		}
+	}
+	if !ended { // there is nothing to explain
+		_, err = d.client.Revoke(context.WithoutCancel(ctx), lease.ID)
+	}
+	return ended, err
+}

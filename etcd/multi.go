@@ -1,0 +1,133 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// AcquireAll implements backend.MultiAcquirer for sets that do not wait and fit one transaction: 100 names, of which shared
+// ones count twice. Others are ErrUnsupported, also where the server allows less.
+//
+// Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the wait
+// for the others goes on.
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	if err := validSet(rs); err != nil {
+		return nil, d.callError("acquire", "", err)
+	}
+	grants, err := d.acquire(ctx, rs)
+	if err != nil {
+		return nil, d.callError("acquire", rs[0].Name, err)
+	}
+	return grants, nil
+}
+
+func validSet(rs []backend.Request) error {
+	invalid := func(value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "set of names", Value: value, Why: why}
+	}
+	if len(rs) == 0 {
+		return invalid("of none", "it is empty")
+	}
+	names, comparisons := map[string]bool{}, 0
+	for _, r := range rs {
+		switch {
+		case names[r.Name]:
+			return invalid(fmt.Sprintf("%q", r.Name), "the name is in it twice")
+		case r.TTL != rs[0].TTL || r.Wait != rs[0].Wait:
+			return invalid(fmt.Sprintf("%q", r.Name), "its TTL or Wait differs from the others'")
+		}
+		names[r.Name] = true
+		comparisons += len(claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}.free(""))
+	}
+	switch {
+	case rs[0].Wait && len(rs) > 1:
+		return fmt.Errorf("waiting for several names at once: %w", backend.ErrUnsupported)
+	case comparisons > opsPerTxn:
+		return fmt.Errorf("%d names in one transaction: %w", len(rs), backend.ErrUnsupported)
+	}
+	return nil
+}
+
+// tryAll takes all names in one transaction, or none.
+func (a *attempt) tryAll(ctx context.Context, s *session) error {
+	err := a.takeAll(ctx, s)
+	if isOneOf(err, rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge) {
+		return fmt.Errorf("%d names in one transaction: %w: %w", len(a.wishes), backend.ErrUnsupported, err)
+	}
+	return err
+}
+
+func (a *attempt) takeAll(ctx context.Context, s *session) error {
+	var since []clientv3.Cmp
+	var puts, looks []clientv3.Op
+	for _, w := range a.wishes {
+		put, err := a.d.put(w.r, s.id, clientv3.WithPrevKV())
+		if err != nil {
+			return err
+		}
+		since, puts = append(since, w.claim.free(w.dir)...), append(puts, put)
+		looks = append(looks, clientv3.OpGet(w.dir, clientv3.WithPrefix()))
+	}
+	for {
+		resp, err := a.txn(ctx, since, puts, looks)
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			a.took(resp)
+			return nil
+		}
+		if since, err = a.judge(ctx, resp); err != nil {
+			return err
+		}
+	}
+}
+
+// judge says from the queues of all names, as resp tells them, under which comparisons the set can be written: keys that
+// stand as granted go on standing, and nobody comes before those that are new. If one name is refused, none is kept, not
+// even what is left of the same set from an earlier call.
+func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
+	var stand []string
+	for i, w := range a.wishes {
+		before := a.d.entriesOf(resp.Responses[i].GetResponseRange().Kvs)
+		if at := place(before, w.key); at >= 0 {
+			since = append(since, clientv3.Compare(clientv3.CreateRevision(w.key), "=", before[at].revision))
+			stand, before = append(stand, w.key), before[:at]
+		} else {
+			since = append(since, unchanged(w.dir, resp.Header.Revision))
+		}
+		if refusal == nil {
+			refusal = w.claim.mismatch(w.r.Name, before)
+		}
+		if refusal == nil && len(w.claim.blockers(before)) > 0 {
+			refusal = heldError(w.r.Name, before)
+		}
+	}
+	if refusal == nil {
+		return since, nil
+	}
+	for _, key := range stand {
+		err := a.d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return true })
+		if err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			return nil, err
+		}
+	}
+	return nil, refusal
+}
+
+// took notes where the keys were created: now, or before if they stood.
+func (a *attempt) took(resp *clientv3.TxnResponse) {
+	for i := range a.wishes {
+		a.wishes[i].revision = resp.Header.Revision
+		if before := resp.Responses[i].GetResponsePut().PrevKv; before != nil {
+			a.wishes[i].revision = before.CreateRevision
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// How often a waiter looks for itself. Watches make this unnecessary as long as none is lost.
+const (
+	firstLook = time.Second
+	lookEvery = 30 * time.Second
+)
+
+// neighbours is what a waiter needs to know of the queue.
+type neighbours struct {
+	own    bool    // our key stands, on our lease, where it was put
+	before []entry // what keeps it out, see claim.blockers; none: it holds
+}
+
+// waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that key.
+func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, error) {
+	revision, n, err := a.enter(ctx, s, w)
+	for {
+		if err != nil {
+			return 0, err
+		}
+		if !n.own {
+			// Our key has gone: the lease ended, or somebody deleted it. Nobody holds the lock by this attempt.
+			return 0, errSessionLost
+		}
+		if len(n.before) == 0 {
+			return revision, nil
+		}
+		a.queued = true
+		if err = a.watch(ctx, s, w, revision, n.before); err != nil {
+			return 0, err
+		}
+		// Whatever woke us: what counts is the state, read with our own key in it. That is also the proof that key and
+		// lease are alive.
+		n, err = a.neighbours(ctx, s, w, revision)
+	}
+}
+
+// enter puts the key, unless the name is in use otherwise, and learns its place in the same transaction.
+func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighbours, error) {
+	put, err := a.d.put(w.r, s.id)
+	if err != nil {
+		return 0, neighbours{}, err
+	}
+	mixes, look := w.claim.mixes(w.dir), clientv3.OpGet(w.dir, clientv3.WithPrefix())
+	var resp *clientv3.TxnResponse
+	if a.again {
+		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, look}, []clientv3.Op{look})
+		resp, err = a.txn(ctx, exists(w.key), []clientv3.Op{put, look}, []clientv3.Op{enter})
+	} else { // ours is the last one, and only what may keep it out matters
+		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.claim.ahead(w.dir, 0)}, []clientv3.Op{look})
+		resp, err = a.txn(ctx, w.claim.free(w.dir), []clientv3.Op{put}, []clientv3.Op{enter})
+	}
+	if err != nil {
+		return 0, neighbours{}, err
+	}
+	fresh := !a.again
+	a.again = true
+	if revision := resp.Header.Revision; fresh && resp.Succeeded {
+		return revision, neighbours{own: true}, nil
+	} else if entered := resp.Responses[0].GetResponseTxn(); fresh && entered.Succeeded {
+		before, hidden := a.before(w, entered.Responses[1].GetResponseRange().Kvs, revision)
+		if hidden {
+			n, err := a.neighbours(ctx, s, w, revision)
+			return revision, n, err
+		}
+		return revision, neighbours{own: true, before: before}, nil
+	}
+	queue, at, err := a.insist(ctx, w, put, resp, func([]entry) error { return nil })
+	if err != nil {
+		return 0, neighbours{}, err
+	}
+	return queue[at].revision, neighbours{own: true, before: w.claim.blockers(queue[:at])}, nil
+}
+
+// before returns what keeps a key out that was created at revision, from what claim.ahead read. A foreign key may hide it.
+func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (before []entry, hidden bool) {
+	entries := a.d.entriesOf(kvs)
+	hidden = len(entries) < len(kvs)
+	entries = slices.DeleteFunc(entries, func(e entry) bool { return e.revision >= revision })
+	return w.claim.blockers(entries), hidden
+}
+
+// neighbours reads our key and what keeps it out.
+func (a *attempt) neighbours(ctx context.Context, s *session, w *wish, revision int64) (neighbours, error) {
+	bounded, cancel := a.d.bounded(ctx)
+	defer cancel()
+	resp, err := a.d.client.Txn(bounded).Then(clientv3.OpGet(w.key), w.claim.ahead(w.dir, revision)).Commit()
+	if err != nil {
+		a.d.trouble()
+		return neighbours{}, err
+	}
+	var n neighbours
+	own := a.d.entriesOf(resp.Responses[0].GetResponseRange().Kvs)
+	n.own = len(own) == 1 && own[0].revision == revision && own[0].lease == s.id
+	before, hidden := a.before(w, resp.Responses[1].GetResponseRange().Kvs, revision)
+	if hidden {
+		queue, err := a.read(ctx, w)
+		if err != nil {
+			return neighbours{}, err
+		}
+		queue = slices.DeleteFunc(queue, func(e entry) bool { return e.revision >= revision })
+		before = w.claim.blockers(queue)
+	}
+	n.before = before
+	return n, nil
+}
+
+// watch returns when what keeps us out may have gone, or our own key.
+//
+// It watches from now on and reads once more after the watch stands. Watching from the revision that was read, as the
+// client library's recipe does, puts the watch among those that lag behind, which the server serves every 100 ms.
+func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64, before []entry) error {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	key, end := w.claim.watched(w.dir, before)
+	deleted, err := a.follow(ctx, cancel, key, end)
+	if err != nil {
+		return err
+	}
+	// still reads the queue and reports whether the watch is on what keeps us out.
+	still := func() (bool, error) {
+		n, err := a.neighbours(ctx, s, w, revision)
+		if err != nil || !n.own || len(n.before) == 0 {
+			return false, err
+		}
+		before = n.before
+		now, _ := w.claim.watched(w.dir, before)
+		return now == key, nil
+	}
+	if same, err := still(); !same {
+		return err
+	}
+
+	look := time.NewTimer(firstLook/2 + rand.N(firstLook))
+	defer look.Stop()
+	var own clientv3.WatchChan // from the first look on, so that a lock that changes hands quickly does not pay for it
+	for {
+		select {
+		case resp, open := <-deleted:
+			if !open || resp.Err() != nil {
+				return a.calm(ctx, resp.Err())
+			}
+			if deletes(resp.Events, before, w.key) {
+				return nil
+			}
+		case resp, open := <-own:
+			if !open || resp.Err() != nil || len(resp.Events) > 0 {
+				return a.calm(ctx, resp.Err())
+			}
+		case <-look.C:
+			if same, err := still(); !same {
+				return err
+			}
+			if own == nil {
+				if own, err = a.follow(ctx, cancel, w.key, ""); err != nil {
+					return err
+				}
+			}
+			look.Reset(lookEvery - lookEvery/5 + rand.N(2*lookEvery/5))
+		case <-s.lost:
+			return errSessionLost
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// deletes reports whether own, or the key of an entry, is among those that were deleted.
+func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
+	return slices.ContainsFunc(deleted, func(e *clientv3.Event) bool {
+		key := string(e.Kv.Key)
+		return key == own || place(entries, key) >= 0
+	})
+}
+
+// follow watches for the deletion of a key, or of keys up to end. It returns when the watch stands; cancel ends an attempt
+// that takes too long.
+func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, end string) (clientv3.WatchChan, error) {
+	late := time.AfterFunc(attemptTime, cancel)
+	defer late.Stop()
+	ch := a.d.client.Watch(ctx, key, clientv3.WithRange(end), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	select {
+	case resp, open := <-ch:
+		if !open || resp.Err() != nil {
+			return nil, a.calm(ctx, errWatch)
+		}
+		return ch, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// calm pauses after a watch that failed, so that a broken server is not asked in a tight loop.
+func (a *attempt) calm(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := sleep(ctx, a.d.ctx, background.RetryPause(a.ttl)); ended != nil {
+		return ended
+	}
+	if errors.Is(err, errWatch) {
+		return err
+	}
+	return nil // read again
+}
+
+// remove deletes keys that nobody waits for any more, in the background, each until it is known to be gone or the same
+// request, sent again, holds it. Close ends that: it revokes the lease, and the keys go with it.
+func (d *Driver) remove(keys []string) {
+	for _, key := range keys {
+		if d.enter() != nil {
+			return
+		}
+		go d.removeOne(key)
+	}
+}
+
+func (d *Driver) removeOne(key string) {
+	defer d.work.Done()
+	if d.landed(d.ctx, key) != nil {
+		return
+	}
+	for {
+		ctx, cancel := d.bounded(d.ctx)
+		err := d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return !d.known(key) })
+		cancel()
+		switch {
+		case errors.Is(err, backend.ErrNotHeld) && d.calling(key): // which may take it over or leave it to us
+		case err == nil || !transient(err):
+			return
+		}
+		if sleep(d.ctx, d.ctx, background.RetryPause(attemptTime)) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Release implements backend.Driver.
+func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
+	return d.callError("release", g.Name, d.release(ctx, g))
+}
+
+func (d *Driver) release(ctx context.Context, g backend.Grant) error {
+	if err := supported(g); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	key, revision := d.Key(g), incarnation(g)
+	if revision == 0 {
+		// What the request may leave is known only when it is answered.
+		if err := d.landed(ctx, key); err != nil {
+			return err
+		}
+	}
+	var err error
+	if revision == 0 {
+		err = d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return true })
+	} else {
+		err = d.deleteCreated(ctx, key, revision)
+	}
+	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
+		return err // the key may stand: its session goes on, and so does whoever calls again
+	}
+	h := d.hold(key, g)
+	if err != nil && revision != 0 {
+		err = d.notHeld(ctx, g, h)
+	}
+	d.dropHold(key, h)
+	return err
+}
+
+// deleteCreated deletes a key if it has the create revision. Otherwise ErrNotHeld.
+func (d *Driver) deleteCreated(ctx context.Context, key string, revision int64) error {
+	return d.deleteIf(ctx, key, clientv3.Compare(clientv3.CreateRevision(key), "=", revision))
+}
+
+// deleteAsRead deletes a key as it reads it, if it may. It never deletes what is written later, however late its own request
+// arrives: a request with the same id that is sent again writes the key again. ErrNotHeld if there is no key, or it may not.
+func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
+	for {
+		resp, err := d.client.Get(unhurried{d.request(ctx)}, key)
+		if err != nil {
+			d.trouble()
+			return err
+		}
+		if len(resp.Kvs) == 0 || !may(resp.Kvs[0]) {
+			return backend.ErrNotHeld
+		}
+		err = d.deleteIf(ctx, key, clientv3.Compare(clientv3.ModRevision(key), "=", resp.Kvs[0].ModRevision))
+		if !errors.Is(err, backend.ErrNotHeld) {
+			return err
+		}
+	}
+}
+
+// deleteIf deletes a key if the comparison, which no missing key passes, holds. Otherwise ErrNotHeld.
+func (d *Driver) deleteIf(ctx context.Context, key string, cmp clientv3.Cmp) error {
+	resp, err := d.client.Txn(unhurried{d.request(ctx)}).If(cmp).Then(clientv3.OpDelete(key)).Commit()
+	switch {
+	case err != nil:
+		d.trouble()
+		return err
+	case !resp.Succeeded:
+		return backend.ErrNotHeld
+	}
+	return nil
+}
+
+// forced is what ForceRelease leaves behind for its victims: those created from Revision to Through.
+type forced struct {
+	Revision int64  `json:"revision"`
+	Through  int64  `json:"through,omitempty"` // missing: one victim
+	Reason   string `json:"reason"`
+}
+
+func (f forced) names(revision int64) bool {
+	return f.Revision <= revision && revision <= max(f.Revision, f.Through)
+}
+
+// notHeld tells why a hold is gone. It asks for the trace of a ForceRelease; without an answer it is content with less.
+func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
+	e := &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonEvicted}
+	if h == nil {
+		e.Reason = backend.ReasonSessionExpired
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	resp, err := d.client.Get(ctx, d.forcedKey(g.Name))
+	if err == nil && len(resp.Kvs) == 1 {
+		var f forced
+		if json.Unmarshal(resp.Kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
+			e.Reason = backend.ReasonForceReleased
+		}
+	}
+	return e
+}

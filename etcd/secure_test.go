@@ -1,0 +1,166 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/internal/testcert"
+)
+
+// open is Open with a time limit; the test closes the driver.
+func open(t testing.TB, rawURL string) (*Driver, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	d, err := Open(ctx, rawURL)
+	if err == nil {
+		t.Cleanup(func() { _ = d.Close(context.Background()) })
+	}
+	return d, err
+}
+
+// TestTLS: a client that shows a certificate is served; one that shows none, or does not trust the server, is not.
+func TestTLS(t *testing.T) {
+	server := containers.Etcd(t)
+	authority := testcert.New(t)
+	config := authority.Server(t, "etcd.test")
+	config.NextProtos = []string{"h2"}
+	addr := testcert.Terminate(t, config, server.Addr())
+	certificate, key := authority.Sign(t, "client")
+	with := func(options url.Values) string {
+		options.Set("dial-timeout", "2s")
+		options.Set("server-name", "etcd.test")
+		return "etcd://" + addr + "?" + options.Encode()
+	}
+
+	d, err := open(t, with(url.Values{"ca": {authority.File}, "cert": {certificate}, "key": {key}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := mustAcquire(t, d, request("tls", false))
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Fatal(err)
+	}
+	for name, options := range map[string]url.Values{
+		"no certificate of the client": {"ca": {authority.File}},
+		"an authority of no concern":   {"ca": {testcert.New(t).File}, "cert": {certificate}, "key": {key}},
+	} {
+		if _, err := open(t, with(options)); !errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("%s: Open = %v, want ErrUnavailable", name, err)
+		}
+	}
+}
+
+// secured returns a server that wants a user and a password, and forgets who somebody is a second after the last request.
+func secured(t *testing.T) *containers.EtcdServer {
+	t.Helper()
+	server := containers.Etcd(t, containers.Args("--auth-token-ttl", "1"))
+	c := dial(t, server.Addr())
+	for _, step := range []func(context.Context) error{
+		func(ctx context.Context) error { _, err := c.RoleAdd(ctx, "root"); return err },
+		func(ctx context.Context) error { _, err := c.UserAdd(ctx, "root", "master"); return err },
+		func(ctx context.Context) error { _, err := c.UserGrantRole(ctx, "root", "root"); return err },
+		func(ctx context.Context) error { _, err := c.RoleAdd(ctx, "locks"); return err },
+		func(ctx context.Context) error {
+			_, err := c.RoleGrantPermission(ctx, "locks", "fencelock/", clientv3.GetPrefixRangeEnd("fencelock/"),
+				clientv3.PermissionType(clientv3.PermReadWrite))
+			return err
+		},
+		func(ctx context.Context) error { _, err := c.UserAdd(ctx, "ann", "secret"); return err },
+		func(ctx context.Context) error { _, err := c.UserGrantRole(ctx, "ann", "locks"); return err },
+		func(ctx context.Context) error { _, err := c.AuthEnable(ctx); return err },
+	} {
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return server
+}
+
+// TestAuthTokenExpires: a hold and a waiter outlive every token that the client gets for its password.
+func TestAuthTokenExpires(t *testing.T) {
+	server := secured(t)
+	d, err := open(t, "etcd://ann:secret@"+server.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := request("auth", false)
+	r.TTL = 9 * time.Second // keepalives are further apart than a token lives
+	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+	g := mustAcquire(t, d, r)
+	later := request("auth", true)
+	later.TTL = r.TTL
+	waiter := acquireLater(t, d, later)
+
+	// The passing of time is what is tested: five lives of a token, without a request in most of them.
+	select {
+	case got := <-waiter:
+		t.Fatalf("the waiter has got %+v beside a holder", got)
+	case <-time.After(5 * time.Second):
+	}
+	if renewed := d.Renew(t.Context(), []backend.Grant{g})[0]; renewed.Err != nil {
+		t.Errorf("Renew = %v", renewed.Err)
+	}
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Errorf("Release = %v", err)
+	}
+	if got := <-waiter; got.err != nil {
+		t.Errorf("the waiter: %v", got.err)
+	} else if got.grant.Token <= g.Token {
+		t.Errorf("token %v after %v", got.grant.Token, g.Token)
+	} else if err := d.Release(t.Context(), got.grant); err != nil {
+		t.Errorf("Release = %v", err)
+	}
+}
+
+// TestServerForgetsAuthTokens: a restarted server knows no token that it gave out, and everybody goes on.
+func TestServerForgetsAuthTokens(t *testing.T) {
+	server := secured(t)
+	d, err := open(t, "etcd://ann:secret@"+server.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := request("auth", false)
+	r.TTL = 20 * time.Second
+	g := mustAcquire(t, d, r)
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	another := request("another", false)
+	var again backend.Grant
+	eventually(t, "the driver is connected again", func() bool {
+		again, err = d.Acquire(t.Context(), another)
+		if err != nil && !errors.Is(err, backend.ErrUnavailable) {
+			t.Fatalf("Acquire = %v", err)
+		}
+		return err == nil
+	})
+	for _, g := range []backend.Grant{g, again} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if err := d.Release(ctx, g); err != nil {
+			t.Errorf("Release(%s) = %v", g.Name, err)
+		}
+	}
+}
+
+// TestAuthRefused: a wrong password and a missing right are told as what they are.
+func TestAuthRefused(t *testing.T) {
+	server := secured(t)
+	for what, rest := range map[string]string{
+		"a wrong password": "ann:wrong@" + server.Addr(),
+		"no user":          server.Addr(),
+		"a missing right":  "ann:secret@" + server.Addr() + "?prefix=elsewhere/",
+	} {
+		if _, err := open(t, "etcd://"+rest); !errors.Is(err, backend.ErrMisconfigured) {
+			t.Errorf("Open with %s = %v, want ErrMisconfigured", what, err)
+		}
+	}
+}

@@ -1,0 +1,429 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it.
+//
+// The client library's own loop (KeepAlive, concurrency.Session) will not do: it counts the lease from the receipt of an
+// answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats without
+// a pause while the server is away.
+type session struct {
+	d       *Driver
+	id      clientv3.LeaseID
+	ttl     time.Duration // as granted
+	seconds int64         // as asked for: the key in Driver.sessions
+
+	lost chan struct{} // closed when etcd said that the lease is gone
+
+	mu      sync.Mutex      // protects the following fields; taken after Driver.mu, never before
+	proved  backend.Instant // just before the last confirmed request was sent
+	proving chan struct{}   // not nil while a keepalive is in flight; closed when it ends
+	result  error           // of the last keepalive
+	users   int             // holds and waiters
+	idle    backend.Instant // since when there are none
+	ended   bool
+
+	doubtful bool          // a request was not answered: see sweep
+	doubted  chan struct{} // wakes the loop when that happens
+}
+
+// errSessionLost: the lease is gone, and with it every key on it.
+var errSessionLost = errors.New("the etcd lease is gone")
+
+// attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach the
+// next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
+const attemptTime = 3 * time.Second
+
+// sessionFor returns the session for ttl, with a user more. It makes one if there is none.
+func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
+	seconds := int64(ttl / time.Second)
+	for {
+		d.mu.Lock()
+		s := d.sessions[seconds]
+		creator := s == nil
+		if creator {
+			s = &session{d: d, seconds: seconds, lost: make(chan struct{}), proving: make(chan struct{}),
+				doubted: make(chan struct{}, 1)}
+			d.sessions[seconds] = s
+		}
+		d.mu.Unlock()
+		if creator {
+			if err := d.enter(); err != nil {
+				return nil, err
+			}
+			go s.create()
+		}
+		err := s.join(ctx)
+		if err == nil {
+			return s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if !errors.Is(err, errSessionLost) {
+			return nil, err
+		}
+		// It has just ended: make a new one.
+	}
+}
+
+// create asks for the lease, in the background: the end of one caller's context must not fail the others that wait in
+// join. The lease's id is our own choice, so that one which was granted without our hearing of it can be revoked.
+func (s *session) create() {
+	sent := s.d.clock.Now()
+	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
+	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
+	cancel()
+	if err != nil {
+		err = clientv3.ContextError(ctx, err)
+		s.d.forget(s)
+	}
+	s.mu.Lock()
+	s.result = err
+	if err == nil {
+		s.id, s.ttl, s.proved, s.idle = id, time.Duration(resp.TTL)*time.Second, sent, sent
+	} else {
+		s.ended = true
+		close(s.lost)
+	}
+	close(s.proving)
+	s.proving = nil
+	s.mu.Unlock()
+	if err == nil {
+		s.keepAlive()
+		return
+	}
+	defer s.d.work.Done()
+	s.d.trouble()
+	if !unsent(err) && !refused(err) {
+		// Close does not wait for this: a lease without keys hurts nobody, and ends by itself.
+		s.d.discard(id)
+	}
+}
+
+// discard revokes a lease that may have been granted, until that is known or the driver is closed.
+func (d *Driver) discard(id clientv3.LeaseID) {
+	for {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), attemptTime)
+		_, err := d.client.Revoke(ctx, id)
+		cancel()
+		if err == nil || !transient(err) || errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+			return
+		}
+		if sleep(d.ctx, d.ctx, background.RetryPause(attemptTime)) != nil {
+			return
+		}
+	}
+}
+
+// join adds a user, once the lease exists. If it does not come to exist, the error is etcd's; if it has ended since,
+// errSessionLost.
+func (s *session) join(ctx context.Context) error {
+	s.mu.Lock()
+	wait := s.proving
+	making := s.id == 0 && !s.ended
+	s.mu.Unlock()
+	if making {
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.ended:
+		s.users++
+		return nil
+	case s.id == 0 && making:
+		return s.result
+	}
+	return errSessionLost
+}
+
+// joinMore adds n users beside one that is there.
+func (s *session) joinMore(n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return errSessionLost
+	}
+	s.users += n
+	return nil
+}
+
+// leave takes a user away.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = s.d.clock.Now()
+	}
+}
+
+// provedAt returns the instant on which the validity of every hold of the session rests.
+func (s *session) provedAt() backend.Instant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proved
+}
+
+// prove makes sure that the lease was confirmed by a request sent not more than age ago. Concurrent callers share one
+// request.
+func (s *session) prove(ctx context.Context, age time.Duration) error {
+	for {
+		s.mu.Lock()
+		if s.ended {
+			s.mu.Unlock()
+			return errSessionLost
+		}
+		if s.d.clock.Now().Sub(s.proved) <= age {
+			s.mu.Unlock()
+			return nil
+		}
+		wait, mine := s.proving, false
+		if wait == nil {
+			wait, mine = make(chan struct{}), true
+			s.proving = wait
+		}
+		s.mu.Unlock()
+		if mine {
+			if err := s.keepAliveOnce(ctx, wait); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-wait:
+			s.mu.Lock()
+			err := s.result
+			s.mu.Unlock()
+			if err != nil && ctx.Err() == nil && !errors.Is(err, errSessionLost) {
+				// The other's context may have ended, which says nothing about the lease; but do not hammer either.
+				if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)); err != nil {
+					return err
+				}
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// keepAliveOnce sends one keepalive and waits for its proof.
+func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), attemptTime))
+	defer cancel()
+	var sent backend.Instant
+	err := errOvertaken
+	for range 2 { // the first keepalive after an election may come before anything was written in the new term
+		sent = s.d.clock.Now()
+		if err = s.prolong(ctx); !errors.Is(err, errOvertaken) {
+			break
+		}
+	}
+	s.mu.Lock()
+	s.result = err
+	s.proving = nil
+	close(done)
+	if err == nil && sent > s.proved {
+		s.proved = sent
+	}
+	s.mu.Unlock()
+	if err != nil {
+		s.d.trouble()
+	}
+	if errors.Is(err, errSessionLost) {
+		s.end(backend.ReasonSessionExpired)
+	}
+	return err
+}
+
+// errOvertaken: whoever answered a keepalive may have been overtaken by another leader before that.
+var errOvertaken = errors.New("a leader that may have been overtaken has answered")
+
+// prolong starts the lease's time anew, or finds it gone.
+//
+// The answer to a keepalive alone proves nothing: a leader gives it without asking anybody, also when it stood still while
+// another one was elected and has not heard of that yet. The lease ends by the other's time then, or one that was granted
+// since is not known here. So a linearizable read follows, and both answers must be of one term. A header bears the term of
+// the last entry that its server had applied: the keepalive's before the lease was looked up, thus not above the term of
+// the leader who did that, and the read's afterwards, thus not below the term of the leader who confirmed it with a
+// majority. If they are equal so are those two, and the one who answered for the lease led when it did.
+func (s *session) prolong(ctx context.Context) error {
+	stream, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
+		return err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	_ = stream.CloseSend() // the answer is here; the context ends the stream
+	read, err := s.d.client.Get(ctx, s.d.prefix)
+	switch {
+	case err != nil:
+		return err
+	case read.Header.GetRaftTerm() != answer.GetHeader().GetRaftTerm():
+		return errOvertaken
+	case answer.GetTTL() <= 0:
+		return errSessionLost
+	}
+	return nil
+}
+
+// keepAlive runs while the session lives. A session without users is given up after one TTL.
+func (s *session) keepAlive() {
+	defer s.d.work.Done()
+	timer := time.NewTimer(s.ttl / 3)
+	defer timer.Stop()
+	look, wait := time.NewTimer(time.Hour), time.Hour
+	look.Stop()
+	defer look.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.doubted:
+			wait = firstSweep
+			look.Reset(wait)
+			continue
+		case <-look.C:
+			s.sweep()
+			if wait *= 2; wait < s.ttl/3 {
+				look.Reset(wait)
+			}
+			continue
+		case <-s.lost:
+			return
+		case <-s.d.ctx.Done():
+			return // Close revokes
+		}
+		if s.retire() {
+			ctx, cancel := context.WithTimeout(s.d.ctx, attemptTime)
+			_ = s.revoke(ctx) // without users and keepalives it ends by itself
+			cancel()
+			return
+		}
+		err := s.prove(s.d.ctx, s.ttl/3-s.ttl/20)
+		switch {
+		case err == nil:
+			s.sweep()
+			timer.Reset(max(s.ttl/3-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20))
+		case errors.Is(err, errSessionLost):
+			return
+		default:
+			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their places.
+			timer.Reset(background.RetryPause(s.ttl))
+		}
+	}
+}
+
+// retire ends the session if nobody has used it for one TTL.
+func (s *session) retire() bool {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.users > 0 || s.d.clock.Now().Sub(s.idle) < s.ttl {
+		return false
+	}
+	s.ended = true
+	close(s.lost)
+	if s.d.sessions[s.seconds] == s {
+		delete(s.d.sessions, s.seconds)
+	}
+	return true
+}
+
+// end declares the lease gone and tells every holder on it.
+func (s *session) end(reason backend.Reason) {
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return
+	}
+	s.ended = true
+	close(s.lost)
+	s.mu.Unlock()
+	for _, lost := range s.d.forget(s) {
+		lost(reason)
+	}
+}
+
+// forget takes a session and its holds out of the driver, and returns the functions that tell the holders.
+func (d *Driver) forget(s *session) []func(backend.Reason) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sessions[s.seconds] == s {
+		delete(d.sessions, s.seconds)
+	}
+	var tell []func(backend.Reason)
+	for key, h := range d.holds {
+		if h.session != s {
+			continue
+		}
+		delete(d.holds, key)
+		if h.lost != nil {
+			tell = append(tell, h.lost)
+		}
+	}
+	return tell
+}
+
+// takeSessions empties the driver for Close.
+func (d *Driver) takeSessions() []*session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []*session
+	for _, s := range d.sessions {
+		all = append(all, s)
+	}
+	clear(d.sessions)
+	clear(d.holds)
+	return all
+}
+
+// revoke ends the lease in etcd; every key on it goes with it.
+func (s *session) revoke(ctx context.Context) error {
+	if s.id == 0 {
+		return nil
+	}
+	_, err := s.d.client.Revoke(ctx, s.id)
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		return nil
+	}
+	return err
+}
+
+// sleep waits for d or the end of a context.
+func sleep(ctx, other context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-other.Done():
+		return backend.ErrClosed
+	}
+}

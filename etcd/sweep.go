@@ -1,0 +1,110 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// A request that nobody answered may be carried out long after its caller gave up and after its key was looked for and
+// not found: a node that was cut off hands it on when it is back. The key then stands on a lease that the other locks
+// keep alive, and would close the name for as long as they do. So once a request on a session went unanswered, the
+// session's loop looks whether it keeps keys that nobody here knows, and deletes them: soon, since most late requests are
+// late by milliseconds (another node was faster), then after each keepalive.
+//
+// Looking only for a while was rejected: nothing bounds how late a request arrives.
+
+// firstSweep is how long after an unanswered request the first look follows; each further one takes twice as long.
+const firstSweep = 50 * time.Millisecond
+
+// begun notes that a call may write keys; the function that it returns ends that.
+func (d *Driver) begun(keys []string) (ended func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, key := range keys {
+		d.calls[key]++
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, key := range keys {
+			if d.calls[key]--; d.calls[key] == 0 {
+				delete(d.calls, key)
+			}
+		}
+	}
+}
+
+// known reports whether key is a hold, or may become one.
+func (d *Driver) known(key string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds[key] != nil || d.calls[key] > 0
+}
+
+// calling reports whether a call may write key.
+func (d *Driver) calling(key string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls[key] > 0
+}
+
+// doubt notes that a request on the session was not answered.
+func (s *session) doubt() {
+	s.mu.Lock()
+	s.doubtful = true
+	s.mu.Unlock()
+	select {
+	case s.doubted <- struct{}{}:
+	default:
+	}
+}
+
+// sweep deletes the keys on the lease that nobody here knows. What fails is tried again after the next keepalive.
+func (s *session) sweep() {
+	s.mu.Lock()
+	doubtful := s.doubtful
+	s.mu.Unlock()
+	if !doubtful {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.d.ctx, min(attemptTime, s.ttl/6)) // the next keepalive waits for it
+	defer cancel()
+	keys, err := s.keys(ctx)
+	if err != nil {
+		return
+	}
+	for attached := range keys {
+		// A client whose KV has a namespace and whose Lease has not sees the namespace in front of the key here.
+		at := strings.Index(attached, s.d.prefix)
+		if at < 0 || s.d.known(attached[at:]) {
+			continue
+		}
+		if s.deleteUnknown(ctx, attached[at:]) != nil {
+			return
+		}
+	}
+}
+
+// deleteUnknown deletes a key that nobody knows. The order matters: the revision is read first, then it is asked whether
+// somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before the reading is
+// known, and one that writes it later is not undone.
+func (s *session) deleteUnknown(ctx context.Context, key string) error {
+	_, within, ours := s.d.nameOf(key)
+	if _, id := splitKey(within); !ours || backend.ValidateRequestID(id) != nil {
+		return nil
+	}
+	err := s.d.deleteAsRead(ctx, key, func(kv *mvccpb.KeyValue) bool {
+		return clientv3.LeaseID(kv.Lease) == s.id && !s.d.known(key)
+	})
+	if errors.Is(err, backend.ErrNotHeld) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,208 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Watch implements backend.Watcher, with replay since any revision that etcd has not compacted. A hold that ended is
+// reported as released while its lease lives, and as expired when the lease has gone too.
+func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+	return func(yield func(backend.Event, error) bool) {
+		if err := d.watch(ctx, name, int64(since), func(e backend.Event) bool { return yield(e, nil) }); err != nil {
+			yield(backend.Event{}, d.callError("watch", name, err))
+		}
+	}
+}
+
+func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Event) bool) error {
+	if err := backend.ValidateName(name); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	working := true
+	defer func() {
+		if working {
+			d.work.Done()
+		}
+	}()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	outside := func(e backend.Event) bool {
+		// Close waits for all work, and the body of the caller's loop may call it.
+		working = false
+		d.work.Done()
+		more := yield(e)
+		working = d.enter() == nil
+		return more
+	}
+	err := d.follow(ctx, &follower{d: d, name: name, yield: outside}, since)
+	switch {
+	case errors.Is(err, errLeft):
+		return nil
+	case errors.Is(context.Cause(ctx), backend.ErrClosed):
+		return backend.ErrClosed
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return compacted(err)
+}
+
+// errLeft: the caller left its loop.
+var errLeft = errors.New("the loop was left")
+
+func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
+	// The queue as it was at that revision is what the events change.
+	resp, err := d.client.Get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
+	if err != nil {
+		return err
+	}
+	f.queue = d.entriesOf(resp.Kvs)
+	if since == 0 {
+		since = resp.Header.Revision
+	}
+	f.holders = slices.Clone(holders(f.queue))
+	watch := d.client.Watch(clientv3.WithRequireLeader(ctx), d.dir(f.name), clientv3.WithPrefix(),
+		clientv3.WithRev(since+1), clientv3.WithPrevKV())
+	for resp := range watch {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		// One response may carry several revisions; each is one step of the queue.
+		for _, events := range byRevision(resp.Events) {
+			if err := f.step(ctx, events); err != nil {
+				return err
+			}
+		}
+	}
+	return errWatch
+}
+
+func compacted(err error) error {
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
+		return backend.ErrCompacted
+	}
+	return err
+}
+
+func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
+	var steps [][]*clientv3.Event
+	for _, e := range events {
+		if n := len(steps); n > 0 && steps[n-1][0].Kv.ModRevision == e.Kv.ModRevision {
+			steps[n-1] = append(steps[n-1], e)
+		} else {
+			steps = append(steps, []*clientv3.Event{e})
+		}
+	}
+	return steps
+}
+
+// follower turns changes of the queue into changes of the lock.
+type follower struct {
+	d       *Driver
+	name    string
+	queue   []entry
+	holders []entry // before the step under way
+	yield   func(backend.Event) bool
+}
+
+// step applies the events of one revision.
+func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
+	revision := uint64(events[0].Kv.ModRevision)
+	var forcedAway *forced
+	for _, e := range events {
+		key := string(e.Kv.Key)
+		switch at := place(f.queue, key); {
+		case e.Type == clientv3.EventTypeDelete && at >= 0:
+			f.queue = slices.Delete(f.queue, at, at+1)
+		case e.Type == clientv3.EventTypePut && key == f.d.forcedKey(f.name):
+			forcedAway = new(forced)
+			if json.Unmarshal(e.Kv.Value, forcedAway) != nil {
+				forcedAway = nil
+			}
+		case e.Type == clientv3.EventTypePut && at < 0:
+			if x, ok := f.d.entryOf(e.Kv); ok {
+				f.queue = append(f.queue, x)
+			}
+		case e.Type == clientv3.EventTypePut:
+			if x, ok := f.d.entryOf(e.Kv); ok {
+				f.queue[at] = x // moved to another lease
+			}
+		}
+	}
+	before, now := f.holders, slices.Clone(holders(f.queue))
+	f.holders = now
+	gone := map[clientv3.LeaseID]bool{}
+	for _, x := range before {
+		if standsIn(now, x) {
+			continue
+		}
+		e := f.event(backend.EventReleased, x, revision)
+		if forcedAway != nil && forcedAway.names(x.revision) {
+			e.Type, e.Reason = backend.EventForceReleased, forcedAway.Reason
+		} else if expired, err := f.leaseGone(ctx, x.lease, gone); err != nil {
+			return err // a guess would be told as the truth
+		} else if expired {
+			e.Type = backend.EventExpired
+		}
+		if err := f.tell(ctx, e); err != nil {
+			return err
+		}
+	}
+	for _, x := range now {
+		if standsIn(before, x) {
+			continue
+		}
+		if err := f.tell(ctx, f.event(backend.EventAcquired, x, revision)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// standsIn reports whether the same hold is among entries, which are in the order of the queue.
+func standsIn(entries []entry, x entry) bool {
+	_, found := slices.BinarySearchFunc(entries, x, func(a, b entry) int { return cmp.Compare(a.revision, b.revision) })
+	return found
+}
+
+// tell yields e, unless the watch has ended while the caller was busy with the event before.
+func (f *follower) tell(ctx context.Context, e backend.Event) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !f.yield(e) {
+		return errLeft
+	}
+	return nil
+}
+
+func (f *follower) event(typ backend.EventType, e entry, revision uint64) backend.Event {
+	return backend.Event{
+		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.kind, e.revision), Revision: revision,
+	}
+}
+
+// leaseGone asks for each lease once a step: known remembers.
+func (f *follower) leaseGone(ctx context.Context, lease clientv3.LeaseID, known map[clientv3.LeaseID]bool) (bool, error) {
+	if gone, asked := known[lease]; asked {
+		return gone, nil
+	}
+	resp, err := f.d.client.TimeToLive(ctx, lease)
+	if err != nil {
+		return false, err
+	}
+	known[lease] = resp.TTL < 0
+	return known[lease], nil
+}
