@@ -1,0 +1,319 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// tries is how often an attempt without Wait is made when its answer got lost.
+const tries = 3
+
+// Acquire implements backend.Driver.
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	g, err := d.acquire(ctx, r)
+	if err != nil {
+		return backend.Grant{}, d.callError("acquire", r.Name, err)
+	}
+	return g, nil
+}
+
+func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if err := d.valid(r); err != nil {
+		return backend.Grant{}, err
+	}
+	if err := d.begin(ctx); err != nil {
+		return backend.Grant{}, err
+	}
+	defer d.work.Done()
+	bounded, done := d.callContext(ctx)
+	defer done()
+	if err := d.adopt(bounded, r.Name, r.RequestID); err != nil {
+		return backend.Grant{}, err
+	}
+
+	a := &attempt{d: d, r: r, dir: d.dir(r.Name), began: d.clock.Now()}
+	for n := 1; ; n++ {
+		g, err := a.once(bounded)
+		if err == nil {
+			return g, nil
+		}
+		if !a.worthRepeating(err, n) || bounded.Err() != nil {
+			return backend.Grant{}, a.giveUp(bounded, err)
+		}
+		if ended := sleep(bounded, d.ctx, background.RetryPause(r.TTL)); ended != nil {
+			if errors.Is(err, errNoConnection) {
+				ended = fmt.Errorf("%w: %w", err, ended)
+			}
+			return backend.Grant{}, a.giveUp(bounded, ended)
+		}
+	}
+}
+
+// valid repeats what the core has checked, for those who use the driver directly.
+func (d *Driver) valid(r backend.Request) error {
+	if r.Kind > backend.KindPermits || r.Hierarchical || r.MinHold != 0 {
+		return backend.ErrUnsupported
+	}
+	if err := useOf(r).valid(); err != nil {
+		return err
+	}
+	if err := backend.ValidateName(r.Name); err != nil {
+		return err
+	}
+	if err := backend.ValidateRequestID(r.RequestID); err != nil {
+		return err
+	}
+	return d.Describe().ValidateTTL(r.TTL)
+}
+
+// attempt is one Acquire, over all repetitions.
+type attempt struct {
+	d       *Driver
+	r       backend.Request
+	dir     string
+	began   backend.Instant
+	unknown bool   // a request that makes a node left and was not answered
+	queued  bool   // the name was taken
+	resumed bool   // the node may be that of an earlier acquire
+	mine    string // the node that stands, if it is known
+
+	foreign map[string]bool            // nodes that look like entries, and nobody will ever remove them
+	watched map[string]<-chan zk.Event // entries before ours; told when they change
+	passBy  backend.Instant            // see letPass
+	held    error                      // why an attempt stepped back last
+}
+
+// worthRepeating reports whether an attempt that failed may do better: the session or the connection was lost under it.
+// Where no connection came about, only those who wait go on.
+func (a *attempt) worthRepeating(err error, n int) bool {
+	if errors.Is(err, backend.ErrHeld) || !transient(err) {
+		return false
+	}
+	broke := !errors.Is(err, errNoConnection) || errors.Is(err, zk.ErrConnectionClosed)
+	return a.r.Wait || n < tries && broke
+}
+
+// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If the
+// outcome is not known, the caller decides: the same request again, or Release. If it does neither, the driver removes what
+// was left.
+func (a *attempt) giveUp(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
+		err = cause // Close ends the session, and the node goes with it
+	} else if a.held != nil && errors.Is(err, errGone) {
+		err = a.held // each time by somebody else
+	}
+	if a.mine != "" && !errors.Is(err, errSessionLost) {
+		a.d.removeLater(a.mine)
+	}
+	if errors.Is(err, backend.ErrHeld) {
+		return err
+	}
+	if a.unknown {
+		a.d.abandon(a.r)
+		if errors.Is(err, backend.ErrUnknown) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+	}
+	return err
+}
+
+// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone.
+func (d *Driver) removeLater(path string) {
+	d.mu.Lock()
+	h := d.holds[path]
+	if h != nil {
+		h.releasing = true
+	}
+	d.mu.Unlock()
+	if h == nil {
+		return // the session has ended
+	}
+	d.background(func() {
+		d.repeat(d.ctx, func(ctx context.Context) error { return h.session.remove(ctx, path) })
+		d.dropHold(h)
+	})
+}
+
+// once makes an attempt on a session.
+func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
+	s, err := a.d.sessionFor(ctx, a.r.TTL)
+	if err != nil {
+		a.note(err)
+		return backend.Grant{}, err
+	}
+	h, err := a.take(ctx, s)
+	if err == nil {
+		err = s.proveUntil(ctx, a.since(s))
+	}
+	if err == nil && !a.d.grant(h, a.r.Lost) {
+		err = errSessionLost
+	}
+	if err != nil {
+		if h == nil {
+			s.leave()
+		} else if a.mine == "" {
+			a.d.dropHold(h)
+		}
+		if errors.Is(err, errSessionLost) {
+			a.mine, a.unknown = "", false // nothing of that session stands, and nothing of it is delivered any more
+		}
+		return backend.Grant{}, err
+	}
+	g := grantOf(a.r, h)
+	g.Queued = a.queued
+	return g, nil
+}
+
+// since tells how old the proof may be on which the grant's validity rests. That of a session which others use may be old,
+// and would give a short validity: a third of it may be over. A hold that is granted again has a new one.
+func (a *attempt) since(s *session) backend.Instant {
+	since := a.d.clock.Now().Add(-a.d.Describe().Validity(s.ttl) / 3)
+	if a.resumed {
+		return max(since, a.began)
+	}
+	return since
+}
+
+// note remembers that a request which changes something was not answered.
+func (a *attempt) note(err error) {
+	if !errors.Is(err, errNoConnection) && (isContext(err) || errors.Is(err, zk.ErrConnectionClosed)) {
+		a.unknown = true
+	}
+}
+
+// take puts a node into the queue and returns its hold when it is the first. The hold is returned with an error, too: it
+// has the session's user.
+//
+// The node is made before the queue is read, also for an attempt without Wait: a read that came first would cost every
+// attempt one more round trip, and could show an old state.
+func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
+	if a.unknown || a.mine != "" {
+		// An earlier repetition may have made the node. The proof makes the read as new as the leader's state, with all
+		// that this session did before.
+		if err := s.prove(ctx, a.d.clock.Now()); err != nil {
+			return nil, err
+		}
+		queue, err := s.children(ctx, a.dir)
+		if err != nil {
+			return nil, err
+		}
+		if own := ofRequest(queue, a.r.RequestID); len(own) > 0 {
+			return a.resume(ctx, s, own)
+		}
+		a.unknown, a.mine = false, "" // what was sent has been lost, and what stood has gone
+	}
+	path, err := a.create(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return a.queue(ctx, s, path, s.takeBirth(path))
+}
+
+// create makes the node.
+func (a *attempt) create(ctx context.Context, s *session) (string, error) {
+	data, err := valueOf(a.r).encode()
+	if err != nil {
+		return "", err
+	}
+	a.d.announceDir(ctx, s, a.dir)
+	for n := 0; ; n++ {
+		path, err := do(ctx, s, a.late(s), func(c *zk.Conn) (string, error) {
+			return c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
+		})
+		if errors.Is(err, zk.ErrNoNode) && n < tries {
+			if err = a.d.makeDir(ctx, s, a.dir); err == nil {
+				continue
+			}
+			a.note(err)
+			return "", err
+		}
+		if err != nil {
+			a.note(err)
+			return "", err
+		}
+		a.unknown = false
+		return path, nil
+	}
+}
+
+// late returns what to do with a node that is made after its acquire gave up: nobody knows it, unless the request was
+// repeated and found it.
+func (a *attempt) late(s *session) func(string, error) {
+	return func(path string, err error) {
+		if err != nil {
+			return
+		}
+		s.takeBirth(path)
+		a.d.mu.Lock()
+		known := a.d.holds[path] != nil
+		a.d.mu.Unlock()
+		if !known {
+			a.d.background(func() {
+				a.d.repeat(a.d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })
+			})
+		}
+	}
+}
+
+// resume goes on with the node that the request has. If it stands on another session it moves to s: place and token stay,
+// which is what makes an acquire idempotent. More than one node was made if a creation was repeated; the first one counts.
+// A request that has a node for another use than now is refused.
+func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, error) {
+	for _, e := range own[1:] {
+		if err := s.remove(ctx, e.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return nil, err
+		}
+	}
+	node, err := s.get(ctx, own[0].path)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, errGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	a.unknown, a.resumed = false, true
+	if own[0].use != useOf(a.r) {
+		return nil, mismatchError(held{own[0], node})
+	}
+	if node.stat.EphemeralOwner != s.id {
+		if err := a.d.move(ctx, s, own[0].path, node.value); err != nil {
+			a.note(err)
+			return nil, err
+		}
+	}
+	return a.queue(ctx, s, own[0].path, 0)
+}
+
+// move replaces a node by one with the same name, content and token on session s, in one transaction.
+func (d *Driver) move(ctx context.Context, s *session, path string, v value) error {
+	v.Format = 1
+	data, err := v.encode()
+	if err != nil {
+		return err
+	}
+	err = s.multi(ctx, &zk.DeleteRequest{Path: path, Version: -1},
+		&zk.CreateRequest{Path: path, Data: data, Acl: d.o.ACL, Flags: zk.FlagEphemeral})
+	if errors.Is(err, zk.ErrNoNode) {
+		return errGone
+	}
+	return err
+}
+
+// held is an entry with its content.
+type held struct {
+	entry
+	found
+}
+
+// before returns the entries before a path, the oldest first, and whether the path is there.
+func before(queue []entry, path string) ([]entry, bool) {
+	at := place(queue, path)
+	return queue[:max(at, 0)], at >= 0
+}

@@ -1,0 +1,238 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// errNoConnection: no connection stands, and nothing was sent.
+var errNoConnection = errors.New("no connection to ZooKeeper")
+
+// do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The library
+// knows no contexts; a request that is left alone ends with its answer or with the connection. Late, if not nil, is then
+// called with the result.
+//
+// While no connection stands nothing is sent: the library would keep the request until one does. What it kept all the same,
+// because the connection had just broken, is errNoConnection when it is left, and may be sent later.
+func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.Conn) (T, error)) (T, error) {
+	var none T
+	if err := s.await(ctx); err != nil {
+		return none, err
+	}
+	if !s.enterCall() {
+		return none, errSessionLost
+	}
+	before := s.written.Load()
+	c := &call[T]{done: make(chan struct{})}
+	go func() {
+		defer s.calls.Done()
+		v, err := f(s.conn)
+		if !c.finish(v, err) && late != nil {
+			late(v, err)
+		}
+	}()
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		if c.abandon() {
+			if s.written.Load() == before {
+				return none, fmt.Errorf("%w: %w", errNoConnection, ended(ctx))
+			}
+			return none, ended(ctx)
+		}
+	case <-s.lost:
+		if c.abandon() {
+			return none, errSessionLost
+		}
+	}
+	if errors.Is(c.err, zk.ErrSessionExpired) || s.over() && errors.Is(c.err, zk.ErrConnectionClosed) {
+		return c.value, errSessionLost
+	}
+	if errors.Is(c.err, zk.ErrConnectionClosed) && s.written.Load() == before {
+		return c.value, fmt.Errorf("%w: %w", errNoConnection, c.err)
+	}
+	return c.value, c.err
+}
+
+// call is one request, which the caller may leave.
+type call[T any] struct {
+	done  chan struct{}
+	value T
+	err   error
+
+	mu    sync.Mutex // protects the following fields
+	ended bool
+	left  bool
+}
+
+// finish delivers the result. It is false if the caller has left.
+func (c *call[T]) finish(v T, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left {
+		return false
+	}
+	c.value, c.err, c.ended = v, err, true
+	close(c.done)
+	return true
+}
+
+// abandon leaves the call. It is false if the result is there.
+func (c *call[T]) abandon() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = !c.ended
+	return c.left
+}
+
+// enterCall counts a request in, unless the session has ended.
+func (s *session) enterCall() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	s.calls.Add(1)
+	return true
+}
+
+// await returns when a connection stands.
+func (s *session) await(ctx context.Context) error {
+	s.mu.Lock()
+	up, isUp := s.up, s.isUp
+	s.mu.Unlock()
+	if isUp {
+		return nil
+	}
+	timer := time.NewTimer(attemptTime)
+	defer timer.Stop()
+	select {
+	case <-up:
+		return nil
+	case <-s.lost:
+		return errSessionLost
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", errNoConnection, ended(ctx))
+	case <-timer.C:
+		return errNoConnection
+	}
+}
+
+// ended tells why a call's context has ended: Close, or the caller.
+func ended(ctx context.Context) error {
+	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
+		return cause
+	}
+	return ctx.Err()
+}
+
+// libraryLog passes on what the library reports. What matters of it reaches the callers as errors.
+type libraryLog struct{ to *slog.Logger }
+
+func (l libraryLog) Printf(format string, args ...any) {
+	l.to.Debug("fencelock/zookeeper: " + fmt.Sprintf(format, args...))
+}
+
+// sideBySide calls f for 0 to n-1, some of them at once, and returns when all have returned.
+func sideBySide(n int, f func(i int)) {
+	var all sync.WaitGroup
+	seats := make(chan struct{}, requestsAtOnce)
+	for i := range n {
+		seats <- struct{}{}
+		all.Go(func() {
+			defer func() { <-seats }()
+			f(i)
+		})
+	}
+	all.Wait()
+}
+
+// requestsAtOnce bounds how many requests one call has under way.
+const requestsAtOnce = 64
+
+// children returns the queue as the server of the session has it. After a write, and after a proof, of the same session
+// it is not older than that.
+func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
+	nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
+		nodes, _, err := c.Children(dir)
+		return nodes, err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return entriesOf(dir, nodes), err
+}
+
+// found is a node as it was read.
+type found struct {
+	value
+	stat zk.Stat
+	gone <-chan zk.Event // with a watch
+}
+
+// get reads a node. The error is zk.ErrNoNode if there is none.
+func (s *session) get(ctx context.Context, path string) (found, error) {
+	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
+		data, stat, err := c.Get(path)
+		if err != nil {
+			return found{}, err
+		}
+		return found{value: decode(data, stat.Czxid), stat: *stat}, nil
+	})
+}
+
+// watch reads a node and watches it. It does not use exists, which would leave a watch where there is nothing.
+func (s *session) watch(ctx context.Context, path string) (found, error) {
+	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
+		data, stat, gone, err := c.GetW(path)
+		if err != nil {
+			return found{}, err
+		}
+		return found{value: decode(data, stat.Czxid), stat: *stat, gone: gone}, nil
+	})
+}
+
+// multi carries out all of some operations, or none. The error is that of the one that failed.
+func (s *session) multi(ctx context.Context, ops ...any) error {
+	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, transaction(c, ops...) })
+	return err
+}
+
+// transaction is one request of session.multi.
+func transaction(c *zk.Conn, ops ...any) error {
+	results, err := c.Multi(ops...)
+	for _, r := range results {
+		if err == nil || errors.Is(err, zk.ErrAPIError) {
+			err = r.Error
+		}
+	}
+	return err
+}
+
+// remove deletes a node. Repetitions after a lost connection are no danger, since no two nodes have one name; what was
+// gone at a repetition was deleted by an earlier one. The error is zk.ErrNoNode if there was none at the first.
+func (s *session) remove(ctx context.Context, path string) error {
+	for sent := false; ; sent = true {
+		_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })
+		switch {
+		case sent && errors.Is(err, zk.ErrNoNode):
+			return nil
+		case sent && errors.Is(err, errNoConnection):
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+		case !errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection):
+			return err
+		}
+		if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)/2); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package zookeeper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/zookeeper"
+)
+
+// dialer makes a driver in one of the ways that the package offers.
+type dialer struct {
+	root string // as the server sees it
+	dial func(t testing.TB, addrs ...string) backend.FencingDriver
+}
+
+// dialers are all ways to make a driver.
+var dialers = map[string]dialer{
+	"New": {"/fencelock", func(t testing.TB, addrs ...string) backend.FencingDriver {
+		return zookeeper.New(addrs, &zookeeper.Options{Tick: containers.ZooKeeperTick})
+	}},
+	"Open-with-user-and-chroot": {"/app/locks/fencelock", func(t testing.TB, addrs ...string) backend.FencingDriver {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://ann:secret@%s/app/locks?dial-timeout=20s&tick=%v",
+			strings.Join(addrs, ","), containers.ZooKeeperTick))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}},
+}
+
+// TestConformance runs the suite over every way to make a driver, each on a server of its own.
+func TestConformance(t *testing.T) {
+	for name, way := range dialers {
+		t.Run(name, func(t *testing.T) {
+			server := containers.ZooKeeper(t)
+			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+				addr, link := server.NewLink(t)
+				return []string{addr}, link
+			}))
+		})
+	}
+}
+
+// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+func TestConformanceAsPermits(t *testing.T) {
+	server := containers.ZooKeeper(t)
+	h := harness(t, dialers["New"], server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+		addr, link := server.NewLink(t)
+		return []string{addr}, link
+	})
+	conformance.Run(t, conformance.AsPermits(h, 2, 3))
+}
+
+func harness(
+	t *testing.T, way dialer, s containers.Lifecycle, addrs []string, newLink func(testing.TB) ([]string, fault.Link),
+) conformance.Harness {
+	admin := newAdmin(t, addrs...)
+	return conformance.Harness{
+		New: func(t testing.TB) backend.Driver { return way.dial(t, addrs...) },
+		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
+			addrs, link := newLink(t)
+			return way.dial(t, addrs...), link
+		},
+		Server: conformance.Server{
+			Restart: containers.Within(s.Restart),
+			Stop:    containers.Within(s.Stop),
+			Start:   containers.Within(s.Start),
+			Pause:   containers.Within(s.Pause),
+			Resume:  containers.Within(s.Resume),
+			Evict:   func(t testing.TB, name string) { admin.deleteBelow(t, way.root+"/"+escaped(name)) },
+			Wipe:    func(t testing.TB) { admin.deleteBelow(t, "") },
+		},
+		Leftovers: func() ([]string, error) { return admin.ephemerals(way.root) },
+		Intrude: func(t testing.TB, name string) {
+			dir := way.root + "/" + escaped(name)
+			admin.create(t, way.root+"/foreign")
+			admin.create(t, way.root+"/%zz")
+			for _, node := range []string{
+				"foreign", "lock-0000000000", "_c_0123456789abcdef0123456789abcdef-lock-0000000001", "0000000002",
+				backend.NewRequestID(), backend.NewRequestID() + ".00000000x0",
+				backend.NewRequestID() + ".0000000000", // an entry by its name, but nobody's
+			} {
+				admin.create(t, dir+"/"+node)
+			}
+		},
+		TTL: 2400 * time.Millisecond, // six times as much, to which the suite extends a lease, is below 20 ticks
+	}
+}
+
+// escaped is the node of a name.
+func escaped(name string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(
+		strings.ReplaceAll(url.QueryEscape(name), "+", "%20"), ".", "%2E"), "~", "%7E"), "*", "%2A")
+}
+
+// admin is an operator's client.
+type admin struct{ *zk.Conn }
+
+func newAdmin(t testing.TB, addrs ...string) admin {
+	t.Helper()
+	c, events, err := zk.Connect(addrs, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		for range events {
+		}
+	})
+	a := admin{c}
+	if err := a.try(func() error { return c.AddAuth("digest", []byte("ann:secret")) }); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+// try repeats what a lost connection or session interrupted.
+func (a admin) try(f func() error) error {
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		err := f()
+		again := errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrSessionExpired) ||
+			errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrSessionMoved)
+		if !again || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// catchUp lets the admin's server know all that the leader knows: what others were told is done.
+func (a admin) catchUp() error {
+	return a.try(func() error {
+		_, err := a.Sync("/")
+		return err
+	})
+}
+
+func (a admin) children(path string) (nodes []string, err error) {
+	err = a.try(func() error {
+		if path == "" {
+			path = "/"
+		}
+		nodes, _, err = a.Children(path)
+		return err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return nodes, err
+}
+
+// create makes a persistent node, and those above it.
+func (a admin) create(t testing.TB, path string) {
+	t.Helper()
+	for i := 1; i <= len(path); i++ {
+		if i < len(path) && path[i] != '/' {
+			continue
+		}
+		err := a.try(func() error {
+			_, err := a.Create(path[:i], nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll))
+			return err
+		})
+		if err != nil && !errors.Is(err, zk.ErrNodeExists) {
+			t.Fatalf("create %s: %v", path[:i], err)
+		}
+	}
+}
+
+// deleteBelow deletes all nodes below path in one step; "" is the root.
+func (a admin) deleteBelow(t testing.TB, path string) {
+	t.Helper()
+	if err := a.catchUp(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		var ops []any
+		for _, node := range a.below(t, path) {
+			ops = append(ops, &zk.DeleteRequest{Path: node, Version: -1})
+		}
+		if len(ops) == 0 {
+			return
+		}
+		err := a.try(func() error {
+			results, err := a.Multi(ops...)
+			for _, r := range results {
+				if err == nil || errors.Is(err, zk.ErrAPIError) {
+					err = r.Error
+				}
+			}
+			return err
+		})
+		switch {
+		case err == nil:
+			return
+		case !errors.Is(err, zk.ErrNoNode) && !errors.Is(err, zk.ErrNotEmpty): // changed since they were read
+			t.Fatalf("delete below %s: %v", path, err)
+		}
+	}
+}
+
+// below lists all nodes below path, children before their parents.
+func (a admin) below(t testing.TB, path string) (all []string) {
+	t.Helper()
+	nodes, err := a.children(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		if path != "" || node != "zookeeper" {
+			all = append(append(all, a.below(t, path+"/"+node)...), path+"/"+node)
+		}
+	}
+	return all
+}
+
+// ephemerals lists the ephemeral nodes below root.
+func (a admin) ephemerals(root string) (left []string, err error) {
+	if err := a.catchUp(); err != nil {
+		return nil, err
+	}
+	names, err := a.children(root)
+	for _, name := range names {
+		dir := root + "/" + name
+		nodes, err := a.children(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, node := range nodes {
+			var stat *zk.Stat
+			err := a.try(func() error {
+				_, stat, err = a.Get(dir + "/" + node)
+				return err
+			})
+			if err == nil && stat.EphemeralOwner != 0 {
+				left = append(left, dir+"/"+node)
+			} else if err != nil && !errors.Is(err, zk.ErrNoNode) {
+				return nil, err
+			}
+		}
+	}
+	return left, err
+}

@@ -1,0 +1,282 @@
+package zookeeper
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+const driverName = "zookeeper"
+
+// Options configure a Driver. Nil and the zero value mean the defaults.
+type Options struct {
+	// Root is the node under which the driver keeps everything; all clients of one set of locks use the same. It is made
+	// where it is missing, parents included. Default "/fencelock". It cannot be "/".
+	Root string
+
+	// Chroot is put before Root, as the path at the end of a ZooKeeper connect string is. Default none.
+	Chroot string
+
+	// Tick is the servers' tickTime: the margin by which a hold is believed to end before its session may, and the unit
+	// of the bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample configuration
+	// of the server. A value below the servers' makes leases end too late for safety; one above, earlier than necessary.
+	Tick time.Duration
+
+	// User and Password authenticate with the digest scheme. All nodes are then open to this user only.
+	User, Password string
+
+	// ACL of the nodes that the driver makes. Default: everything to the user, or to everybody if there is none.
+	ACL []zk.ACL
+
+	// TLS, if not nil, is used on every connection.
+	TLS *tls.Config
+
+	// Dial replaces the dialer of TCP connections. TLS is put on top of it.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+
+	// Logger receives what the client library reports, at level debug. Default slog.Default.
+	Logger *slog.Logger
+}
+
+// Driver is a backend.FencingDriver on a ZooKeeper ensemble. Make it with New or Open. All methods are safe for concurrent
+// use.
+type Driver struct {
+	addrs []string
+	o     Options // with defaults
+	root  string  // chroot included
+	clock backend.Clock
+	bad   error // what is wrong with the options
+
+	ctx  context.Context // ends with Close: background work and waiters
+	stop context.CancelFunc
+	work sync.WaitGroup // background goroutines and calls in flight
+
+	mu        sync.Mutex // protects the following fields
+	closed    bool
+	space     string          // see tokenSpace
+	dirs      map[string]bool // nodes of names that were made or found lately
+	sessions  map[time.Duration]*session
+	ending    sync.WaitGroup      // sessions that are not closed yet
+	holds     map[string]*hold    // by path: what is held, and what waits
+	unwatched []unwatched         // in the order in which they were made
+	watching  bool                // watchAll runs
+	gone      map[victims][]*hold // whose holders are about to be told
+	orphans   map[string]*orphan  // by name and request id
+}
+
+var (
+	_ backend.FencingDriver = (*Driver)(nil)
+	_ backend.Pinger        = (*Driver)(nil)
+	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.Lister        = (*Driver)(nil)
+	_ backend.ForceReleaser = (*Driver)(nil)
+)
+
+// New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used; what is
+// wrong with the options or the servers shows in Ping or in the first call. Close closes the connections.
+//
+// It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a driver
+// needs a connection for every TTL, and a connection of that library goes on with another session when one has ended.
+func New(addrs []string, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		dirs:  map[string]bool{},
+		addrs: append([]string(nil), addrs...), o: *o,
+		sessions: map[time.Duration]*session{}, holds: map[string]*hold{}, orphans: map[string]*orphan{},
+		gone: map[victims][]*hold{},
+	}
+	if d.o.Root == "" {
+		d.o.Root = "/fencelock"
+	}
+	if d.o.Tick == 0 {
+		d.o.Tick = 2 * time.Second
+	}
+	if d.o.Clock == nil {
+		d.o.Clock = backend.SystemClock()
+	}
+	if d.o.Logger == nil {
+		d.o.Logger = slog.Default()
+	}
+	if d.o.ACL == nil {
+		d.o.ACL = zk.WorldACL(zk.PermAll)
+		if d.o.User != "" {
+			d.o.ACL = zk.AuthACL(zk.PermAll)
+		}
+	}
+	d.clock = d.o.Clock
+	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.Root
+	d.bad = d.checkOptions()
+	d.ctx, d.stop = context.WithCancel(context.Background())
+	return d
+}
+
+func (d *Driver) checkOptions() error {
+	bad := func(what, value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: fmt.Sprintf("%q", value), Why: why}
+	}
+	if len(d.addrs) == 0 {
+		return bad("addresses", "", "there is none")
+	}
+	for _, addr := range d.addrs {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return bad("address", addr, "it is not host:port")
+		}
+	}
+	for what, path := range map[string]string{"root": d.o.Root, "chroot": d.o.Chroot} {
+		if path == "" || what == "chroot" && path == "/" {
+			continue
+		}
+		for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
+			if path[0] != '/' || part == "" || part == "." || part == ".." || backend.ValidateName(part) != nil {
+				return bad(what, path, "it is not the path of a node")
+			}
+		}
+	}
+	if strings.HasPrefix(d.root+"/", "/zookeeper/") {
+		return bad("root", d.root, "/zookeeper belongs to the servers")
+	}
+	if d.o.Tick < time.Millisecond || d.o.Tick > time.Minute || d.o.Tick%time.Millisecond != 0 {
+		return bad("tick", d.o.Tick.String(), "it is not between 1 ms and 1 min, in whole milliseconds")
+	}
+	return nil
+}
+
+// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
+func (d *Driver) IssuesFencingTokens() {}
+
+// Describe implements backend.Driver. The token space is known after the first session stands.
+func (d *Driver) Describe() backend.Description {
+	return backend.Description{
+		Name: driverName,
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapPushLoss |
+			backend.CapInspect | backend.CapList | backend.CapForceRelease | backend.CapShared | backend.CapPermits,
+		MinTTL: d.minTTL(), MaxTTL: 20 * d.o.Tick, TTLGranularity: time.Millisecond,
+		Margin:     d.o.Tick,
+		TokenSpace: d.tokenSpace(),
+	}
+}
+
+// minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock.
+func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
+
+// enter counts a call or a piece of background work in; it is refused after Close.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return backend.ErrClosed
+	}
+	d.work.Add(1)
+	return nil
+}
+
+// begin is what every call does first: it is counted in, and the options are good.
+func (d *Driver) begin(ctx context.Context) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	err := d.bad
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		d.work.Done()
+	}
+	return err
+}
+
+// callContext ends with ctx and with Close.
+func (d *Driver) callContext(ctx context.Context) (context.Context, func()) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(d.ctx, func() { cancel(backend.ErrClosed) })
+	return bounded, func() {
+		unhook()
+		cancel(nil)
+	}
+}
+
+// Ping implements backend.Pinger: the leader of the ensemble answers, and the user may read and make the root. A connection
+// that is lost meanwhile is no answer: Ping tries again, as Acquire does.
+func (d *Driver) Ping(ctx context.Context) error {
+	if err := d.begin(ctx); err != nil {
+		return d.callError("ping", "", err)
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	for n := 1; ; n++ {
+		err := d.pingOnce(ctx)
+		again := n < tries && ctx.Err() == nil && transient(err) && !errors.Is(err, errNoConnection)
+		if err == nil || !again {
+			return d.callError("ping", "", err)
+		}
+		if err := sleep(ctx, d.ctx, background.RetryPause(d.minTTL())); err != nil {
+			return d.callError("ping", "", err)
+		}
+	}
+}
+
+func (d *Driver) pingOnce(ctx context.Context) error {
+	s, err := d.anySession(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	return s.prove(ctx, d.clock.Now())
+}
+
+// Close implements backend.Driver. It ends waiters with ErrClosed and closes the driver's sessions, which removes whatever
+// nodes are left.
+func (d *Driver) Close(ctx context.Context) error {
+	d.mu.Lock()
+	first := !d.closed
+	d.closed = true
+	d.mu.Unlock()
+	d.stop()
+	idle := make(chan struct{})
+	go func() {
+		d.work.Wait()
+		if first {
+			for _, s := range d.takeSessions() {
+				s.end(backend.ReasonClosed)
+			}
+		}
+		d.ending.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return d.callError("close", "", ctx.Err())
+	}
+}
+
+// takeSessions empties the driver for Close.
+func (d *Driver) takeSessions() []*session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []*session
+	for _, s := range d.sessions {
+		all = append(all, s)
+	}
+	clear(d.sessions)
+	clear(d.holds)
+	return all
+}

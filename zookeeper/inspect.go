@@ -1,0 +1,207 @@
+package zookeeper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Holder implements backend.Inspector. ExpiresIn is not known to clients of ZooKeeper. Since is the time at which the
+// holder entered the queue, by the leader's clock.
+func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+	info, err := d.holder(ctx, name)
+	if err != nil {
+		return backend.Info{}, d.callError("holder", name, err)
+	}
+	return info, nil
+}
+
+func (d *Driver) holder(ctx context.Context, name string) (info backend.Info, err error) {
+	if err := backend.ValidateName(name); err != nil {
+		return backend.Info{}, err
+	}
+	err = d.onSession(ctx, func(ctx context.Context, s *session) error {
+		info, err = s.describe(ctx, name)
+		return err
+	})
+	return info, err
+}
+
+// onSession calls f with a session whose server knows all that the leader knew.
+func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session) error) error {
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	s, err := d.anySession(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := s.prove(ctx, d.clock.Now()); err != nil {
+		return err
+	}
+	return f(ctx, s)
+}
+
+// describe reads the state of a name.
+func (s *session) describe(ctx context.Context, name string) (backend.Info, error) {
+	info := backend.Info{Name: name}
+	all, waiters, err := s.holders(ctx, s.d.dir(name))
+	if err != nil || len(all) == 0 {
+		return info, err
+	}
+	info.Held, info.Waiters = true, waiters
+	for _, h := range all {
+		info.Holders = append(info.Holders, backend.Holder{
+			Owner: h.Owner, RequestID: h.requestID, Kind: h.kind, Permits: h.permits, Token: tokenOf(h.use, h.Token),
+			Since: time.UnixMilli(h.stat.Ctime), Metadata: h.Metadata,
+		})
+	}
+	return info, nil
+}
+
+// holders reads the entries that hold, the oldest first, and tells how many wait behind them. What the queue shows and is
+// no entry does not count: it has gone, or it is a foreign node.
+func (s *session) holders(ctx context.Context, dir string) (all []held, waiters int, err error) {
+	queue, err := s.children(ctx, dir)
+	if err != nil {
+		return nil, 0, err
+	}
+	for {
+		n := granted(queue)
+		fresh := queue[len(all):n]
+		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
+		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path) })
+		none := map[string]bool{}
+		for i, e := range fresh {
+			switch {
+			case errors.Is(errs[i], zk.ErrNoNode) || errs[i] == nil && nodes[i].stat.EphemeralOwner == 0:
+				none[e.path] = true
+			case errs[i] != nil:
+				return nil, 0, errs[i]
+			default:
+				all = append(all, held{entry: e, found: nodes[i]})
+			}
+		}
+		if len(none) == 0 {
+			return all, len(queue) - n, nil
+		}
+		queue = slices.DeleteFunc(queue, func(e entry) bool { return none[e.path] })
+	}
+}
+
+// List implements backend.Lister: the names in order of their escaped form. The names are read at once, and each one's
+// state after that.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
+	return func(yield func(backend.Info, error) bool) {
+		if err := d.list(ctx, prefix, func(info backend.Info) bool { return yield(info, nil) }); err != nil {
+			yield(backend.Info{}, d.callError("list", prefix, err))
+		}
+	}
+}
+
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Info) bool) error {
+	if prefix != "" {
+		if err := backend.ValidateName(prefix); err != nil {
+			return err
+		}
+	}
+	return d.onSession(ctx, func(ctx context.Context, s *session) error {
+		nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
+			nodes, _, err := c.Children(d.root)
+			return nodes, err
+		})
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return err
+		}
+		slices.Sort(nodes)
+		for _, node := range nodes {
+			name, ok := unescape(node)
+			if !ok || !strings.HasPrefix(name, prefix) {
+				continue
+			}
+			info, err := s.describe(ctx, name)
+			if err != nil {
+				return err
+			}
+			if info.Held && !yield(info) {
+				return nil
+			}
+		}
+		return nil
+	})
+}
+
+// ForceRelease implements backend.ForceReleaser. The victims are told at once.
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
+	err := backend.ValidateName(name)
+	if err == nil {
+		err = d.onSession(ctx, func(ctx context.Context, s *session) error { return s.force(ctx, d.dir(name), reason) })
+	}
+	return d.callError("force-release", name, err)
+}
+
+// force ends all holds that it finds.
+func (s *session) force(ctx context.Context, dir, reason string) error {
+	for {
+		all, _, err := s.holders(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if len(all) == 0 {
+			return backend.ErrNotHeld
+		}
+		done, err := s.evict(ctx, dir, all, reason)
+		if err != nil || done {
+			return err
+		}
+		// They ended by themselves meanwhile; look again.
+	}
+}
+
+// evictAtOnce bounds how many nodes one transaction deletes: servers refuse requests of more than 1 MB.
+const evictAtOnce = 500
+
+// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was left to
+// delete.
+func (s *session) evict(ctx context.Context, dir string, all []held, reason string) (done bool, err error) {
+	f := forced{Token: all[0].Token, Reason: reason}
+	for _, h := range all[1:] {
+		f.Others = append(f.Others, h.Token)
+	}
+	trace, err := json.Marshal(f)
+	if err != nil {
+		return false, err
+	}
+	for len(all) > 0 {
+		some := all[:min(len(all), evictAtOnce)]
+		ops := []any{&zk.SetDataRequest{Path: dir, Data: trace, Version: -1}}
+		for _, h := range some {
+			ops = append(ops, &zk.DeleteRequest{Path: h.path, Version: -1})
+		}
+		switch err := s.multi(ctx, ops...); {
+		case err == nil:
+			done, all = true, all[len(some):]
+		case !errors.Is(err, zk.ErrNoNode):
+			return done, err
+		default:
+			queue, err := s.children(ctx, dir)
+			if err != nil {
+				return done, err
+			}
+			all = slices.DeleteFunc(all, func(h held) bool { return place(queue, h.path) < 0 })
+		}
+	}
+	return done, nil
+}

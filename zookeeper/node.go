@@ -1,0 +1,172 @@
+package zookeeper
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Nodes. A name has a container node below the root, and every acquire of it one ephemeral node there, named for its
+// request and numbered by the server:
+//
+//	/fencelock                         the token space
+//	/fencelock/orders%2F7              why a hold was taken away last
+//	/fencelock/orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…"}
+//
+// What the request asks for, if it is not an exclusive hold, stands in the node's name, too: see use.
+
+// escape returns the name's node. It leaves only letters, digits, - and _ as they are, so that nothing is left which
+// ZooKeeper refuses or reads as a path.
+func escape(name string) string {
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		c := name[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}
+
+// unescape is the reverse of escape. It is false for foreign nodes.
+func unescape(node string) (name string, ok bool) {
+	name, err := url.PathUnescape(node)
+	return name, err == nil && escape(name) == node && backend.ValidateName(name) == nil
+}
+
+// dir returns the node of a name.
+func (d *Driver) dir(name string) string { return d.root + "/" + escape(name) }
+
+// entry is a node of the queue.
+type entry struct {
+	path      string
+	requestID string
+	use
+	number int32 // given by the server
+}
+
+// entryOf reads the name of a node. Foreign nodes beside ours are no entries.
+func entryOf(dir, node string) (entry, bool) {
+	name, number, ok := strings.Cut(node, ".")
+	id, u := cutMark(name)
+	if !ok || len(number) < 10 || backend.ValidateRequestID(id) != nil {
+		return entry{}, false
+	}
+	n, err := strconv.ParseInt(number, 10, 32)
+	if err != nil || fmt.Sprintf("%010d", n) != number {
+		return entry{}, false
+	}
+	return entry{path: dir + "/" + node, requestID: id, use: u, number: int32(n)}, true
+}
+
+// entriesOf returns the entries among the children of dir in the order of the queue.
+//
+// The server counts with 32 bits and a sign. The difference of two numbers, taken with the same bits, tells which is older
+// also where the count has wrapped between them.
+func entriesOf(dir string, children []string) []entry {
+	entries := make([]entry, 0, len(children))
+	for _, node := range children {
+		if e, ok := entryOf(dir, node); ok {
+			entries = append(entries, e)
+		}
+	}
+	slices.SortFunc(entries, func(a, b entry) int {
+		if a.number != b.number {
+			return int(a.number - b.number)
+		}
+		return strings.Compare(a.requestID, b.requestID)
+	})
+	return entries
+}
+
+// place returns where in the queue a node stands, and -1 if it does not.
+func place(queue []entry, path string) int {
+	return slices.IndexFunc(queue, func(e entry) bool { return e.path == path })
+}
+
+// ofRequest returns the entries of one request; there is more than one only if a creation was repeated.
+func ofRequest(queue []entry, requestID string) []entry {
+	var own []entry
+	for _, e := range queue {
+		if e.requestID == requestID {
+			own = append(own, e)
+		}
+	}
+	return own
+}
+
+// value is what stands in a request's node.
+type value struct {
+	Format   int               `json:"fencelock"` // 1
+	Owner    string            `json:"owner,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Try      bool              `json:"try,omitempty"`   // an attempt that does not wait
+	Token    int64             `json:"token,omitempty"` // of a node that moved to another session; 0: its czxid
+}
+
+func valueOf(r backend.Request) value {
+	return value{Format: 1, Owner: r.Owner, Metadata: r.Metadata, Try: !r.Wait}
+}
+
+func (v value) encode() ([]byte, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode the entry: %w", err)
+	}
+	return text, nil
+}
+
+// decode reads a node. What cannot be read is shown without an owner.
+func decode(data []byte, czxid int64) value {
+	var v value
+	if json.Unmarshal(data, &v) != nil || v.Format != 1 {
+		v = value{}
+	}
+	if v.Token == 0 {
+		v.Token = czxid
+	}
+	return v
+}
+
+// incarnation is a node and its token.
+func incarnation(node string, token int64) string { return node + "/" + strconv.FormatInt(token, 10) }
+
+// pathOf returns the node that a grant stands on, and its token. It is false for a grant made by Request.Grant.
+func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
+	node, number, ok := strings.Cut(g.Incarnation, "/")
+	if !ok {
+		return "", 0, false
+	}
+	token, err := strconv.ParseInt(number, 10, 64)
+	e, ok := entryOf(d.dir(g.Name), node)
+	ok = ok && err == nil && e.requestID == g.RequestID && e.use == use{g.Kind, g.Permits, g.Limit}
+	return e.path, token, ok
+}
+
+// tokenOf returns what fences the writes of an entry's holder: the zxid that created it, marked unless the hold is
+// exclusive.
+func tokenOf(u use, zxid int64) fencing.Token {
+	if u.kind != backend.KindExclusive {
+		return fencing.Token(zxid).NotExclusive()
+	}
+	return fencing.Token(zxid)
+}
+
+// grantOf returns the grant of a hold.
+func grantOf(r backend.Request, h *hold) backend.Grant {
+	g := r.Grant()
+	g.Token = tokenOf(useOf(r), h.token)
+	g.Incarnation = incarnation(path.Base(h.path), h.token)
+	g.TTL = h.session.ttl
+	g.SentAt = h.session.provedAt()
+	return g
+}

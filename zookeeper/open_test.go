@@ -1,0 +1,86 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+func TestURLs(t *testing.T) {
+	addrs, o, timeout, err := parseURL("zk://ann:s%40cret@a,b:2182,[::1]:2183/app/locks?root=/r&tick=3s&dial-timeout=7s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"a:2181", "b:2182", "[::1]:2183"}; !slices.Equal(addrs, want) {
+		t.Errorf("addresses = %q, want %q", addrs, want)
+	}
+	if o.User != "ann" || o.Password != "s@cret" || o.Chroot != "/app/locks" || o.Root != "/r" || o.Tick != 3*time.Second ||
+		timeout != 7*time.Second || o.TLS != nil {
+		t.Errorf("options = %+v, %v", o, timeout)
+	}
+	if _, o, _, err := parseURL("zks://a:2281"); err != nil || o.TLS == nil {
+		t.Errorf("zks: TLS is not selected: %v", err)
+	}
+	if schemes := backend.Schemes(); !slices.Contains(schemes, "zk") || !slices.Contains(schemes, "zookeeper") {
+		t.Errorf("registered: %q", schemes)
+	}
+	for _, bad := range []string{
+		"etcd://a", "zk://", "zk://a,,b", "zk://a:0", "zk://a:x", "zk://a?tick=0s", "zk://a?nothing=1", "zk://a?root=/a&root=/b",
+		"zk://:pw@a", "zk://a?cert=x", "zk://::1",
+	} {
+		if _, _, _, err := parseURL(bad); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%s: %v, want ErrInvalidOption", bad, err)
+		}
+	}
+	if _, _, _, err := parseURL("zk://ann:secret@a?nothing=1"); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("the error %v shows the password", err)
+	}
+}
+
+// TestNoConnectionInTime dials servers that never answer: nothing was sent, so that nothing is unknown.
+func TestNoConnectionInTime(t *testing.T) {
+	d := New([]string{"a:1", "b:1"}, &Options{
+		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+	})
+	for _, wait := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		_, err := d.Acquire(ctx, backend.Request{
+			Name: "a", RequestID: backend.NewRequestID(), TTL: 10 * time.Second, Wait: wait,
+		})
+		cancel()
+		if !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("Acquire (wait %v) = %v, want ErrUnavailable alone", wait, err)
+		}
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+}
+
+func TestBadOptionsShowInTheFirstCall(t *testing.T) {
+	for what, d := range map[string]*Driver{
+		"no address":      New(nil, nil),
+		"no port":         New([]string{"a"}, nil),
+		"root is /":       New([]string{"a:1"}, &Options{Root: "/"}),
+		"relative root":   New([]string{"a:1"}, &Options{Root: "a"}),
+		"servers' own":    New([]string{"a:1"}, &Options{Root: "/zookeeper/locks"}),
+		"chroot with ..":  New([]string{"a:1"}, &Options{Chroot: "/a/../b"}),
+		"tick of an hour": New([]string{"a:1"}, &Options{Tick: time.Hour}),
+	} {
+		if err := d.Ping(context.Background()); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%s: Ping = %v, want ErrInvalidOption", what, err)
+		}
+		if err := d.Close(context.Background()); err != nil {
+			t.Errorf("%s: Close = %v", what, err)
+		}
+	}
+}

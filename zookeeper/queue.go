@@ -1,0 +1,183 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// How often a waiter looks for itself. Watches make this unnecessary as long as none is lost.
+const (
+	firstLook = time.Second
+	lookEvery = 5 * time.Second
+)
+
+// errGone: the node that an acquire stood on was deleted by somebody else.
+var errGone = errors.New("the node of the request is gone")
+
+// queue waits until no entry before path keeps it waiting, and returns its hold. An attempt without Wait steps back
+// instead. The token is that of a node that was made now, or 0 for one that was found.
+//
+// What says "held" is the queue, read with our own node in it. That the node is our session's is known without another
+// request: the session made it under a name that nobody else gives, or the node was read. Only the same request, sent by
+// another client, moves it to another session, and then it is that one's to tell.
+//
+// What stands before our node only ever leaves: the server numbers the nodes of a name in the order of their creation. A
+// queue that grants therefore goes on granting while our node stands.
+func (a *attempt) queue(ctx context.Context, s *session, path string, token int64) (*hold, error) {
+	// From here on the node is known. Its hold is what the watch finds, and what removes the node if we give up.
+	h := a.d.addHold(s, path, token)
+	a.mine = path
+	if token == 0 {
+		if err := a.d.watchHold(ctx, h); err != nil {
+			return h, a.vanished(h, err)
+		}
+	}
+	a.d.watchLater(h)
+	a.watched = nil // those of another session
+	own := entry{path: path, requestID: a.r.RequestID, use: useOf(a.r)}
+	for first := true; ; first = false {
+		queue, err := s.children(ctx, a.dir)
+		if err != nil {
+			return h, err
+		}
+		if same := ofRequest(queue, a.r.RequestID); len(same) > 1 && first {
+			return a.merge(ctx, s, h, same)
+		}
+		front, there := before(queue, path)
+		if !there || a.d.isGone(h) {
+			return h, a.vanished(h, zk.ErrNoNode)
+		}
+		front = slices.DeleteFunc(front, func(e entry) bool { return a.foreign[e.path] })
+		block := blockers(front, own)
+		if len(block) == 0 {
+			return h, nil
+		}
+		a.queued = true
+		again, err := a.checkUse(ctx, s, h, front)
+		switch {
+		case again || err != nil:
+		case a.r.Wait:
+			err = a.await(ctx, s, h, block)
+		default:
+			err = a.stepBack(ctx, s, h, front, own)
+		}
+		if err != nil {
+			return h, a.vanished(h, err)
+		}
+		// Whatever woke us: what counts is the state, read with our own node in it.
+	}
+}
+
+// vanished turns the absence of our node into an error that begins anew.
+func (a *attempt) vanished(h *hold, err error) error {
+	if !errors.Is(err, zk.ErrNoNode) {
+		return err
+	}
+	a.mine = ""
+	return errGone
+}
+
+// merge goes on with the older node of the request, which an earlier acquire made; resume removes the one made now.
+func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) (*hold, error) {
+	a.d.setReleasing(h)
+	s.share() // the next hold has a user of its own
+	next, err := a.resume(ctx, s, same)
+	if next == nil {
+		s.leave()
+		return h, err
+	}
+	a.d.dropHold(h)
+	return next, err
+}
+
+func (d *Driver) setReleasing(h *hold) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h.releasing = true
+}
+
+// await returns when one of some entries before ours may have gone; the error is zk.ErrNoNode if ours has.
+func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) error {
+	if changed, err := a.watch(ctx, s, some); err != nil || changed {
+		return err
+	}
+	look := time.NewTimer(firstLook/2 + rand.N(firstLook))
+	defer look.Stop()
+	const ctxDone, sessionLost, ownGone, timeToLook, others = 0, 1, 2, 3, 4
+	cases := []reflect.SelectCase{
+		ctxDone: receive(ctx.Done()), sessionLost: receive(s.lost), ownGone: receive(h.gone), timeToLook: receive(look.C),
+	}
+	for _, e := range some {
+		cases = append(cases, receive(a.watched[e.path]))
+	}
+	for {
+		switch n, _, _ := reflect.Select(cases); n {
+		case ctxDone:
+			return ended(ctx)
+		case sessionLost:
+			return errSessionLost
+		case ownGone:
+			return zk.ErrNoNode
+		case timeToLook:
+			// Our server has told all it knows. That it knows what the leader knows, the session's proofs see to; a watch
+			// that is lost shows in the state.
+			gone, err := a.look(ctx, s, h, some)
+			if err != nil || gone {
+				return err
+			}
+			look.Reset(lookEvery - lookEvery/5 + rand.N(2*lookEvery/5))
+		default:
+			delete(a.watched, some[n-others].path) // it tells once
+			return nil
+		}
+	}
+}
+
+func receive(channel any) reflect.SelectCase {
+	return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(channel)}
+}
+
+// watch watches entries that are not watched yet. It is true if one of them has gone, or was none.
+func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed bool, err error) {
+	some = slices.DeleteFunc(slices.Clone(some), func(e entry) bool { return a.watched[e.path] != nil })
+	nodes, errs := make([]found, len(some)), make([]error, len(some))
+	sideBySide(len(some), func(i int) { nodes[i], errs[i] = s.watch(ctx, some[i].path) })
+	for i, node := range nodes {
+		switch {
+		case errors.Is(errs[i], zk.ErrNoNode):
+			changed = true
+		case errs[i] != nil:
+			err = errs[i]
+		case node.stat.EphemeralOwner == 0:
+			a.noteForeign(some[i])
+			changed = true
+		default:
+			if a.watched == nil {
+				a.watched = map[string]<-chan zk.Event{}
+			}
+			a.watched[some[i].path] = node.gone
+		}
+	}
+	return changed, err
+}
+
+// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has.
+func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (bool, error) {
+	queue, err := s.children(ctx, a.dir)
+	if errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection) {
+		return false, nil // the place in the queue is kept as long as the session lives
+	}
+	if err != nil {
+		return false, err
+	}
+	if place(queue, h.path) < 0 {
+		return false, zk.ErrNoNode
+	}
+	return slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), nil
+}

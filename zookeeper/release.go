@@ -1,0 +1,127 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Release implements backend.Driver.
+func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
+	return d.callError("release", g.Name, d.release(ctx, g))
+}
+
+func (d *Driver) release(ctx context.Context, g backend.Grant) error {
+	if g.Kind > backend.KindPermits || g.Hierarchical {
+		return backend.ErrUnsupported
+	}
+	if err := backend.ValidateName(g.Name); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	ctx, done := d.callContext(ctx)
+	defer done()
+	if err := d.adopt(ctx, g.Name, g.RequestID); err != nil {
+		return err
+	}
+	path, token, ok := d.pathOf(g)
+	switch {
+	case g.Incarnation == "" && g.Token == 0:
+		return notHeld(g, d.removeRequest(ctx, g.Name, g.RequestID))
+	case !ok:
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	if h := d.holdAt(path, token); h != nil {
+		return d.releaseHold(ctx, g, h)
+	}
+	return d.releaseAt(ctx, g, path, token)
+}
+
+// releaseHold deletes a node that we know to be ours: its watch says so.
+func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
+	d.mu.Lock()
+	h.releasing = true
+	gone := h.isGone
+	d.mu.Unlock()
+	if gone {
+		d.dropHold(h)
+		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
+	}
+	err := h.session.remove(ctx, h.path)
+	switch {
+	case err == nil:
+		d.dropHold(h)
+	case errors.Is(err, errSessionLost):
+		return &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonSessionExpired}
+	case errors.Is(err, zk.ErrNoNode):
+		d.dropHold(h)
+		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
+	}
+	return err // or the node may stand: the session goes on, and so does whoever calls again
+}
+
+// releaseAt deletes the node of a hold that another session has, or had.
+func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, token int64) error {
+	s, err := d.anySession(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := s.prove(ctx, d.clock.Now()); err != nil {
+		return err
+	}
+	node, err := s.get(ctx, path)
+	switch {
+	case errors.Is(err, zk.ErrNoNode), err == nil && (node.Token != token || node.stat.EphemeralOwner == 0):
+		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, s, path, token)}
+	case err != nil:
+		return err
+	}
+	return notHeld(g, s.remove(ctx, path))
+}
+
+// removeRequest deletes whatever a request has left. ErrNoNode if there is nothing.
+func (d *Driver) removeRequest(ctx context.Context, name, requestID string) error {
+	s, err := d.anySession(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	if err := s.prove(ctx, d.clock.Now()); err != nil {
+		return err
+	}
+	queue, err := s.children(ctx, d.dir(name))
+	if err != nil {
+		return err
+	}
+	none := zk.ErrNoNode
+	for _, e := range ofRequest(queue, requestID) {
+		d.mu.Lock()
+		h := d.holds[e.path]
+		if h != nil {
+			h.releasing = true
+		}
+		d.mu.Unlock()
+		switch err := s.remove(ctx, e.path); {
+		case err == nil:
+			none = nil
+		case !errors.Is(err, zk.ErrNoNode):
+			return err
+		}
+		d.dropHold(h)
+	}
+	return none
+}
+
+func notHeld(g backend.Grant, err error) error {
+	if errors.Is(err, zk.ErrNoNode) {
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	return err
+}

@@ -1,0 +1,108 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// watchAfter is how long a node waits, or is held, before it is watched. A watch costs a request and, when the node is
+// deleted, a notification; most locks are released before they would need it.
+const watchAfter = 200 * time.Millisecond
+
+// watchTime is how long the watch of one node may take before the others go on.
+const watchTime = 500 * time.Millisecond
+
+// unwatched is a hold that was made at an instant, and has no watch.
+type unwatched struct {
+	h  *hold
+	at backend.Instant
+}
+
+// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all of them, and ends
+// when there is none.
+func (d *Driver) watchLater(h *hold) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
+	if !d.watching && !d.closed {
+		d.watching = true
+		d.work.Go(d.watchAll)
+	}
+}
+
+// watchAll watches what has stood for long enough, until no node is left that has no watch.
+func (d *Driver) watchAll() {
+	for sleep(d.ctx, d.ctx, watchAfter/2) == nil {
+		due := d.takeUnwatched()
+		sideBySide(len(due), func(i int) { d.watchNow(due[i]) })
+		d.mu.Lock()
+		d.watching = len(d.unwatched) > 0
+		more := d.watching
+		d.mu.Unlock()
+		if !more {
+			return
+		}
+	}
+}
+
+// takeUnwatched takes out the holds that are due, and those that were released.
+func (d *Driver) takeUnwatched() (due []*hold) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(d.unwatched) > 0 {
+		first := d.unwatched[0]
+		h := first.h
+		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone && !h.releasing
+		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
+			return due
+		}
+		d.unwatched = d.unwatched[1:]
+		if wanted {
+			due = append(due, h)
+		}
+	}
+	d.unwatched = nil // its array, too
+	return due
+}
+
+// watchNow watches a hold, or tells its holder that the node has gone meanwhile.
+func (d *Driver) watchNow(h *hold) {
+	ctx, cancel := context.WithTimeout(d.ctx, watchTime)
+	defer cancel()
+	err := d.watchHold(ctx, h)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case err == nil:
+	case errors.Is(err, zk.ErrNoNode):
+		if d.holds[h.path] == h {
+			d.goneLocked(h)
+		}
+	case d.holds[h.path] == h && d.ctx.Err() == nil:
+		d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
+	}
+}
+
+// watchHold reads the node of a hold and watches it. The error is zk.ErrNoNode if it is not our session's any more.
+func (d *Driver) watchHold(ctx context.Context, h *hold) error {
+	link := h.session.linkNumber()
+	node, err := h.session.watch(ctx, h.path)
+	if err == nil && node.stat.EphemeralOwner != h.session.id {
+		err = zk.ErrNoNode
+	}
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h.link = link
+	if h.token == 0 {
+		h.token = node.Token
+	}
+	return nil
+}

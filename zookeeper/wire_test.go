@@ -1,0 +1,123 @@
+package zookeeper
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"testing"
+	"testing/iotest"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// pipe is a connection whose server says what it was given, and remembers what it is sent.
+type pipe struct {
+	net.Conn
+	io.Reader
+	sent   bytes.Buffer
+	broken bool
+}
+
+func (p *pipe) Read(b []byte) (int, error) { return p.Reader.Read(b) }
+
+func (p *pipe) Write(b []byte) (int, error) {
+	if p.broken {
+		return 0, net.ErrClosed
+	}
+	return p.sent.Write(b)
+}
+
+// message is one of the server, or of the library, with its length in front.
+func message(fields ...any) []byte {
+	var body bytes.Buffer
+	for _, f := range fields {
+		_ = binary.Write(&body, binary.BigEndian, f)
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(body.Len())), body.Bytes()...)
+}
+
+// TestWire lets a conversation pass in pieces of several sizes.
+func TestWire(t *testing.T) {
+	const path = "/fencelock/a/0123456789abcdef.0000000007"
+	hello := message(int32(0), int32(4000), int64(77), int32(16), [16]byte{}, false)
+	stat := make([]byte, 68)
+	binary.BigEndian.PutUint64(stat, 0x500000003) // czxid
+	created := message(int32(1), int64(0x500000004), int32(0), int32(len(path)), []byte(path), stat)
+	event := message(int32(-1), int64(-1), int32(0), int32(2), int32(3), int32(1), []byte("x"))
+	pong := message(int32(-2), int64(0x500000009), int32(0))
+	refused := message(int32(2), int64(0x500000006), int32(-101))
+	said := bytes.Join([][]byte{hello, event, created, pong, refused}, nil)
+
+	for name, pieces := range map[string]func(io.Reader) io.Reader{
+		"as they come": func(r io.Reader) io.Reader { return r },
+		"byte by byte": iotest.OneByteReader,
+		"in halves":    iotest.HalfReader,
+		"end with err": iotest.DataErrReader,
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := New([]string{"localhost:2181"}, nil)
+			s := d.newSession(4_000_000_000)
+			s.zxid.Store(0x400000001)
+			conn := &pipe{Reader: pieces(bytes.NewReader(said))}
+			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), creates: map[int32]bool{}}
+
+			write := func(p []byte) []byte {
+				t.Helper()
+				conn.sent.Reset()
+				if n, err := w.Write(p); n != len(p) || err != nil {
+					t.Fatalf("Write = %d, %v", n, err)
+				}
+				return conn.sent.Bytes()
+			}
+			want := message(int32(0), int64(0x400000001), int32(4000), int64(0))
+			if got := write(message(int32(0), int64(0), int32(4000), int64(0))); !bytes.Equal(got, want) {
+				t.Errorf("connect request = %x, want %x with the last zxid", got, want)
+			}
+			create := func(op, flags int32) []byte { return message(int32(1), op, int32(len(path)), []byte(path), flags) }
+			if got := write(create(opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, create(opCreate2, 3)) {
+				t.Errorf("creation of an entry = %x, want create2", got)
+			}
+			if got := write(create(opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(opCreate, 0)) {
+				t.Errorf("another creation = %x, want it unchanged", got)
+			}
+			want = message(int32(5), int32(opSetWatches), int64(0x400000001), int32(0))
+			if got := write(message(int32(5), int32(opSetWatches), int64(0), int32(0))); !bytes.Equal(got, want) {
+				t.Errorf("watches = %x, want %x with the zxid at which the connection was opened", got, want)
+			}
+
+			got, err := io.ReadAll(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blank := bytes.Clone(said)
+			for at := len(hello); at < len(blank); at += 4 + int(binary.BigEndian.Uint32(blank[at:])) {
+				clear(blank[at+8 : at+16])
+			}
+			if !bytes.Equal(got, blank) {
+				t.Errorf("read %x, want %x: everything, without zxids", got, blank)
+			}
+			if s.id != 77 || s.zxid.Load() != 0x500000006 {
+				t.Errorf("session %d, zxid %x; want 77, and that of the last reply", s.id, s.zxid.Load())
+			}
+			if zxid := s.takeBirth(path); zxid != 0x500000003 {
+				t.Errorf("the node was created by %x, want 500000003", zxid)
+			}
+			if zxid := s.takeBirth(path); zxid != 0 || len(w.creates) != 0 {
+				t.Errorf("something of an answered creation is kept: %x, %v", zxid, w.creates)
+			}
+		})
+	}
+}
+
+// TestFailedWriteIsALostConnection: the library hands the error of a write to whoever made the request.
+func TestFailedWriteIsALostConnection(t *testing.T) {
+	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
+	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(4_000_000_000), greeted: true, creates: map[int32]bool{}}
+	_, err := w.Write(message(int32(1), int32(opPing)))
+	if !transient(err) || !errors.Is(err, zk.ErrConnectionClosed) {
+		t.Errorf("Write = %v, want zk.ErrConnectionClosed", err)
+	}
+}
