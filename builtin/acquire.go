@@ -1,0 +1,174 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Acquire implements backend.Driver.
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	grants, err := d.acquire(ctx, []backend.Request{r})
+	if err != nil {
+		return backend.Grant{}, d.callError("acquire", r.Name, err)
+	}
+	return grants[0], nil
+}
+
+// AcquireAll implements backend.MultiAcquirer, for any set of distinct names that the server takes in one step: 64, unless
+// it is told otherwise. One log entry grants them all. Who waits has one place in all of their queues: it holds none of them
+// before it can have all, and whoever comes later waits behind it. More names, or more than 256 KiB of names and metadata, are
+// backend.ErrUnsupported.
+//
+// An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is held.
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	name := ""
+	if len(rs) > 0 {
+		name = rs[0].Name
+	}
+	grants, err := d.acquire(ctx, rs)
+	if err != nil {
+		return nil, d.callError("acquire", name, err)
+	}
+	return grants, nil
+}
+
+// acquire takes all of rs in one step.
+func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	if err := d.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer d.work.Done()
+	if err := validateSet(rs); err != nil {
+		return nil, err
+	}
+	if err := d.Describe().ValidateTTL(rs[0].TTL); err != nil {
+		return nil, err
+	}
+	queued := false // it had a place in a queue: from then on a service that is away is no reason to give up
+	for {
+		s, err := d.sessionFor(ctx, rs[0].TTL)
+		if err != nil {
+			if !queued || !errors.Is(err, backend.ErrUnavailable) {
+				return nil, err
+			}
+			if end := d.pause(ctx, firstRetry); end != nil {
+				return nil, fmt.Errorf("%w: %w", end, err)
+			}
+			continue
+		}
+		grants, err := s.acquire(ctx, rs, &queued)
+		s.done()
+		if !errors.Is(err, errSessionEnded) && !errors.Is(err, errAgain) {
+			return grants, err
+		}
+		// A new session, or a new sequence; without a rush, in case that ends at once too.
+		if err := d.pause(ctx, time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// mostConflicts is how often an acquire takes over what others have of its request ids. Whoever takes it back more often
+// is at it too.
+const mostConflicts = 3
+
+// acquire makes one attempt, and another one if it has to take over what others have of the requests.
+func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
+	grants, err := s.attempt(ctx, s.begin(rs, *queued, false), rs, queued)
+	for range mostConflicts {
+		if !errors.Is(err, errConflict) {
+			return grants, err
+		}
+		if err := s.takeOver(ctx, rs); err != nil {
+			return nil, err
+		}
+		grants, err = s.attempt(ctx, s.begin(rs, *queued, true), rs, queued)
+	}
+	if errors.Is(err, errConflict) {
+		err = errInUse(&rs[0])
+	}
+	return grants, err
+}
+
+// errInUse: somebody waits with the request id for another set of names, or insists on the same.
+func errInUse(r *backend.Request) error {
+	return invalidOption("request id", strconv.Quote(r.RequestID), "it is in use, together with other names or by another client")
+}
+
+// attempt waits until a is decided, or gives it up.
+func (s *session) attempt(ctx context.Context, a *attempt, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
+	d := s.d
+	var err error
+	select {
+	case <-a.done:
+		*queued = *queued || a.queued
+	case <-ctx.Done():
+		err = s.giveUp(a, ctx.Err())
+	case <-d.ctx.Done():
+		err = s.giveUp(a, backend.ErrClosed)
+	}
+	if err == nil {
+		err = a.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	sent := a.sentAt
+	if d.clock.Now().Sub(sent) > s.ttl/2 {
+		// Much of what was proved has passed: half of it is to be ahead.
+		if err := s.prove(ctx); err != nil {
+			return nil, s.giveBackUnproved(a, err)
+		}
+		sent = s.provedAt()
+	}
+	grants := make([]backend.Grant, len(rs))
+	for i := range rs {
+		g := d.grantOf(&rs[i], a.grants[i])
+		g.TTL, g.Queued, g.SentAt = s.ttl, a.queued, sent
+		if rs[i].MinHold > 0 {
+			g.MinHoldUntil = a.before.Add(rs[i].MinHold)
+		}
+		grants[i] = g
+	}
+	return grants, nil
+}
+
+// grantOf is the grant for r, without its time. A server that is not durable has no tokens that fence.
+func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Grant {
+	g := r.Grant()
+	g.Incarnation = strconv.FormatUint(granted.Token, 10)
+	if d.Describe().Capabilities.Has(backend.CapFencing) {
+		g.Token = fencing.Token(granted.Token)
+	}
+	return g
+}
+
+// giveBackUnproved gives back holds of which it could not be shown in time that they live.
+func (s *session) giveBackUnproved(a *attempt, err error) error {
+	d := s.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range a.wishes {
+		if h := d.holds[w.key]; h != nil && h.session == s {
+			d.drop(w.key, h)
+			s.giveBack(w.key, h.token, 0)
+		}
+	}
+	if errors.Is(err, errSessionEnded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+}
+
+func (s *session) provedAt() backend.Instant {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.proved
+}

@@ -1,0 +1,247 @@
+package builtin
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused, or
+// over so that another one must follow.
+//
+// Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the clean-up
+// that follows when it is given up.
+type attempt struct {
+	s        *session
+	wishes   []wish
+	wait     bool
+	heir     bool // something that it asks for may be there already
+	sequence uint64
+
+	// The following fields are protected by Driver.mu.
+
+	call   *call // the acquire itself
+	born   uint64
+	queued bool // it has a place in the queue
+
+	// The following fields are valid once done is closed.
+
+	done   chan struct{}
+	grants []*lockpb.Grant // one for each of wishes
+	sentAt backend.Instant // the holds' validity rests on it
+	before backend.Instant // the grant did not come before it
+	err    error
+}
+
+// wish is one name that an attempt asks for.
+type wish struct {
+	key
+	lost func(backend.Reason) // nil if nobody listens
+}
+
+// is reports whether g grants it.
+func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId == w.requestID }
+
+// begin sends an acquire. heir: it follows a takeOver.
+func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
+	d := s.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := &attempt{
+		s: s, wishes: make([]wish, len(rs)), wait: rs[0].Wait, heir: heir, sequence: s.number(), done: make(chan struct{}),
+	}
+	for i := range rs {
+		a.wishes[i] = wish{key{rs[i].Name, rs[i].RequestID}, rs[i].Lost}
+	}
+	if s.ended {
+		a.decide(nil, errSessionEnded)
+		return a
+	}
+	for _, w := range a.wishes {
+		s.overtake(w.key)
+		delete(s.orphans, w.key)
+		s.attempts[w.key] = append(s.attempts[w.key], a)
+	}
+	a.call = &call{
+		request: d.acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
+	}
+	d.start(a.call)
+	a.born = a.call.number
+	return a
+}
+
+// acquireOf is the request on the wire for rs.
+func (d *Driver) acquireOf(rs []backend.Request) *lockpb.Request {
+	if len(rs) == 1 {
+		return &lockpb.Request{Call: &lockpb.Request_Acquire{Acquire: d.oneOf(&rs[0])}}
+	}
+	all := make([]*lockpb.Acquire, len(rs))
+	for i := range rs {
+		all[i] = d.oneOf(&rs[i])
+	}
+	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{Requests: all}}}
+}
+
+func (d *Driver) oneOf(r *backend.Request) *lockpb.Acquire {
+	return &lockpb.Acquire{
+		Name: r.Name, RequestId: r.RequestID, Owner: r.Owner, Agent: d.agentOf(r.Agent), Wait: r.Wait,
+		Kind: kindsOut[r.Kind], Permits: uint32(r.Permits), Limit: uint32(r.Limit), Hierarchical: r.Hierarchical,
+		Metadata: maps.Clone(r.Metadata), MinHoldNanos: int64(r.MinHold),
+	}
+}
+
+// agentOf tells this driver's agents from those of other clients, who may use the same words.
+func (d *Driver) agentOf(agent string) string {
+	if agent == "" {
+		return ""
+	}
+	sum := sha256.Sum256(append(d.nonce[:], agent...))
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// answered takes the answer to the acquire. The caller holds d.mu.
+func (a *attempt) answered(r *lockpb.Reply, err error) {
+	s := a.s
+	acquired, wire := r.GetAcquired(), r.GetError()
+	grants := a.inOrder(acquired.GetGrants())
+	switch {
+	case err != nil:
+		a.decide(nil, err)
+	case acquired.GetQueued() && !a.wait:
+		a.decide(nil, &backend.HeldError{}) // the request waits already, and this attempt does not
+	case acquired.GetQueued():
+		a.queued = true
+		s.settled(a.sequence)
+	case grants != nil:
+		sent := a.call.sent
+		if !r.Renewed {
+			sent = s.proved
+		}
+		a.sentAt, a.before = sent, a.call.left
+		a.hold(grants)
+	case wire == nil:
+		a.decide(nil, fmt.Errorf("%w: %w", backend.ErrUnknown, errors.New("an acquire was answered as something else")))
+	case wire.Code == lockpb.Code_CODE_UNAVAILABLE, wire.Code == lockpb.Code_CODE_UNKNOWN:
+		a.again(wire)
+	case wire.Code == lockpb.Code_CODE_NOT_HELD:
+		a.decide(nil, errAgain) // sent again, and what it was granted has ended since
+	case wire.Code == lockpb.Code_CODE_SESSION_ENDED:
+		s.end(backend.ReasonSessionExpired)
+	default:
+		a.decide(nil, replyError(wire))
+	}
+}
+
+// inOrder returns one grant for each of the wishes, in their order; nil if grants are not for exactly these.
+func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
+	if len(grants) != len(a.wishes) {
+		return nil
+	}
+	if len(grants) == 1 && a.wishes[0].is(grants[0]) {
+		return grants
+	}
+	ordered := make([]*lockpb.Grant, len(grants))
+	for i, w := range a.wishes {
+		at := slices.IndexFunc(grants, w.is)
+		if at < 0 {
+			return nil
+		}
+		ordered[i] = grants[at]
+	}
+	return ordered
+}
+
+// hold decides the attempt: it is granted. grants are in the order of the wishes. The caller holds d.mu.
+func (a *attempt) hold(grants []*lockpb.Grant) {
+	for i, w := range a.wishes {
+		a.s.d.hold(a.s, grants[i], w.lost)
+	}
+	a.decide(grants, nil)
+}
+
+// again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election takes
+// a second or two; who waits for a lock waits on. The caller holds d.mu.
+func (a *attempt) again(wire *lockpb.Error) {
+	d, before := a.s.d, a.call
+	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
+	if !a.wait && d.clock.Now().Sub(before.began()) > busyTime {
+		if doubt {
+			a.decide(nil, fmt.Errorf("%w: %w", backend.ErrUnknown, replyError(wire)))
+		} else {
+			a.decide(nil, replyError(wire))
+		}
+		return
+	}
+	d.background(func() {
+		_ = d.pause(d.ctx, busyPause)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if a.call != before || a.decided() {
+			return
+		}
+		next := *before
+		next.doubt, next.first = doubt, before.began()
+		a.call = &next
+		d.start(a.call)
+	})
+}
+
+// granted takes grants, all that one place in the queue has brought, to those who wait for them. They did not come before
+// the given instant; zero: before they were asked for. The caller holds d.mu.
+func (d *Driver) granted(s *session, grants []*lockpb.Grant, before backend.Instant) {
+	if len(grants) == 0 {
+		return
+	}
+	// Who gave up is not among them; the clean-up ends the holds.
+	for _, a := range s.attempts[key{grants[0].Name, grants[0].RequestId}] {
+		if mine := a.inOrder(grants); mine != nil {
+			a.queued, a.sentAt, a.before = true, s.proved, max(before, a.call.left)
+			a.hold(mine)
+		}
+	}
+}
+
+func (a *attempt) decided() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// decide ends the attempt. The caller holds d.mu.
+func (a *attempt) decide(grants []*lockpb.Grant, err error) {
+	if a.decided() {
+		return
+	}
+	s := a.s
+	a.grants, a.err = grants, err
+	if a.call != nil && s.d.calls[a.call.number] == a.call {
+		delete(s.d.calls, a.call.number)
+	}
+	s.settled(a.sequence)
+	for _, w := range a.wishes {
+		s.remove(w.key, a)
+	}
+	close(a.done)
+}
+
+// remove takes an attempt out of those for k that are not decided. The caller holds d.mu.
+func (s *session) remove(k key, a *attempt) {
+	var rest []*attempt
+	for _, other := range s.attempts[k] {
+		if other != a {
+			rest = append(rest, other)
+		}
+	}
+	if s.attempts[k] = rest; rest == nil {
+		delete(s.attempts, k)
+	}
+}

@@ -1,0 +1,232 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// call is one request to the service, until it is answered. It outlives connections.
+type call struct {
+	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be writing it.
+	request  *lockpb.Request
+	session  *session // nil: it needs none
+	sequence uint64
+	once     bool // it is not sent again when its connection ends
+	looks    bool // it changes nothing, carried out or not
+	waits    bool // for a lock: once the request has left, it outlasts the time in which nobody leads
+	attaches bool // it opens or attaches the session, which the others of the session wait for
+	then     func(*lockpb.Reply, error)
+
+	// The following fields are protected by Driver.mu.
+
+	number  uint64
+	size    int // of the request, in bytes
+	started backend.Instant
+	first   backend.Instant // when the call of which it is the repetition was started; zero: it is none
+	on      *conn           // the connection that has or had it in its queue
+	sent    backend.Instant // just before it was sent on that connection; zero: not yet
+	left    backend.Instant // just before it was sent for the first time, on whichever connection
+	doubt   bool            // it was sent on an earlier connection too, and may have been carried out
+	patient bool            // it outlasts the time in which nobody leads
+
+	// The following fields are valid once done is closed.
+
+	done  chan struct{}
+	reply *lockpb.Reply
+	err   error
+}
+
+// mostBytes bounds one request. What the server takes is less, and its own answer is better; this keeps one request from
+// breaking the connection that all share.
+const mostBytes = 256 << 10
+
+// start sends c, or lets it wait for a connection. The caller holds d.mu.
+func (d *Driver) start(c *call) {
+	d.last++
+	c.number, c.started, c.done = d.last, d.clock.Now(), make(chan struct{})
+	c.on, c.sent = nil, 0
+	d.calls[c.number] = c
+	if c.size = proto.Size(c.request); c.size > mostBytes {
+		err := invalidOption("request", fmt.Sprintf("of %d bytes", c.size),
+			fmt.Sprintf("the server takes no more than %d", mostBytes))
+		if c.request.GetAcquireAll() != nil {
+			err = fmt.Errorf("%w: in one step: %v", backend.ErrUnsupported, err) // but one after the other
+		}
+		d.finish(c, nil, err)
+		return
+	}
+	if c.session != nil && c.session.ended && !c.attaches {
+		d.finish(c, nil, errSessionEnded)
+		return
+	}
+	d.route(c)
+	if d.conn == nil {
+		d.want()
+	}
+}
+
+// began is when the caller first asked for it. The caller holds d.mu.
+func (c *call) began() backend.Instant {
+	if c.first != 0 {
+		return c.first
+	}
+	return c.started
+}
+
+// route gives c to the connection, if there is one and the session of c is attached to it. The caller holds d.mu.
+func (d *Driver) route(c *call) {
+	if d.conn == nil || c.session != nil && !c.attaches && c.session.on != d.conn {
+		return
+	}
+	c.on, c.sent = d.conn, 0
+	d.conn.push(c)
+}
+
+// want wakes whoever connects. The caller holds d.mu.
+func (d *Driver) want() {
+	if !d.running && !d.closed {
+		d.running = true
+		d.lines.Go(d.maintain)
+	}
+	signal(d.wake)
+}
+
+// signal fills a channel that has room for one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// finish ends c with a reply or an error. The caller holds d.mu.
+func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
+	if d.calls[c.number] != c {
+		return
+	}
+	delete(d.calls, c.number)
+	c.reply, c.err = reply, err
+	if c.then != nil {
+		c.then(reply, err)
+	}
+	close(c.done)
+}
+
+// unanswered is the error of a call that ends without an answer: it says whether it may have been carried out. The caller
+// holds d.mu.
+func (c *call) unanswered(err error) error {
+	if (c.doubt || c.sent != 0) && !c.looks {
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+	}
+	if errors.Is(err, backend.ErrMisconfigured) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+}
+
+// await waits for the answer. When ctx ends first, c is given up.
+func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
+	var err error
+	select {
+	case <-c.done:
+		return c.reply, c.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-d.ctx.Done():
+		err = backend.ErrClosed
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !errors.Is(err, backend.ErrClosed) {
+		err = c.unanswered(err)
+	}
+	d.finish(c, nil, err) // does nothing if the answer has come meanwhile
+	return c.reply, c.err
+}
+
+// A server that cannot serve right now is asked again, for as long as an election takes.
+const (
+	busyPause = 50 * time.Millisecond
+	busyTime  = 10 * time.Second
+)
+
+// ask sends a request and returns its answer. It sends it again where the answer was lost, with the same sequence, unless
+// once is set, and where the server could not serve. An answer that is an error comes as such: see replyError.
+func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
+	began := d.clock.Now()
+	if c.sequence != 0 {
+		defer d.settle(c.session, c.sequence)
+	}
+	doubt := false
+	for {
+		each := c
+		each.doubt = doubt
+		d.mu.Lock()
+		d.start(&each)
+		d.mu.Unlock()
+		reply, err := d.await(ctx, &each)
+		if err != nil {
+			return nil, err
+		}
+		wire := reply.GetError()
+		if wire == nil {
+			return reply, nil
+		}
+		switch wire.Code {
+		case lockpb.Code_CODE_UNKNOWN:
+			doubt = true
+			if c.once {
+				return nil, fmt.Errorf("%w: %w", backend.ErrUnknown, replyError(wire))
+			}
+		case lockpb.Code_CODE_UNAVAILABLE:
+		default:
+			return nil, replyError(wire)
+		}
+		err = replyError(wire)
+		if d.clock.Now().Sub(began) < busyTime {
+			if end := d.pause(ctx, busyPause); end == nil {
+				continue
+			} else {
+				err = fmt.Errorf("%w: %v", end, err)
+			}
+		}
+		if doubt {
+			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+		} else if !errors.Is(err, backend.ErrUnavailable) {
+			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		}
+		return nil, err
+	}
+}
+
+// settle notes that the caller needs no answer to the sequence any more.
+func (d *Driver) settle(s *session, sequence uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.settled(sequence)
+}
+
+// pause waits for a random time around t.
+func (d *Driver) pause(ctx context.Context, t time.Duration) error {
+	timer := time.NewTimer(spread(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.ctx.Done():
+		return backend.ErrClosed
+	}
+}
+
+// spread returns a random time around t, so that many clients do not come at once.
+func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }

@@ -1,0 +1,41 @@
+package builtin_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/cluster"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// TestClusterFaults breaks three members, the machines they run on, and the paths to and between them, under contending
+// clients.
+func TestClusterFaults(t *testing.T) {
+	cluster.RunAll(t, func(t testing.TB, f cluster.Fault) cluster.Harness {
+		var like []member
+		if f.Slug == "far-behind" { // a log that is soon forgotten
+			like = append(like, member{
+				SegmentBytes: smallSegment, SnapshotEntries: 32, TrailingEntries: 8, SnapshotInterval: 100 * time.Millisecond,
+			})
+		}
+		return startProcesses(t, 3, like...).harness(t)
+	})
+}
+
+// harness is the members as a cluster that can be broken in all ways.
+func (p *processes) harness(t testing.TB) cluster.Harness {
+	admin := newAdmin(t, p.addrs()...)
+	return cluster.Harness{
+		Nodes: len(p.members),
+		Client: func(t testing.TB) (backend.FencingDriver, fault.Links) {
+			d, link := linked(t, p.addrs()...)
+			return d, link.(fault.Links)
+		},
+		Kill: p.kill, Start: p.start, Pause: p.pause, Resume: p.resume,
+		Leader: p.lead, HasLeader: p.hasLeader,
+		Cut: p.cut, Heal: p.heal, Said: p.said,
+		Leftovers: admin.leftovers,
+		Machines:  p.machines(),
+	}
+}

@@ -1,0 +1,174 @@
+package builtin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket. Those
+// behind a link have one.
+func TestConformanceInProcess(t *testing.T) {
+	n := startNode(t)
+	h := harness(t, []string{n.addr()})
+	h.New = func(testing.TB) backend.Driver { return builtin.Attach(n.attach, nil) }
+	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
+		return linked(t, n.addr())
+	}
+	h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
+	h.Server.Stop, h.Server.Start = n.stop, n.start
+	h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
+	conformance.Run(t, h)
+}
+
+// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+func TestConformanceAsPermits(t *testing.T) {
+	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
+}
+
+// TestConformanceProcess runs it on one server in a process of its own, which is killed and paused.
+func TestConformanceProcess(t *testing.T) {
+	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
+}
+
+// TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What happens
+// when single ones fail is in TestClusterFaults.
+func TestConformanceCluster(t *testing.T) {
+	conformance.Run(t, harnessOf(t, startProcesses(t, 3)))
+}
+
+func harnessOf(t *testing.T, p *processes) conformance.Harness {
+	h := harness(t, p.addrs())
+	h.New = func(t testing.TB) backend.Driver { return open(t, p.addrs()...) }
+	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) { return linked(t, p.addrs()...) }
+	h.Server.Restart = func(t testing.TB) { p.stopAll(t); p.startAll(t) }
+	h.Server.Stop, h.Server.Start = p.stopAll, p.startAll
+	h.Server.Pause = func(t testing.TB) { t.Helper(); p.each(t, p.pause) }
+	h.Server.Resume = func(t testing.TB) { t.Helper(); p.each(t, p.resume) }
+	return h
+}
+
+// harness is what all configurations have in common.
+func harness(t testing.TB, addrs []string) conformance.Harness {
+	a := newAdmin(t, addrs...)
+	return conformance.Harness{
+		Server: conformance.Server{
+			Evict:   a.evict,
+			Wipe:    a.wipe,
+			Compact: a.compact,
+		},
+		Leftovers: a.leftovers,
+		TTL:       2 * time.Second, // of which the driver's patience with a server is a quarter
+		Intrude:   a.intrude,
+	}
+}
+
+// evict takes name away from whoever holds it. The service has no other way to lose a hold of a session that lives.
+func (a admin) evict(t testing.TB, name string) {
+	t.Helper()
+	within(t, func(ctx context.Context) error {
+		if err := a.driver.ForceRelease(ctx, name, "evicted"); !errors.Is(err, backend.ErrNotHeld) {
+			return err
+		}
+		return nil
+	})
+}
+
+// wipe takes all names away.
+func (a admin) wipe(t testing.TB) {
+	t.Helper()
+	within(t, func(ctx context.Context) error {
+		for info, err := range a.driver.List(ctx, "") {
+			if err != nil {
+				return err
+			}
+			if err := a.driver.ForceRelease(ctx, info.Name, "wiped"); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// compact makes so many events that the server forgets those of before: it keeps a number of them.
+func (a admin) compact(t testing.TB, _ string) {
+	t.Helper()
+	within(t, func(ctx context.Context) error {
+		since, err := a.driver.Holder(ctx, "compaction")
+		if err != nil {
+			return err
+		}
+		for {
+			if err := a.churn(ctx, 8000); err != nil {
+				return err
+			}
+			if done, err := a.compacted(ctx, since.Revision); done || err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// churn takes and releases n locks.
+func (a admin) churn(ctx context.Context, n int) error {
+	var all sync.WaitGroup
+	errs := make([]error, 16)
+	for i := range errs {
+		all.Go(func() {
+			for range n / len(errs) {
+				r := backend.Request{
+					Name: fmt.Sprintf("compaction/%d", i), Owner: "compaction", RequestID: backend.NewRequestID(), TTL: time.Minute,
+				}
+				g, err := a.driver.Acquire(ctx, r)
+				if err == nil {
+					err = a.driver.Release(ctx, g)
+				}
+				if err != nil {
+					errs[i] = err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// compacted reports whether the server has forgotten the events after a revision.
+func (a admin) compacted(ctx context.Context, since uint64) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	for _, err := range a.driver.Watch(ctx, "compaction", since) {
+		if errors.Is(err, backend.ErrCompacted) {
+			return true, nil
+		} else if ctx.Err() == nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// leftovers lists what is held or waited for, and open sessions.
+func (a admin) leftovers() ([]string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var left []string
+	for info, err := range a.driver.List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, fmt.Sprintf("%s held by %v", info.Name, info.Holders))
+	}
+	return left, nil
+}
+
+// intrude takes the locks beside name, as other programs may.
+func (a admin) intrude(t testing.TB, name string) {}

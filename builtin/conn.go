@@ -1,0 +1,275 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// conn is one stream to one server, which welcomed us as the leader.
+type conn struct {
+	d       *Driver
+	stream  Stream
+	address string
+	ctx     context.Context // ends with the stream
+	cancel  context.CancelCauseFunc
+	wake    chan struct{} // has room for one: something is queued
+
+	// The following fields are protected by Driver.mu.
+
+	queue    []*call
+	received backend.Instant // when something came last
+	watchdog *time.Timer     // runs while something is not answered
+	ended    bool
+}
+
+// The bounds of one message: far from what a server takes, and more than what makes a difference.
+const (
+	batchSize  = 256       // requests
+	batchBytes = 512 << 10 // after which nothing more is added
+)
+
+// push queues a call. The caller holds d.mu.
+func (c *conn) push(x *call) {
+	c.queue = append(c.queue, x)
+	signal(c.wake)
+}
+
+// write sends what is queued: what is ready together travels together.
+func (c *conn) write() {
+	for {
+		select {
+		case <-c.wake:
+		case <-c.ctx.Done():
+			return
+		}
+		for {
+			batch := c.take()
+			if batch == nil {
+				break
+			}
+			if err := c.stream.Send(batch); err != nil {
+				c.cancel(err) // the reader learns the reason, if there is one
+				return
+			}
+		}
+	}
+}
+
+// take makes a message of the first calls in the queue. Their instants are read here, before anything of it is sent.
+func (c *conn) take() *lockpb.ClientMessage {
+	d := c.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(c.queue) == 0 || c.ended {
+		return nil
+	}
+	now := d.clock.Now()
+	m := &lockpb.ClientMessage{Requests: make([]*lockpb.Request, 0, min(len(c.queue), batchSize))}
+	n, size := 0, 0
+	for ; n < len(c.queue) && n < batchSize && size < batchBytes; n++ {
+		x := c.queue[n]
+		if d.calls[x.number] != x || x.on != c {
+			continue // given up
+		}
+		if x.sent = now; x.left == 0 {
+			x.left = now
+		}
+		r := &lockpb.Request{Number: x.number, Call: x.request.Call}
+		if s := x.session; s != nil {
+			r.Session = s.id
+			if r.Sequence = x.sequence; r.Sequence != 0 {
+				r.Acknowledged = s.acknowledged
+			}
+		}
+		m.Requests = append(m.Requests, r)
+		size += x.size
+	}
+	clear(c.queue[:n])
+	if c.queue = c.queue[n:]; len(c.queue) == 0 {
+		c.queue = nil
+	} else {
+		signal(c.wake)
+	}
+	if len(m.Requests) == 0 {
+		return nil
+	}
+	if c.watchdog == nil {
+		c.watchdog = time.AfterFunc(d.patience(), c.watch)
+	}
+	return m
+}
+
+// errSilent: the server does not answer.
+var errSilent = errors.New("the server does not answer")
+
+// watch ends the connection if something has not been answered for too long, and nothing else was said meanwhile.
+func (c *conn) watch() {
+	d := c.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.watchdog = nil
+	if c.ended {
+		return
+	}
+	var oldest backend.Instant
+	for _, x := range d.calls {
+		if x.on == c && x.sent != 0 && (oldest == 0 || x.sent < oldest) {
+			oldest = x.sent
+		}
+	}
+	if oldest == 0 {
+		return
+	}
+	limit := d.patience()
+	silent := d.clock.Now().Sub(max(oldest, c.received))
+	if silent >= limit {
+		c.cancel(errSilent)
+		return
+	}
+	c.watchdog = time.AfterFunc(max(limit-silent, time.Millisecond), c.watch)
+}
+
+// read takes what the server says, until the stream ends.
+func (c *conn) read() {
+	for {
+		m, err := c.stream.Recv()
+		if err != nil {
+			c.cancel(err)
+			return
+		}
+		c.d.mu.Lock()
+		c.received = c.d.clock.Now()
+		for _, r := range m.Replies {
+			c.d.receive(c, r)
+		}
+		c.d.unlockAndTell()
+	}
+}
+
+// unlockAndTell unlocks d.mu and tells holders what was found out under it.
+func (d *Driver) unlockAndTell() {
+	tell := d.tell
+	d.tell = nil
+	d.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
+}
+
+// errDeposed: the server does not lead any more.
+var errDeposed = errors.New("the server does not lead any more")
+
+// receive takes one reply. The caller holds d.mu.
+func (d *Driver) receive(c *conn, r *lockpb.Reply) {
+	if r.Number == 0 {
+		d.pushed(c, r)
+		return
+	}
+	x := d.calls[r.Number]
+	if x == nil || x.on != c {
+		return // given up
+	}
+	if e := r.GetError(); e != nil && e.Code == lockpb.Code_CODE_NOT_LEADER {
+		d.leader = e.LeaderAddress
+		x.sent = 0 // it was not carried out; it goes to the next leader
+		c.cancel(errDeposed)
+		return
+	}
+	if r.Renewed && x.session != nil {
+		x.session.proved = max(x.session.proved, x.sent)
+	}
+	d.finish(x, r, nil)
+}
+
+// pushed takes what nobody asked for. The caller holds d.mu.
+func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
+	switch p := r.Answer.(type) {
+	case *lockpb.Reply_Granted:
+		if s := d.byID[string(p.Granted.Session)]; s != nil {
+			d.granted(s, p.Granted.Grants, s.proved) // what proved it was asked for before this was sent
+		}
+	case *lockpb.Reply_Lost:
+		d.lost(p.Lost)
+	case *lockpb.Reply_Events:
+		d.happened(p.Events)
+	case *lockpb.Reply_Goodbye:
+		d.leader = p.Goodbye.LeaderAddress
+		c.cancel(fmt.Errorf("the server ends the connection: %v: %s", p.Goodbye.Code, p.Goodbye.Message))
+	}
+}
+
+// install makes c the connection. The requests that wait for an answer are sent, those of a session once it is attached.
+func (d *Driver) install(c *conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.conn = c
+	for _, x := range d.inOrder() {
+		d.route(x)
+	}
+	for _, s := range d.byID {
+		if s.open {
+			s.attach()
+		}
+	}
+	for w := range d.watches {
+		if !w.paused {
+			w.start()
+		}
+	}
+}
+
+// uninstall takes note that c has ended.
+func (d *Driver) uninstall(c *conn) {
+	cause := context.Cause(c.ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.ended = true
+	d.conn = nil
+	if c.watchdog != nil {
+		c.watchdog.Stop()
+	}
+	for _, s := range d.byID {
+		s.on = nil
+	}
+	for _, x := range d.inOrder() {
+		if x.on != c {
+			continue
+		}
+		if x.once {
+			d.finish(x, nil, x.unanswered(cause))
+			continue
+		}
+		if x.sent != 0 {
+			x.doubt, x.patient = true, x.patient || x.waits
+		}
+		x.on, x.sent = nil, 0
+	}
+}
+
+// inOrder returns the calls that wait, as they were started. The caller holds d.mu.
+func (d *Driver) inOrder() []*call {
+	all := make([]*call, 0, len(d.calls))
+	for _, x := range d.calls {
+		all = append(all, x)
+	}
+	slices.SortFunc(all, func(a, b *call) int { return int(a.number) - int(b.number) })
+	return all
+}
+
+// serve runs c until it ends.
+func (d *Driver) serve(c *conn) {
+	d.install(c)
+	var both sync.WaitGroup
+	both.Go(c.write)
+	both.Go(c.read)
+	<-c.ctx.Done()
+	both.Wait()
+	d.uninstall(c)
+}

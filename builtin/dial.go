@@ -1,0 +1,68 @@
+package builtin
+
+import (
+	"context"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// Stream is a client's end of one connection. Send and Recv may run beside each other, but neither beside itself.
+type Stream interface {
+	Send(*lockpb.ClientMessage) error
+	Recv() (*lockpb.ServerMessage, error)
+	CloseSend() error
+}
+
+// dialer opens a stream to the server at address. The stream ends with ctx.
+type dialer func(ctx context.Context, address string) (Stream, error)
+
+// windowBytes is how much a server may send ahead of the reader. That it is fixed spares both sides a ping with each message:
+// gRPC would measure the connection with them.
+const windowBytes = 4 << 20
+
+// maxReplyBytes bounds one message from the server: far above what servers send, and not without bound.
+const maxReplyBytes = 64 << 20
+
+// dialOptions are those of every connection over TCP or TLS.
+func dialOptions(o *Options) []grpc.DialOption {
+	creds := insecure.NewCredentials()
+	if o.TLS != nil {
+		creds = credentials.NewTLS(o.TLS)
+	}
+	dial := o.Dial
+	if dial == nil {
+		dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		}
+	}
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(creds), grpc.WithContextDialer(dial), grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(), grpc.WithNoProxy(),
+		grpc.WithStaticStreamWindowSize(windowBytes), grpc.WithStaticConnWindowSize(windowBytes),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)),
+	}
+}
+
+// networkDialer speaks gRPC over TCP or TLS. Each stream has a connection of its own: a connection that hangs is given up
+// together with its stream.
+func networkDialer(o *Options) dialer {
+	options := dialOptions(o)
+	return func(ctx context.Context, address string) (Stream, error) {
+		cc, err := grpc.NewClient("passthrough:///"+address, options...)
+		if err != nil {
+			return nil, err
+		}
+		stream, err := lockpb.NewLockServiceClient(cc).Connect(ctx)
+		if err != nil {
+			_ = cc.Close()
+			return nil, err
+		}
+		context.AfterFunc(ctx, func() { _ = cc.Close() })
+		return stream, nil
+	}
+}

@@ -1,0 +1,229 @@
+package builtin
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+const driverName = "builtin"
+
+// The bounds of a TTL until the server has told its own.
+const (
+	minTTL = 100 * time.Millisecond
+	maxTTL = 365 * 24 * time.Hour
+)
+
+// Options configure a Driver. Nil and the zero value mean the defaults.
+type Options struct {
+	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the name that is dialled is expected.
+	TLS *tls.Config
+
+	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+
+	// Logger receives warnings about servers that are not fit. Default slog.Default.
+	Logger *slog.Logger
+}
+
+// Driver is a backend.FencingDriver on the bundled server. Make it with New, Open or Attach. All methods are safe for
+// concurrent use.
+type Driver struct {
+	dialer    dialer
+	addresses []string
+	clock     backend.Clock
+	log       *slog.Logger
+	nonce     [16]byte // tells the driver's agents from those of others
+
+	described atomic.Pointer[backend.Description]
+
+	ctx  context.Context // ends when Close begins: calls and waiters
+	stop context.CancelFunc
+	work sync.WaitGroup // calls in flight, and goroutines that end with ctx
+
+	lineCtx context.Context // ends when Close has said goodbye: connections
+	hangUp  context.CancelFunc
+	lines   sync.WaitGroup // goroutines that end with lineCtx
+	wake    chan struct{}  // has room for one: a connection is wanted
+
+	mu       sync.Mutex // protects the following fields, and those of sessions, calls and attempts
+	closed   bool
+	running  bool                       // maintain runs
+	conn     *conn                      // to the leader; nil if there is none
+	leader   string                     // where to look for the leader first; empty if not known
+	members  []string                   // addresses that servers told
+	calls    map[uint64]*call           // that wait for an answer, by number
+	last     uint64                     // number of a call
+	sessions map[time.Duration]*session // by TTL: those in use
+	byID     map[string]*session        // all that may be open in the service
+	holds    map[key]*hold
+	watches  map[*watch]struct{}
+	followed map[uint64]*watch // by the number of the call that began them on the present connection
+	tell     []func()          // holders to tell of a loss: see unlockAndTell
+}
+
+// key is what one request has of one name.
+type key struct{ name, requestID string }
+
+var (
+	_ backend.FencingDriver = (*Driver)(nil)
+	_ backend.Pinger        = (*Driver)(nil)
+	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.Lister        = (*Driver)(nil)
+	_ backend.Watcher       = (*Driver)(nil)
+	_ backend.ForceReleaser = (*Driver)(nil)
+	_ backend.MultiAcquirer = (*Driver)(nil)
+)
+
+// New returns a driver for the cluster of which addrs, as host:port, are members; some of them are enough. It does no I/O:
+// what is wrong shows in Ping or in the first call. A server that is not durable grants without tokens, which
+// fencelock.ForCorrectness cannot know yet: the first acquire then fails with ErrTier. Open tells at once.
+func New(addrs []string, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	return newDriver(slices.Clone(addrs), networkDialer(o), o)
+}
+
+// Attach returns a driver for a server in this process, without a socket between them: attach connects to it, and the
+// stream that it returns ends with ctx. Options.TLS and Dial do nothing. Close the driver before the server. Package
+// embedded does both.
+func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	dial := func(ctx context.Context, _ string) (Stream, error) { return attach(ctx), nil }
+	return newDriver([]string{"in-process"}, dial, o)
+}
+
+func newDriver(addrs []string, dial dialer, o *Options) *Driver {
+	d := &Driver{
+		dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger, wake: make(chan struct{}, 1),
+		calls: map[uint64]*call{}, sessions: map[time.Duration]*session{}, byID: map[string]*session{},
+		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
+	}
+	rand.Read(d.nonce[:]) // never fails
+	if d.clock == nil {
+		d.clock = backend.SystemClock()
+	}
+	if d.log == nil {
+		d.log = slog.Default()
+	}
+	d.described.Store(&backend.Description{
+		Name: driverName, Capabilities: capabilities | backend.CapFencing,
+		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
+	})
+	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.lineCtx, d.hangUp = context.WithCancel(context.Background())
+	return d
+}
+
+// capabilities that every server gives.
+const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | backend.CapMultiAcquire |
+	backend.CapHierarchy | backend.CapDeadlock | backend.CapMinHold | backend.CapMetadata | backend.CapPushLoss |
+	backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease
+
+// IssuesFencingTokens promises what backend.FencingDriver says, for a server that is durable. Describe leaves out
+// CapFencing once the driver has learnt that its server is not.
+func (d *Driver) IssuesFencingTokens() {}
+
+// Describe implements backend.Driver. Before the first connection it tells wide bounds of the TTL, no token space, and
+// that the server fences.
+func (d *Driver) Describe() backend.Description { return *d.described.Load() }
+
+// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before.
+func (d *Driver) learn(w *lockpb.Welcome) error {
+	known := d.described.Load()
+	if known.TokenSpace != "" && known.TokenSpace != w.ClusterId && w.Durable && known.Capabilities.Has(backend.CapFencing) {
+		return &backend.ConfigError{
+			Setting: "cluster id", Value: w.ClusterId, Want: known.TokenSpace,
+			Why: "the tokens of two clusters do not compare, and this driver has served tokens of the other one",
+		}
+	}
+	now := *known
+	now.TokenSpace = w.ClusterId
+	now.MinTTL, now.MaxTTL = time.Duration(w.MinTtlNanos), time.Duration(w.MaxTtlNanos)
+	now.Capabilities, now.NoFencing = capabilities|backend.CapFencing, ""
+	if !w.Durable {
+		now.Capabilities = capabilities
+		now.NoFencing = "the server keeps its state in memory only: its tokens start anew with its process"
+	}
+	d.described.Store(&now)
+	return nil
+}
+
+// enter counts a call in; it is refused after Close.
+func (d *Driver) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return backend.ErrClosed
+	}
+	d.work.Add(1)
+	return nil
+}
+
+// begin is what every call does first.
+func (d *Driver) begin(ctx context.Context) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		d.work.Done()
+		return err
+	}
+	return nil
+}
+
+// background runs f, unless the driver is closed. f ends with d.ctx. The caller holds d.mu.
+func (d *Driver) background(f func()) {
+	if !d.closed {
+		d.work.Go(f)
+	}
+}
+
+// incarnation is the server's token in a grant, also where the driver does not fence; zero for Request.Grant.
+func incarnation(g *backend.Grant) uint64 {
+	token, err := strconv.ParseUint(g.Incarnation, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return token
+}
+
+// closeTime bounds how long Close tries to end the sessions of a service that does not answer: they end by themselves.
+const closeTime = 2 * time.Second
+
+// Close implements backend.Driver. It ends waiters with ErrClosed and ends the driver's sessions in the service, and with
+// them whatever is left. It takes no longer than two seconds if the service does not answer; the sessions then end with
+// their TTL, and the error says so.
+func (d *Driver) Close(ctx context.Context) error {
+	d.mu.Lock()
+	first := !d.closed
+	d.closed = true
+	d.mu.Unlock()
+	if !first {
+		return nil
+	}
+	d.stop()
+	ctx, cancel := context.WithTimeout(ctx, closeTime)
+	defer cancel()
+	err := d.closeSessions(ctx)
+	d.hangUp()
+	d.work.Wait()
+	d.lines.Wait()
+	return d.callError("close", "", err)
+}

@@ -1,0 +1,524 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// once answers the first request of a kind as given, and the others as usual.
+func once[T any](reply *lockpb.Reply) func(*peer, *lockpb.Request) (*lockpb.Reply, bool) {
+	did := false
+	return func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+		if _, ok := q.Call.(T); !ok || did {
+			return nil, false
+		}
+		did = true
+		return reply, true
+	}
+}
+
+func TestLostAnswerIsAskedForAgain(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		lost := false
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquire() == nil || lost {
+				return nil, false
+			}
+			lost = true
+			f.answer(q) // it is carried out
+			p.cancel()
+			return nil, true
+		})
+		g := take(t, d, request("x"))
+		all := asked[*lockpb.Request_Acquire](f)
+		if len(all) != 2 || all[0].Sequence == 0 || all[0].Sequence != all[1].Sequence ||
+			all[0].GetAcquire().RequestId != all[1].GetAcquire().RequestId {
+			t.Errorf("the acquire was sent as %v, want the same one twice", all)
+		}
+		if g.Token != 1 {
+			t.Errorf("token %v, want that of the one hold", g.Token)
+		}
+		if n := len(asked[*lockpb.Request_Attach](f)); n != 1 {
+			t.Errorf("the session was attached %d times to the second connection", n)
+		}
+	})
+}
+
+func TestLeaderIsFollowed(t *testing.T) {
+	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
+		a, b := all.members["a"], all.members["b"]
+		g := take(t, d, request("x"))
+		// a is deposed, and says so to the next request.
+		a.change(func(a *fake) { a.welcome.Leader, a.welcome.LeaderAddress = false, "b" })
+		b.leads(g)
+		b.change(func(b *fake) { b.token = 7 })
+		a.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			reply := errorReply(lockpb.Code_CODE_NOT_LEADER)
+			reply.GetError().LeaderAddress = "b"
+			return reply, q.GetHello() == nil
+		})
+		if next := take(t, d, request("y")); next.Token != 8 {
+			t.Errorf("token %v, want one of the new leader", next.Token)
+		}
+		if r := d.Renew(t.Context(), []backend.Grant{g})[0]; r.Err != nil {
+			t.Errorf("renewal at the new leader: %v", r.Err)
+		}
+	})
+}
+
+func TestLeaderThatIsNotInTheListIsFound(t *testing.T) {
+	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
+		d.addresses = []string{"b"}
+		all.members["b"].change(func(f *fake) { f.welcome.LeaderAddress = "a" })
+		take(t, d, request("x"))
+	})
+}
+
+func TestElectionIsWaitedFor(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.change(func(f *fake) { f.welcome.Leader, f.welcome.LeaderAddress = false, "" })
+		o := acquire(t.Context(), d, request("x"))
+		time.Sleep(electionTime / 2)
+		synctest.Wait()
+		f.change(func(f *fake) { f.welcome.Leader = true })
+		<-o.done
+		if o.err != nil {
+			t.Errorf("acquire across an election: %v", o.err)
+		}
+		f.change(func(f *fake) { f.welcome.Leader = false })
+		f.disconnect()
+		synctest.Wait()
+		if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("acquire while nobody is elected: %v, want ErrUnavailable", err)
+		}
+	})
+}
+
+func TestRefusedIsUnavailableSoon(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.change(func(f *fake) { f.refuses = true })
+		began := time.Now()
+		if _, err := d.Acquire(t.Context(), request("x")); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("acquire: %v, want ErrUnavailable", err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v to find out that nobody takes connections", took)
+		}
+	})
+}
+
+// Who waits for an election is served soon after it, and asks less often where none comes.
+func TestElectedIsFoundSoon(t *testing.T) {
+	for _, election := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second} {
+		runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
+			a, b := all.members["a"], all.members["b"]
+			long := request("x")
+			long.TTL = time.Minute // the longer the TTL, the longer a leader may be silent
+			g := take(t, d, long)
+			b.change(func(f *fake) { f.welcome.LeaderAddress = "" })
+			a.change(func(f *fake) { f.refuses = true })
+			a.disconnect()
+			time.Sleep(election)
+			b.leads(g)
+			began := time.Now()
+			if out := d.Renew(t.Context(), []backend.Grant{g}); out[0].Err != nil {
+				t.Fatal(out[0].Err)
+			}
+			if took := time.Since(began); took > 2*electionPause {
+				t.Errorf("it took %v to find the leader that was elected after %v", took, election)
+			}
+		})
+	}
+	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
+		a, b := all.members["a"], all.members["b"]
+		long := request("x")
+		long.TTL = time.Minute
+		take(t, d, long)
+		b.change(func(f *fake) { f.welcome.LeaderAddress = "" })
+		a.change(func(f *fake) { f.refuses = true })
+		a.disconnect()
+		time.Sleep(30 * time.Second)
+		before := len(asked[*lockpb.Request_Hello](b))
+		time.Sleep(30 * time.Second)
+		if n := len(asked[*lockpb.Request_Hello](b)) - before; n < 10 || n > 100 {
+			t.Errorf("a member that does not lead was asked %d times in 30s", n)
+		}
+	})
+}
+
+// A server that freezes keeps its connection open.
+func TestSilentLeaderIsLeft(t *testing.T) {
+	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
+		a, b := all.members["a"], all.members["b"]
+		r := request("x")
+		r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+		g := take(t, d, r)
+		a.plays(func(*peer, *lockpb.Request) (*lockpb.Reply, bool) { return nil, true })
+		b.leads(g)
+		time.Sleep(ttl)
+		synctest.Wait()
+		d.mu.Lock()
+		proved := d.sessions[ttl].proved
+		d.mu.Unlock()
+		if age := d.clock.Now().Sub(proved); age > ttl/2 {
+			t.Errorf("the session was proved last %v ago", age)
+		}
+		if len(asked[*lockpb.Request_Attach](b)) == 0 {
+			t.Error("the session was not attached to the other member")
+		}
+	})
+}
+
+func TestEndedSessionIsTold(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		told := make(chan backend.Reason, 8)
+		r := request("x")
+		r.Lost = func(reason backend.Reason) { told <- reason }
+		g := take(t, d, r)
+		f.plays(once[*lockpb.Request_Attach](errorReply(lockpb.Code_CODE_SESSION_ENDED)))
+		f.disconnect()
+		if reason := <-told; reason != backend.ReasonSessionExpired {
+			t.Errorf("reason %q", reason)
+		}
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			return errorReply(lockpb.Code_CODE_NOT_HELD), q.GetMove() != nil || q.GetRelease() != nil
+		})
+		if err := d.Renew(t.Context(), []backend.Grant{g})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("renewal: %v, want ErrNotHeld", err)
+		}
+		if err := d.Release(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release: %v, want ErrNotHeld", err)
+		}
+		if all := asked[*lockpb.Request_OpenSession](f); len(all) != 2 || string(all[0].Session) == string(all[1].Session) {
+			t.Errorf("sessions %v, want a second one with an id of its own", all)
+		}
+	})
+}
+
+func TestWaiterQueuesAgainWhenItsSessionEnds(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
+		o := acquire(t.Context(), d, waiting("x"))
+		synctest.Wait()
+		f.last().push(&lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
+			Session: asked[*lockpb.Request_Acquire](f)[0].Session, Reason: lockpb.Reason_REASON_SESSION_ENDED,
+		}}})
+		<-o.done
+		if all := asked[*lockpb.Request_Acquire](f); o.err != nil || len(all) != 2 || string(all[0].Session) == string(all[1].Session) {
+			t.Errorf("acquire: %v, by %v, want it asked for again in another session", o.err, all)
+		}
+	})
+}
+
+func TestGrantThatNobodyHeardOfIsFound(t *testing.T) {
+	for name, during := range map[string]func(f *fake){
+		"with the connection":  func(f *fake) { f.disconnect() },
+		"on a good connection": func(*fake) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, f *fake, d *Driver) {
+				f.plays(once[*lockpb.Request_Acquire](queuedReply()))
+				r := waiting("x")
+				o := acquire(t.Context(), d, r)
+				synctest.Wait()
+				f.mu.Lock()
+				f.holds["x"] = &lockpb.SessionEntry{Name: "x", RequestId: r.RequestID, Token: 5}
+				f.mu.Unlock()
+				during(f)
+				<-o.done
+				if o.err != nil || o.grant.Token != 5 || !o.grant.Queued {
+					t.Errorf("the waiter has %+v, %v", o.grant, o.err)
+				}
+				if left := o.grant.SentAt.Add(d.Describe().Validity(ttl)).Sub(d.clock.Now()); left < ttl/3 {
+					t.Errorf("the grant is valid for %v more", left)
+				}
+			})
+		})
+	}
+}
+
+func TestWaiterThatLeftLeavesNothing(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
+		ctx, cancel := context.WithCancel(t.Context())
+		o := acquire(ctx, d, waiting("x"))
+		synctest.Wait()
+		cancel()
+		<-o.done
+		if !errors.Is(o.err, context.Canceled) || errors.Is(o.err, backend.ErrUnknown) {
+			t.Errorf("acquire: %v, want context.Canceled alone", o.err)
+		}
+		all := asked[*lockpb.Request_Release](f)
+		if len(all) != 1 || all[0].GetRelease().Token != 0 ||
+			all[0].GetRelease().Target != asked[*lockpb.Request_Acquire](f)[0].Sequence {
+			t.Errorf("the clean-up is %v", all)
+		}
+	})
+}
+
+// An attempt that was not answered may be asked for again, or given back by its caller: it is not undone, only stopped.
+func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("warm"))
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquire() != nil {
+				f.answer(q)
+			}
+			return nil, true
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		r := request("x")
+		_, err := d.Acquire(ctx, r)
+		if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("acquire: %v, want ErrUnknown and the context's error", err)
+		}
+		f.plays(nil)
+		time.Sleep(ttl / 2)
+		if len(asked[*lockpb.Request_Release](f)) != 0 {
+			t.Error("the hold was given back before its caller could ask for it again")
+		}
+		if g := take(t, d, r); g.Token != 2 {
+			t.Errorf("the same request again has token %v, want that of its hold", g.Token)
+		}
+		if err := d.Release(t.Context(), take(t, d, r)); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	})
+}
+
+func TestHoldOfAnAttemptThatNobodyClaimsIsGivenBack(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("warm"))
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquire() != nil {
+				f.answer(q)
+			}
+			return nil, true
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, _ = d.Acquire(ctx, request("x"))
+		f.plays(nil)
+		time.Sleep(4 * ttl)
+		synctest.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.holds["x"] != nil {
+			t.Errorf("it still stands four TTLs later")
+		}
+		if f.holds["warm"] == nil {
+			t.Error("a hold that is held was given back")
+		}
+	})
+}
+
+func TestBusyServerIsAskedAgain(t *testing.T) {
+	for _, code := range []lockpb.Code{lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_UNKNOWN} {
+		t.Run(code.String(), func(t *testing.T) {
+			run(t, func(t *testing.T, f *fake, d *Driver) {
+				f.plays(once[*lockpb.Request_Acquire](errorReply(code)))
+				g := take(t, d, request("x"))
+				if all := asked[*lockpb.Request_Acquire](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+					t.Errorf("acquires %v, want the same one twice", all)
+				}
+				f.plays(once[*lockpb.Request_Release](errorReply(code)))
+				if err := d.Release(t.Context(), g); err != nil {
+					t.Errorf("release: %v", err)
+				}
+				if all := asked[*lockpb.Request_Release](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+					t.Errorf("releases %v, want the same one twice", all)
+				}
+				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+					return errorReply(code), q.GetAcquire() != nil
+				})
+				want := map[lockpb.Code]error{
+					lockpb.Code_CODE_UNAVAILABLE: backend.ErrUnavailable, lockpb.Code_CODE_UNKNOWN: backend.ErrUnknown,
+				}[code]
+				if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, want) {
+					t.Errorf("acquire from a server that stays so: %v, want %v", err, want)
+				}
+			})
+		})
+	}
+}
+
+func TestForceReleaseIsNotRepeated(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetForceRelease() == nil {
+				return nil, false
+			}
+			p.cancel()
+			return nil, true
+		})
+		if err := d.ForceRelease(t.Context(), "x", "why"); !errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("force release whose answer got lost: %v, want ErrUnknown", err)
+		}
+		if n := len(asked[*lockpb.Request_ForceRelease](f)); n != 1 {
+			t.Errorf("it was sent %d times: the second one hits somebody else", n)
+		}
+	})
+}
+
+func TestServerThatIsNotDurable(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.change(func(f *fake) { f.welcome.Durable = false })
+		client, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: ttl, Clock: d.clock})
+		if err != nil {
+			t.Fatalf("before the first connection: %v", err)
+		}
+		if _, err := client.TryAcquire(t.Context(), "x"); !errors.Is(err, fencelock.ErrTier) {
+			t.Errorf("acquire: %v, want ErrTier", err)
+		}
+		if err := client.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := len(asked[*lockpb.Request_Release](f)); n != 1 {
+			t.Errorf("the hold without a token was given back %d times", n)
+		}
+	})
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.change(func(f *fake) { f.welcome.Durable = false })
+		if err := d.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fencelock.ForCorrectness(d, nil); !errors.Is(err, fencelock.ErrTier) {
+			t.Errorf("after the probe: %v, want ErrTier", err)
+		}
+		if g := take(t, d, request("x")); g.Token != 0 || g.Incarnation == "" {
+			t.Errorf("the grant %+v has a token, or cannot be told from others", g)
+		}
+	})
+}
+
+func TestAnotherClusterIsRefused(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("x"))
+		f.change(func(f *fake) { f.welcome.ClusterId = "made anew" })
+		f.disconnect()
+		synctest.Wait()
+		if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, backend.ErrMisconfigured) || errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("acquire from another cluster: %v, want ErrMisconfigured", err)
+		}
+	})
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.change(func(f *fake) { f.welcome.Protocol = 2 })
+		if err := d.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) {
+			t.Errorf("ping of another protocol: %v, want ErrMisconfigured", err)
+		}
+	})
+}
+
+func TestCloseEndsTheSessions(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		long := request("x")
+		long.TTL = time.Minute
+		take(t, d, request("y"))
+		take(t, d, long)
+		if err := d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := len(asked[*lockpb.Request_CloseSession](f)); n != 2 {
+			t.Errorf("%d of 2 sessions were closed", n)
+		}
+	})
+}
+
+func TestIdleSessionEnds(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		if err := d.Release(t.Context(), take(t, d, request("x"))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * ttl)
+		synctest.Wait()
+		if n := len(asked[*lockpb.Request_CloseSession](f)); n != 1 {
+			t.Errorf("a session that nobody uses was closed %d times", n)
+		}
+		take(t, d, request("x"))
+	})
+}
+
+// A session that many holds hang on is told in pages.
+func TestPagesOfASession(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		lost := map[string]int{}
+		for _, name := range []string{"a", "b", "c"} {
+			r := request(name)
+			r.Lost = func(backend.Reason) { lost[name]++ }
+			take(t, d, r)
+		}
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAttach() == nil {
+				return nil, false
+			}
+			page := map[string]string{"": "a", "a": "c"}[q.GetAttach().After]
+			s := &lockpb.SessionState{Holds: []*lockpb.SessionEntry{f.holds[page]}}
+			if page == "a" {
+				s.NextAfter = "a"
+			}
+			return stateReply(s), true
+		})
+		f.disconnect()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if len(lost) != 1 || lost["b"] != 1 {
+			t.Errorf("told of the loss of %v, want of b once", lost)
+		}
+	})
+}
+
+func TestAcknowledgedSequences(t *testing.T) {
+	s := &session{unsettled: map[uint64]struct{}{}}
+	one, two, three := s.number(), s.number(), s.number()
+	for _, step := range []struct{ settled, want uint64 }{{two, 0}, {one, 2}, {three, 3}} {
+		if s.settled(step.settled); s.acknowledged != step.want {
+			t.Errorf("after %d: acknowledged %d, want %d", step.settled, s.acknowledged, step.want)
+		}
+	}
+	if next := s.number(); next <= three || s.acknowledged >= next {
+		t.Errorf("sequence %d with %d acknowledged", next, s.acknowledged)
+	}
+}
+
+// What cannot be sent is refused before it breaks the connection that all share.
+func TestUnfitRequestsHarmNobody(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		g := take(t, d, request("x"))
+		for what, c := range map[string]struct {
+			change func(*backend.Request)
+			want   error
+		}{
+			"name":       {func(r *backend.Request) { r.Name = "\xff" }, backend.ErrInvalidName},
+			"request id": {func(r *backend.Request) { r.RequestID = "\xff" }, backend.ErrInvalidOption},
+			"owner":      {func(r *backend.Request) { r.Owner = "\xff" }, backend.ErrInvalidOption},
+			"metadata":   {func(r *backend.Request) { r.Metadata = map[string]string{"\xff": ""} }, backend.ErrInvalidOption},
+			"size": {func(r *backend.Request) {
+				r.Metadata = map[string]string{"much": strings.Repeat("x", 1<<20)}
+			}, backend.ErrInvalidOption},
+		} {
+			r := request("y")
+			c.change(&r)
+			if _, err := d.Acquire(t.Context(), r); !errors.Is(err, c.want) {
+				t.Errorf("acquire with an unfit %s: %v, want %v", what, err, c.want)
+			}
+		}
+		if err := d.ForceRelease(t.Context(), "x", "\xff"); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("force release with an unfit reason: %v, want ErrInvalidOption", err)
+		}
+		if n := len(f.peers); n != 1 {
+			t.Errorf("%d connections, want the first one only", n)
+		}
+		if err := d.Release(t.Context(), g); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	})
+}

@@ -1,0 +1,60 @@
+package builtin
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+func TestEveryCodeHasAnError(t *testing.T) {
+	want := map[lockpb.Code]error{
+		lockpb.Code_CODE_UNSPECIFIED:    backend.ErrUnknown,
+		lockpb.Code_CODE_HELD:           backend.ErrHeld,
+		lockpb.Code_CODE_NOT_HELD:       backend.ErrNotHeld,
+		lockpb.Code_CODE_SESSION_ENDED:  backend.ErrUnavailable,
+		lockpb.Code_CODE_NOT_LEADER:     backend.ErrUnavailable,
+		lockpb.Code_CODE_UNAVAILABLE:    backend.ErrUnavailable,
+		lockpb.Code_CODE_UNKNOWN:        backend.ErrUnknown,
+		lockpb.Code_CODE_DEADLOCK:       backend.ErrDeadlock,
+		lockpb.Code_CODE_LIMIT_MISMATCH: backend.ErrLimitMismatch,
+		lockpb.Code_CODE_INVALID:        backend.ErrInvalidOption,
+		lockpb.Code_CODE_EXHAUSTED:      backend.ErrUnavailable,
+		lockpb.Code_CODE_COMPACTED:      backend.ErrCompacted,
+		lockpb.Code_CODE_UNSUPPORTED:    backend.ErrUnsupported,
+		lockpb.Code_CODE_DENIED:         backend.ErrMisconfigured,
+		lockpb.Code_CODE_CONFLICT:       backend.ErrUnavailable,
+		lockpb.Code_CODE_CANCELLED:      backend.ErrUnavailable,
+		lockpb.Code_CODE_STALE:          backend.ErrUnavailable,
+	}
+	d := &Driver{}
+	for number := range lockpb.Code_name {
+		code := lockpb.Code(number)
+		err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: code}))
+		n := 0
+		for _, class := range []error{
+			backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnavailable, backend.ErrUnknown, backend.ErrDeadlock,
+			backend.ErrLimitMismatch, backend.ErrInvalidOption, backend.ErrCompacted, backend.ErrUnsupported,
+			backend.ErrMisconfigured,
+		} {
+			if errors.Is(err, class) {
+				n++
+			}
+		}
+		if want[code] == nil || !errors.Is(err, want[code]) || n != 1 {
+			t.Errorf("%v is told as %v, want %v alone", code, err, want[code])
+		}
+	}
+	err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "holds"}))
+	if limit := (*LimitError)(nil); !errors.As(err, &limit) || limit.Limit != "holds" {
+		t.Errorf("a limit that is reached is told as %v", err)
+	}
+	for field, kind := range map[string]error{
+		"ttl": backend.ErrInvalidTTL, "TTL": backend.ErrInvalidTTL, "Name": backend.ErrInvalidName, "Owner": backend.ErrInvalidOption,
+	} {
+		if err := replyError(&lockpb.Error{Code: lockpb.Code_CODE_INVALID, Field: field}); !errors.Is(err, kind) {
+			t.Errorf("invalid %s is told as %v, want %v", field, err, kind)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package builtin
+
+import (
+	"fmt"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// hold is a lock that counts as granted.
+type hold struct {
+	session *session
+	token   uint64
+	born    uint64               // number of the last call when it was granted
+	lost    func(backend.Reason) // nil if nobody listens
+	busy    int                  // calls under way that end it or move it
+	unsure  bool                 // it may hang on another session: a move was not answered
+}
+
+// hold notes a lock as granted. The caller holds d.mu.
+func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
+	k := key{g.Name, g.RequestId}
+	if old := d.holds[k]; old != nil {
+		d.drop(k, old)
+	}
+	delete(s.orphans, k)
+	d.holds[k] = &hold{session: s, token: g.Token, born: d.last, lost: lost}
+	s.users++
+}
+
+// drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.
+func (d *Driver) drop(k key, h *hold) {
+	if d.holds[k] == h {
+		delete(d.holds, k)
+		h.session.leave()
+	}
+}
+
+// tellLost has the holder told, once d.mu is unlocked by unlockAndTell. The caller holds d.mu.
+func (d *Driver) tellLost(h *hold, reason backend.Reason) {
+	if h.lost != nil {
+		d.tell = append(d.tell, func() { h.lost(reason) })
+	}
+}
+
+// lost takes the news that something has ended. The caller holds d.mu.
+func (d *Driver) lost(l *lockpb.Lost) {
+	s := d.byID[string(l.Session)]
+	if s == nil {
+		return
+	}
+	if l.Name == "" {
+		s.end(backend.ReasonSessionExpired)
+		return
+	}
+	k := key{l.Name, l.RequestId}
+	if l.Token == 0 {
+		for _, a := range s.attempts[k] {
+			if a.queued {
+				a.decide(nil, waitLost(l.Reason))
+			}
+		}
+		return
+	}
+	s.unsee(k, l.Token)
+	h := d.holds[k]
+	if h == nil || h.session != s || h.token != l.Token || l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
+		return
+	}
+	reason := reasonOf(l.Reason)
+	if reason == "" {
+		reason = backend.ReasonEvicted
+	}
+	d.drop(k, h)
+	d.tellLost(h, reason)
+}
+
+// waitLost says what a waiter does that lost its place: it queues again, unless another client waits with its id.
+func waitLost(r lockpb.Reason) error {
+	if r == lockpb.Reason_REASON_MOVED {
+		return fmt.Errorf("%w: another client waits on with this request id", backend.ErrHeld)
+	}
+	return errAgain
+}

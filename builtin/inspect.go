@@ -1,0 +1,140 @@
+package builtin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Ping implements backend.Pinger: a leader answers, and most members follow it.
+func (d *Driver) Ping(ctx context.Context) error {
+	_, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
+		GetHolder: &lockpb.GetHolder{Name: driverName},
+	}})
+	return d.callError("ping", "", err)
+}
+
+// look asks for something that changes nothing.
+func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
+	if err := d.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer d.work.Done()
+	return d.ask(ctx, call{request: r, looks: true})
+}
+
+// Holder implements backend.Inspector.
+func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+	err := backend.ValidateName(name)
+	var reply *lockpb.Reply
+	if err == nil {
+		reply, err = d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
+			GetHolder: &lockpb.GetHolder{Name: name},
+		}})
+	}
+	if err == nil && reply.GetName() == nil {
+		err = errNoAnswer
+	}
+	if err != nil {
+		return backend.Info{}, d.callError("holder", name, err)
+	}
+	info := d.infoOf(reply.GetName())
+	info.Name = name
+	return info, nil
+}
+
+// errNoAnswer: the server does not keep to the protocol.
+var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
+
+func (d *Driver) infoOf(n *lockpb.NameState) backend.Info {
+	fences := d.Describe().Capabilities.Has(backend.CapFencing)
+	info := backend.Info{
+		Name: n.Name, Held: len(n.Holders) > 0, Waiters: int(n.Waiters), Revision: n.Revision,
+	}
+	for _, h := range n.Holders {
+		holder := backend.Holder{
+			Owner: h.Owner, RequestID: h.RequestId, Kind: kindOf(h.Kind), Permits: int(h.Permits),
+			Since: time.Unix(0, h.SinceUnixNanos), ExpiresIn: time.Duration(h.ExpiresInNanos), Metadata: h.Metadata,
+		}
+		if fences {
+			holder.Token = fencing.Token(h.Token)
+		}
+		info.Holders = append(info.Holders, holder)
+	}
+	return info
+}
+
+var kindsOut = map[backend.Kind]lockpb.Kind{
+	backend.KindExclusive: lockpb.Kind_KIND_EXCLUSIVE,
+	backend.KindShared:    lockpb.Kind_KIND_SHARED,
+	backend.KindPermits:   lockpb.Kind_KIND_PERMITS,
+}
+
+func kindOf(k lockpb.Kind) backend.Kind {
+	switch k {
+	case lockpb.Kind_KIND_SHARED:
+		return backend.KindShared
+	case lockpb.Kind_KIND_PERMITS:
+		return backend.KindPermits
+	}
+	return backend.KindExclusive
+}
+
+// List implements backend.Lister: the names in the order of their bytes, page by page. Each page shows one moment, the
+// pages together do not.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
+	return func(yield func(backend.Info, error) bool) {
+		after := ""
+		if err := validatePrefix(prefix); err != nil {
+			yield(backend.Info{}, d.callError("list", prefix, err))
+			return
+		}
+		for {
+			reply, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_List{
+				List: &lockpb.List{Prefix: prefix, After: after},
+			}})
+			if err == nil && reply.GetNames() == nil {
+				err = errNoAnswer
+			}
+			if err != nil {
+				yield(backend.Info{}, d.callError("list", prefix, err))
+				return
+			}
+			page := reply.GetNames()
+			for _, n := range page.Names {
+				if len(n.Holders) > 0 && !yield(d.infoOf(n), nil) {
+					return
+				}
+			}
+			if after = page.NextAfter; after == "" {
+				return
+			}
+		}
+	}
+}
+
+// ForceRelease implements backend.ForceReleaser. The victim is told at once.
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
+	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
+}
+
+func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
+	if err := cmp.Or(backend.ValidateName(name), validateReason(reason)); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	// Sent again after a lost answer it would hit the next holder.
+	_, err := d.ask(ctx, call{once: true, request: &lockpb.Request{Call: &lockpb.Request_ForceRelease{
+		ForceRelease: &lockpb.ForceRelease{Name: name, Reason: reason},
+	}}})
+	return err
+}

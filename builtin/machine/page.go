@@ -1,0 +1,85 @@
+package machine
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// SessionEntry is one hold or one place in a queue, among those of a session.
+type SessionEntry struct {
+	Name      string
+	RequestID string
+	Token     fencing.Token // zero: it waits
+}
+
+// SessionPage is a part of what hangs on a session.
+type SessionPage struct {
+	TTL     time.Duration
+	Entries []SessionEntry // by name, then by request id
+	More    bool           // there are names after the last one
+}
+
+// SessionPage returns the first limit entries of a session whose names come after the name after, and with the last one all
+// others of its name; false if there is no such session. It looks at all that hangs on the session: some milliseconds for
+// 100,000 holds, during which Apply waits.
+func (m *Machine) SessionPage(id SessionID, after string, limit int) (SessionPage, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	s := m.sessions[id]
+	if s == nil {
+		return SessionPage{}, false
+	}
+	limit = max(limit, 1)
+	first := firstEntries{after: after, limit: limit, entries: make([]SessionEntry, 0, min(4*limit, len(s.holds)+len(s.waits)))}
+	for _, h := range s.holds {
+		first.add(h.Name, h.ID, h.token)
+	}
+	for _, w := range s.waits {
+		for i := range w.requests {
+			first.add(w.requests[i].Name, w.requests[i].ID, 0)
+		}
+	}
+	first.prune()
+	return SessionPage{TTL: s.ttl, Entries: first.entries, More: first.more}, true
+}
+
+// firstEntries are the first ones of those that were added, and a bounded number of others until prune.
+type firstEntries struct {
+	after   string
+	limit   int
+	entries []SessionEntry
+	more    bool   // some were left out
+	last    string // the name of the last one to be kept; valid if more
+}
+
+func (f *firstEntries) add(name, id string, token fencing.Token) {
+	switch {
+	case name <= f.after:
+	case f.more && name > f.last:
+	default:
+		f.entries = append(f.entries, SessionEntry{name, id, token})
+		if len(f.entries) >= 4*f.limit && len(f.entries) == cap(f.entries) { // instead of more memory
+			f.prune()
+		}
+	}
+}
+
+// prune sorts the entries and leaves out those beyond the limit.
+func (f *firstEntries) prune() {
+	slices.SortFunc(f.entries, func(a, b SessionEntry) int {
+		if order := strings.Compare(a.Name, b.Name); order != 0 {
+			return order
+		}
+		return strings.Compare(a.RequestID, b.RequestID)
+	})
+	for n := f.limit; n < len(f.entries); n++ {
+		if f.entries[n].Name != f.entries[n-1].Name {
+			f.more, f.last = true, f.entries[n-1].Name
+			clear(f.entries[n:])
+			f.entries = f.entries[:n]
+		}
+	}
+}

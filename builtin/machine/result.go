@@ -1,0 +1,123 @@
+package machine
+
+import (
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Code is the answer to a command. The numbers are part of the snapshot format.
+type Code uint8
+
+const (
+	// CodeOK: done.
+	CodeOK Code = 1
+	// CodeGranted: held now. Result.Grants.
+	CodeGranted Code = 2
+	// CodeQueued: waits now. Result.Ticket. A NoticeGranted follows, unless the wait ends otherwise.
+	CodeQueued Code = 3
+	// CodeHeld: somebody else holds the name or waits for it. Result.Holder.
+	CodeHeld Code = 4
+	// CodeNotHeld: there is no such hold or wait, or not any more.
+	CodeNotHeld Code = 5
+	// CodeCancelled: the acquire was given up before it was carried out: see Command.Target.
+	CodeCancelled Code = 6
+	// CodeDeadlock: waiting would close a cycle. Result.Cycle.
+	CodeDeadlock Code = 7
+	// CodeMismatch: the name is in use with another kind, another limit of permits, or the other sort of hierarchy.
+	CodeMismatch Code = 8
+	// CodeConflict: an id is in use for something else.
+	CodeConflict Code = 9
+	// CodeInvalid: a value is out of its bounds. Result.Field.
+	CodeInvalid Code = 10
+	// CodeLimit: one of Limits is reached. Result.Field.
+	CodeLimit Code = 11
+	// CodeNoSession: the session is not open. Not remembered.
+	CodeNoSession Code = 12
+	// CodeStale: the client said by Command.Acked that it has the answer. Not remembered.
+	CodeStale Code = 13
+	// CodeUnknown: this build does not know the operation or the level. Not remembered. The replica must stop before it
+	// drifts apart from others, unless Command.Ignorable is set.
+	CodeUnknown Code = 14
+)
+
+// Result is the answer to one command.
+type Result struct {
+	Code Code
+	// Grants, one per request of the acquire, in their order. Only with CodeGranted.
+	Grants []Grant
+	// Ticket of the wait. Only with CodeQueued.
+	Ticket uint64
+	// Holder is in the way: a holder, or a waiter if there is none. Only with CodeHeld.
+	Holder *Blocker
+	// Cycle of who waits for whom, the newcomer first, with the name that it would wait for; each of the others has the name
+	// that the one before waits for, and the last one is the newcomer's agent itself. Only with CodeDeadlock.
+	Cycle []Blocker
+	// Field that is refused, in the words of the structs Command, Request and Limits; Detail says why, for people. Only with
+	// CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
+	Field, Detail string
+}
+
+// Grant is one hold that was granted.
+type Grant struct {
+	Name      string
+	RequestID string
+	Token     fencing.Token
+	MinHold   time.Duration
+}
+
+// Blocker is a holder or waiter that somebody else has to wait for.
+type Blocker struct {
+	Name    string // that is wanted and in use, be it by a hierarchical hold or wait below it
+	Session SessionID
+	Owner   string
+	Agent   string
+	Waits   bool // it does not hold the name but waits for it
+}
+
+// Cause says why a hold or a session ended against its owner's will.
+type Cause uint8
+
+const (
+	// CauseExpired: the session's time was over.
+	CauseExpired Cause = 1
+	// CauseClosed: the session was closed.
+	CauseClosed Cause = 2
+	// CauseForced: an administrator took the hold away.
+	CauseForced Cause = 3
+	// CauseGivenBack: somebody outside the session released the hold or cancelled the wait, by the request id.
+	CauseGivenBack Cause = 4
+	// CauseMoved: another session took it over, by OpMove.
+	CauseMoved Cause = 5
+)
+
+// NoticeType says what a Notice tells.
+type NoticeType uint8
+
+const (
+	// NoticeGranted: the wait with Ticket of Session is over, and all of Grants are held, in the order of its requests.
+	NoticeGranted NoticeType = 1
+	// NoticeLost: the hold with Name, RequestID and Token of Session was taken away, or the wait with Name, RequestID and
+	// Ticket. Cause, Detail.
+	NoticeLost NoticeType = 2
+	// NoticeSessionEnded: Session ended, and with it all that it held and waited for. Cause. One notice, however many
+	// holds there were.
+	NoticeSessionEnded NoticeType = 3
+	// NoticeLingering: the hold with Name, RequestID and Token lingers from now on; the leader frees it when its MinHold
+	// is over. It has no Session any more.
+	NoticeLingering NoticeType = 4
+)
+
+// Notice is something that a command did to somebody else than who sent it.
+type Notice struct {
+	Type      NoticeType
+	Session   SessionID
+	Ticket    uint64
+	Grants    []Grant
+	Name      string
+	RequestID string
+	Token     fencing.Token
+	MinHold   time.Duration
+	Cause     Cause
+	Detail    string
+}

@@ -1,0 +1,94 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// takeOver moves to this session what others have of the requests, so that the same acquire finds it here.
+//
+// A set of which only some are held cannot be completed: what is left of it is ended, whoever has it, as any later acquire
+// by the same ids takes the place of the earlier one.
+func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
+	d := s.d
+	var held []*lockpb.Grant
+	for i := range rs {
+		_, err := s.move(ctx, key{rs[i].Name, rs[i].RequestID}, 0, func(g *lockpb.Grant) {
+			held = append(held, g)
+			if k := (key{g.Name, g.RequestId}); d.holds[k] == nil {
+				s.orphans[k] = orphan{g.Token, d.clock.Now()}
+			}
+		})
+		switch {
+		case err == nil, errors.Is(err, backend.ErrNotHeld):
+		case i > 0 && ctx.Err() != nil:
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err()) // of the others, something may be here by now
+		case i > 0:
+			return fmt.Errorf("%w: %v", backend.ErrUnknown, err)
+		default:
+			return err
+		}
+	}
+	if len(held) == len(rs) {
+		return nil
+	}
+	for _, g := range held {
+		if err := s.endRest(ctx, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endRest ends a hold of this session of which the set is broken.
+func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
+	d, k := s.d, key{g.Name, g.RequestId}
+	d.mu.Lock()
+	s.overtake(k)
+	c := call{request: releaseOf(k, g.Token, 0), session: s, sequence: s.number()}
+	d.mu.Unlock()
+	_, err := d.ask(ctx, c)
+	d.mu.Lock()
+	defer d.unlockAndTell()
+	switch {
+	case errors.Is(err, errSessionEnded):
+		s.end(backend.ReasonSessionExpired)
+		return err
+	case err != nil && !errors.Is(err, backend.ErrNotHeld):
+		return err
+	}
+	delete(s.orphans, k)
+	if h := d.holds[k]; h != nil && h.token == g.Token {
+		d.drop(k, h)
+		d.tellLost(h, backend.ReasonEvicted)
+	}
+	return nil
+}
+
+// move takes a hold over to the session, with token zero whatever the request has. granted is called with d.mu held.
+func (s *session) move(ctx context.Context, k key, token uint64, granted func(*lockpb.Grant)) (backend.Instant, error) {
+	var sent backend.Instant
+	c := call{
+		request: &lockpb.Request{Call: &lockpb.Request_Move{
+			Move: &lockpb.Move{Name: k.name, RequestId: k.requestID, Token: token},
+		}},
+		session: s,
+		then: func(r *lockpb.Reply, err error) {
+			if grants := r.GetAcquired().GetGrants(); err == nil && len(grants) == 1 {
+				sent = s.proved
+				granted(grants[0])
+			}
+		},
+	}
+	_, err := s.d.ask(ctx, c)
+	if errors.Is(err, errSessionEnded) {
+		s.d.mu.Lock()
+		s.end(backend.ReasonSessionExpired)
+		s.d.unlockAndTell()
+	}
+	return sent, err
+}

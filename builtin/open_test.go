@@ -1,0 +1,57 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+func TestParseURL(t *testing.T) {
+	for raw, want := range map[string]struct {
+		addresses []string
+		timeout   time.Duration
+	}{
+		"fencelock://a":                      {[]string{"a:7480"}, 5 * time.Second},
+		"fencelock://a:1,b,[::1]:3/":         {[]string{"a:1", "b:7480", "[::1]:3"}, 5 * time.Second},
+		"fencelocks://a?dial-timeout=1m":     {[]string{"a:7480"}, time.Minute},
+		"fencelocks://a,b?server-name=locks": {[]string{"a:7480", "b:7480"}, 5 * time.Second},
+	} {
+		u, err := parseURL(raw)
+		if err != nil {
+			t.Errorf("%s: %v", raw, err)
+			continue
+		}
+		if !slices.Equal(u.addresses, want.addresses) || u.dialTimeout != want.timeout {
+			t.Errorf("%s: %+v", raw, u)
+		}
+		if strings.HasPrefix(raw, "fencelocks") != (u.options.TLS != nil) {
+			t.Errorf("%s: TLS is %v", raw, u.options.TLS)
+		}
+	}
+	for _, raw := range []string{
+		"fencelock://", "fencelock://a,,b", "fencelock://a:0", "fencelock://a:99999", "fencelock://a:x", "fencelock://::1",
+		"fencelock://a/path", "fencelock://user:secret@a", "fencelock://a?nosuch=1", "fencelock://a?ca=x&ca=y",
+		"fencelock://a?dial-timeout=-1s", "fencelock://a?cert=x", "fencelock://a?ca=/no/such/file", "http://a",
+		"fencelock://a?x=%zz",
+	} {
+		if _, err := parseURL(raw); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%s: %v, want ErrInvalidOption", raw, err)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: the message tells the password: %v", raw, err)
+		}
+	}
+}
+
+func TestOpenWithoutServer(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// Port 1 is reserved and nobody listens there.
+	if _, err := Open(ctx, "fencelock://127.0.0.1:1"); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("open: %v, want ErrUnavailable", err)
+	}
+}

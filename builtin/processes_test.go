@@ -1,0 +1,312 @@
+package builtin_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/conformance/nemesis"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// serverRole is a server in a process of its own. Its argument is a member in JSON.
+const serverRole = "server"
+
+func TestMain(m *testing.M) {
+	fault.RunRole(map[string]fault.Role{serverRole: serve, nemesis.Role: nemesis.Client(openSoak)})
+	goleak.VerifyTestMain(m)
+}
+
+// member is how one server is started.
+type member struct {
+	DataDir, Listen, PeerListen string
+	Join                        []string
+	BootstrapExpect             int
+	// Routes are where a member dials instead of the addresses that the others advertise.
+	Routes map[string]string
+
+	// What its rig is made of: see there. Zero values mean the usual.
+	SegmentBytes                     int
+	SnapshotEntries, TrailingEntries uint64
+	SnapshotInterval                 time.Duration
+
+	prepare func(dir string) // is called with the data directory before the first start, if it is not nil
+}
+
+// serve tells its parent of each term in which it leads.
+func serve(in <-chan string, args []string) int {
+	var m member
+	if err := json.Unmarshal([]byte(args[0]), &m); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	s, err := server.Start(context.Background(), server.Config{
+		DataDir: m.DataDir, Listen: m.Listen, PeerListen: m.PeerListen, Join: m.Join, BootstrapExpect: m.BootstrapExpect,
+		Rig: machine(&m, in), MinTTL: 100 * time.Millisecond, Log: slog.New(telling{slog.NewTextHandler(os.Stderr, nil)}),
+		PeerDial: func(ctx context.Context, address string) (net.Conn, error) {
+			if route := m.Routes[address]; route != "" {
+				address = route
+			}
+			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println("serving")
+	<-s.Done()
+	fmt.Fprintln(os.Stderr, s.Err())
+	return 1
+}
+
+// processes are the members of a cluster, each in a process of its own. The paths between them can be cut one by one.
+type processes struct {
+	t       testing.TB // of the whole test
+	members []member
+	paths   [][]*fault.Proxy // from, to; nil on the diagonal
+
+	mu       sync.Mutex // protects the following fields
+	children []*fault.Child
+	term     uint64 // the highest in which a member has led
+	leader   int
+	news     chan struct{} // closed when term changes
+	felt     []felt
+}
+
+// startProcesses starts n members with a cluster of their own. Those in like, if any, say what is unusual about all.
+func startProcesses(t testing.TB, n int, like ...member) *processes {
+	t.Helper()
+	p := &processes{
+		t: t, members: make([]member, n), children: make([]*fault.Child, n), news: make(chan struct{}), felt: make([]felt, n),
+	}
+	addrs := port.Addresses(t, 2*n)
+	clients, peers := addrs[:n], addrs[n:]
+	for from := range n {
+		for _, m := range like {
+			p.members[from] = m
+		}
+		p.members[from].DataDir, p.members[from].Listen = t.TempDir(), clients[from]
+		if prepare := p.members[from].prepare; prepare != nil {
+			prepare(p.members[from].DataDir)
+		}
+		if n == 1 {
+			break
+		}
+		m := &p.members[from]
+		m.PeerListen, m.Join, m.BootstrapExpect = peers[from], peers, n
+		m.Routes = map[string]string{}
+		p.paths = append(p.paths, make([]*fault.Proxy, n))
+		for to, peer := range peers {
+			if to != from {
+				p.paths[from][to] = newProxy(t, peer)
+				m.Routes[peer] = p.paths[from][to].Addr()
+			}
+		}
+	}
+	for i := range n {
+		within(t, func(ctx context.Context) error { return p.start(ctx, i) })
+	}
+	within(t, func(ctx context.Context) error {
+		_, _, err := p.lead(ctx, 0)
+		return err
+	})
+	return p
+}
+
+func newProxy(t testing.TB, upstream string) *fault.Proxy {
+	t.Helper()
+	x, err := fault.NewProxy(upstream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+// addrs are where clients connect.
+func (p *processes) addrs() []string {
+	var all []string
+	for _, m := range p.members {
+		all = append(all, m.Listen)
+	}
+	return all
+}
+
+func (p *processes) child(i int) *fault.Child {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.children[i]
+}
+
+// start starts a member, unless it runs, and returns when it takes connections.
+func (p *processes) start(ctx context.Context, i int) error {
+	if c := p.child(i); c != nil && c.Running() {
+		return nil
+	}
+	text, err := json.Marshal(p.members[i])
+	if err != nil {
+		return err
+	}
+	c := fault.StartRole(p.t, serverRole, string(text))
+	for line := ""; line != "serving"; { // a member that comes back may have things to tell before
+		if line, err = c.Line(ctx); err != nil {
+			return err
+		}
+		p.note(i, line)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.children[i] = c
+	go p.listen(i, c)
+	return nil
+}
+
+// listen takes note of what a child tells, until the child has ended.
+func (p *processes) listen(i int, c *fault.Child) {
+	for {
+		line, err := c.Line(context.Background())
+		if err != nil {
+			return
+		}
+		p.note(i, line)
+	}
+}
+
+// leads notes that a member leads in a term. p.mu is held.
+func (p *processes) leads(i int, term uint64) {
+	if term > p.term {
+		p.term, p.leader = term, i
+		close(p.news)
+		p.news = make(chan struct{})
+	}
+}
+
+func (p *processes) kill(_ context.Context, i int) error  { return p.child(i).Kill() }
+func (p *processes) pause(_ context.Context, i int) error { return p.child(i).Pause() }
+
+// resume lets a paused member go on, if it has not ended.
+func (p *processes) resume(_ context.Context, i int) error {
+	if c := p.child(i); c.Running() {
+		return c.Resume()
+	}
+	return nil
+}
+
+// lead waits for a leader of a term after the given one. It serves: most members have an entry of its term.
+func (p *processes) lead(ctx context.Context, after uint64) (int, uint64, error) {
+	for {
+		p.mu.Lock()
+		node, term, news := p.leader, p.term, p.news
+		p.mu.Unlock()
+		if term > after {
+			if w, err := p.hello(ctx, node); err == nil && w.Leader {
+				return node, term, nil
+			}
+		}
+		select {
+		case <-news:
+		case <-time.After(50 * time.Millisecond): // it may not lead any more, and nobody tells that
+		case <-ctx.Done():
+			return 0, 0, fmt.Errorf("no leader after term %d: %w", after, ctx.Err())
+		}
+	}
+}
+
+func (p *processes) hasLeader(ctx context.Context, i int) (bool, error) {
+	w, err := p.hello(ctx, i)
+	return err == nil && (w.Leader || w.LeaderAddress != ""), err
+}
+
+// hello asks one member what it knows.
+func (p *processes) hello(ctx context.Context, i int) (*lockpb.Welcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	cc, err := grpc.NewClient(p.members[i].Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer cc.Close()
+	stream, err := lockpb.NewLockServiceClient(cc).Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hello := &lockpb.Request{Number: 1, Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{Client: "test"}}}
+	if err := stream.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{hello}}); err != nil {
+		return nil, err
+	}
+	m, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	return m.Replies[0].GetWelcome(), nil
+}
+
+// cut keeps back what one member sends to another, on connections that either of them opened.
+func (p *processes) cut(from, to int) {
+	p.paths[from][to].Hold(fault.Requests)
+	p.paths[to][from].Hold(fault.Replies)
+}
+
+func (p *processes) heal() {
+	for _, row := range p.paths {
+		for _, path := range row {
+			if path != nil {
+				path.Pass()
+			}
+		}
+	}
+}
+
+func (p *processes) said(from, to int) int64 {
+	return p.paths[from][to].Seen(fault.Requests) + p.paths[to][from].Seen(fault.Replies)
+}
+
+// stopAll ends all members without warning; startAll starts them and waits for a leader.
+func (p *processes) stopAll(t testing.TB) {
+	t.Helper()
+	for i := range p.members {
+		if err := p.kill(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.child(i).Wait() // killed, it says
+	}
+}
+
+func (p *processes) startAll(t testing.TB) {
+	t.Helper()
+	p.mu.Lock()
+	before := p.term
+	p.mu.Unlock()
+	within(t, func(ctx context.Context) error {
+		for i := range p.members {
+			if err := p.start(ctx, i); err != nil {
+				return err
+			}
+		}
+		_, _, err := p.lead(ctx, before)
+		return err
+	})
+}
+
+func (p *processes) each(t testing.TB, act func(context.Context, int) error) {
+	t.Helper()
+	for i := range p.members {
+		if err := act(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package builtin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// Release implements backend.Driver.
+func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
+	return d.callError("release", g.Name, d.release(ctx, &g))
+}
+
+func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.work.Done()
+	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
+		return err
+	}
+	for {
+		s, h, err := d.sessionOf(ctx, g)
+		if err != nil {
+			return err
+		}
+		err = s.release(ctx, g, h)
+		s.done()
+		if !errors.Is(err, errSessionEnded) {
+			return err
+		}
+		if h != nil {
+			return &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+		}
+		// It only lent its name.
+		if err := d.pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// sessionOf returns the session to speak for, with a user more: that of the hold, if it is one of ours, or any.
+func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *hold, error) {
+	k, token := key{g.Name, g.RequestID}, incarnation(g)
+	d.mu.Lock()
+	if h := d.holds[k]; h != nil && (token == 0 || token == h.token) {
+		h.busy++
+		h.session.users++
+		d.mu.Unlock()
+		return h.session, h, nil
+	}
+	ttl := g.TTL
+	if d.sessions[ttl] == nil {
+		for other := range d.sessions {
+			ttl = other
+		}
+	}
+	d.mu.Unlock()
+	s, err := d.sessionFor(ctx, ttl)
+	return s, nil, err
+}
+
+// release ends a hold, or what a request has. h is the hold if it is one of this session.
+func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error {
+	d, k := s.d, key{g.Name, g.RequestID}
+	d.mu.Lock()
+	s.overtake(k)
+	c := call{request: releaseOf(k, incarnation(g), 0), session: s, sequence: s.number()}
+	d.mu.Unlock()
+	_, err := d.ask(ctx, c)
+	d.mu.Lock()
+	defer d.unlockAndTell()
+	if h != nil {
+		h.busy--
+	}
+	if err == nil || errors.Is(err, backend.ErrNotHeld) {
+		delete(s.orphans, k)
+		if h != nil {
+			d.drop(k, h)
+		}
+	}
+	if errors.Is(err, errSessionEnded) {
+		s.end(backend.ReasonSessionExpired)
+	}
+	return err
+}
+
+// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has; target is
+// the sequence of an acquire that is given up with it.
+func releaseOf(k key, token, target uint64) *lockpb.Request {
+	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
+		Name: k.name, RequestId: k.requestID, Token: token, Target: target,
+	}}}
+}

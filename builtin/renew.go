@@ -1,0 +1,125 @@
+package builtin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// Renew implements backend.Driver. One keepalive proves all grants with one TTL: whatever ended one of them before it was
+// sent has been told before its answer comes, on the same connection.
+//
+// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by a
+// request of its own; all of them travel together.
+func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	out := make([]backend.Renewal, len(grants))
+	if err := d.begin(ctx); err != nil {
+		for i, g := range grants {
+			out[i].Err = d.callError("renew", g.Name, err)
+		}
+		return out
+	}
+	defer d.work.Done()
+	bySession := map[*session][]int{}
+	var moves []int
+	d.mu.Lock()
+	for i := range grants {
+		if h := d.holdOf(&grants[i]); h != nil && h.session.ttl == grants[i].TTL && !h.unsure {
+			bySession[h.session] = append(bySession[h.session], i)
+		} else {
+			moves = append(moves, i)
+		}
+	}
+	d.mu.Unlock()
+	var work sync.WaitGroup
+	for _, i := range moves {
+		work.Go(func() { out[i] = d.moveTo(ctx, &grants[i]) })
+	}
+	for s, members := range bySession {
+		work.Go(func() { s.renew(ctx, grants, members, out) })
+	}
+	work.Wait()
+	for i, g := range grants {
+		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+	}
+	return out
+}
+
+// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu.
+func (d *Driver) holdOf(g *backend.Grant) *hold {
+	if h := d.holds[key{g.Name, g.RequestID}]; h != nil && h.token == incarnation(g) {
+		return h
+	}
+	return nil
+}
+
+// renew proves the session of the grants whose numbers are in members.
+func (s *session) renew(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) {
+	err := s.prove(ctx)
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	for _, i := range members {
+		switch h := s.d.holdOf(&grants[i]); {
+		case errors.Is(err, errSessionEnded):
+			out[i].Err = &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+		case err != nil:
+			out[i].Err = err
+		case h == nil || h.session != s:
+			out[i].Err = &backend.NotHeldError{} // the reason was told to Request.Lost
+		default:
+			out[i] = backend.Renewal{SentAt: s.proved, TTL: s.ttl}
+		}
+	}
+}
+
+// moveTo puts a hold on the session of the grant's TTL. Its token stays.
+func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
+	token := incarnation(g)
+	if token == 0 {
+		return backend.Renewal{Err: &backend.NotHeldError{}}
+	}
+	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
+		return backend.Renewal{Err: err}
+	}
+	s, err := d.sessionFor(ctx, g.TTL)
+	if err != nil {
+		return backend.Renewal{Err: err}
+	}
+	defer s.done()
+	d.mu.Lock()
+	h := d.holdOf(g)
+	if h != nil {
+		h.busy++
+	}
+	d.mu.Unlock()
+	sent, err := s.move(ctx, key{g.Name, g.RequestID}, token, func(granted *lockpb.Grant) {
+		var lost func(backend.Reason)
+		if h != nil {
+			lost = h.lost
+		}
+		d.hold(s, granted, lost)
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if h != nil {
+		h.busy--
+		h.unsure = err != nil
+	}
+	switch {
+	case errors.Is(err, errSessionEnded):
+		// The session to move to has ended, not the hold's.
+		return backend.Renewal{Err: err}
+	case errors.Is(err, backend.ErrNotHeld):
+		if h != nil {
+			d.drop(key{g.Name, g.RequestID}, h)
+		}
+		return backend.Renewal{Err: err}
+	case err != nil:
+		return backend.Renewal{Err: err}
+	}
+	return backend.Renewal{SentAt: sent, TTL: s.ttl}
+}

@@ -1,0 +1,202 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// operator is the administration of one server.
+type operator struct {
+	lockpb.AdminServiceClient
+	t *testing.T
+}
+
+func operate(t *testing.T, address string) operator {
+	return operator{lockpb.NewAdminServiceClient(grpcTo(t, address, insecure.NewCredentials())), t}
+}
+
+func (o operator) members() []*lockpb.Member {
+	o.t.Helper()
+	list, err := o.ListMembers(o.t.Context(), &lockpb.ListMembersRequest{})
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return list.Members
+}
+
+func (o operator) add(address string) (*lockpb.Member, error) {
+	return o.AddMember(o.t.Context(), &lockpb.AddMemberRequest{PeerAddress: address})
+}
+
+func (o operator) remove(s *Server) error {
+	_, err := o.RemoveMember(o.t.Context(), &lockpb.RemoveMemberRequest{NodeId: string(s.node.id)})
+	return err
+}
+
+func expectCode(t *testing.T, err error, want codes.Code, part string) {
+	t.Helper()
+	if status.Code(err) != want || !strings.Contains(status.Convert(err).Message(), part) {
+		t.Errorf("error %v; want code %v and %q", err, want, part)
+	}
+}
+
+func TestStatusOfEveryMember(t *testing.T) {
+	c := newCluster(t, 3, func(c *Config) { c.Version = "1.2.3" })
+	leader := c.leader()
+	for i, s := range c.servers {
+		var got *lockpb.MemberStatus
+		eventually(t, "the member knows all", func() (ok bool) {
+			var err error
+			got, err = operate(t, c.configs[i].Listen).Status(t.Context(), &lockpb.StatusRequest{})
+			return err == nil && got.LeaderId != "" && got.ClusterId != "" && len(got.Members) == 3 && got.Members[i].ClientAddress != ""
+		})
+		if got.NodeId != string(s.node.id) || got.LeaderId != string(c.servers[leader].node.id) || got.Leader != (i == leader) ||
+			!got.Durable || got.ServerVersion != "1.2.3" || got.Term == 0 || got.CommitIndex == 0 || got.AppliedIndex > got.LastIndex {
+			t.Errorf("server %d: %v", i, got)
+		}
+	}
+}
+
+func TestListMembersTellsWhoAnswers(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	leader := c.leader()
+	away := (leader + 1) % 3
+	o := operate(t, c.configs[leader].Listen)
+	eventually(t, "all are alive", func() bool {
+		alive := 0
+		for _, m := range o.members() {
+			if m.Alive && m.Voter && m.PeerAddress != "" {
+				alive++
+			}
+		}
+		return alive == 3
+	})
+	gone := string(c.servers[away].node.id)
+	c.stop(away)
+	for _, m := range o.members() {
+		if m.Alive != (m.NodeId != gone) {
+			t.Errorf("%s is stopped; alive: %v", gone, m)
+		}
+	}
+	c.expectKnown(leader, (leader+2)%3)
+	_, err := operate(t, c.configs[(leader+2)%3].Listen).ListMembers(t.Context(), &lockpb.ListMembersRequest{})
+	expectCode(t, err, codes.Unavailable, c.configs[leader].Listen)
+}
+
+func TestAddMember(t *testing.T) {
+	addresses := port.Addresses(t, 2)
+	first := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]})
+	o := operate(t, first.Addr().String())
+	x := attach(t, first)
+	x.hold(x.open(longTTL), "x")
+
+	// One that is told of itself alone waits until somebody takes it in.
+	second := start(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]})
+	for range 2 { // the second time nothing changes
+		m, err := o.add(addresses[1])
+		if err != nil || m.NodeId != string(second.node.id) || m.PeerAddress != addresses[1] {
+			t.Fatalf("added: %v, %v", m, err)
+		}
+	}
+	eventually(t, "it has caught up and votes", func() bool {
+		all := o.members()
+		return len(all) == 2 && all[0].Voter && all[1].Voter && all[1].Alive && all[1].ClientAddress != ""
+	})
+	eventually(t, "it has the data", func() bool { return len(second.node.fsm.machine.Holder("x").Holders) == 1 })
+
+	other := alone(t, Config{DataDir: t.TempDir(), PeerListen: "127.0.0.1:0"})
+	eventually(t, "the other cluster has its name", func() bool { return other.node.fsm.cluster() != "" })
+	for address, want := range map[string]codes.Code{
+		"no address": codes.InvalidArgument, "127.0.0.1:1": codes.FailedPrecondition, other.PeerAddr(): codes.FailedPrecondition,
+	} {
+		_, err := o.add(address)
+		expectCode(t, err, want, address)
+	}
+	_, err := operate(t, second.Addr().String()).add(addresses[1])
+	expectCode(t, err, codes.Unavailable, first.Addr().String())
+	_, err = operate(t, alone(t, Config{Listen: "127.0.0.1:0"}).Addr().String()).add(addresses[1])
+	expectCode(t, err, codes.FailedPrecondition, "--peer-listen")
+}
+
+// longTTL outlasts every test.
+const longTTL = 2 * patience
+
+func TestRemoveMember(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	leader := c.leader()
+	dead, alive := c.servers[(leader+1)%3], c.servers[(leader+2)%3]
+	o := operate(t, c.configs[leader].Listen)
+	_, err := o.RemoveMember(t.Context(), &lockpb.RemoveMemberRequest{NodeId: "nobody"})
+	expectCode(t, err, codes.NotFound, "nobody")
+	c.expectKnown(leader, (leader+2)%3)
+	expectCode(t, operate(t, c.configs[(leader+2)%3].Listen).remove(dead), codes.Unavailable, c.configs[leader].Listen)
+
+	c.stop((leader + 1) % 3)
+	expectCode(t, o.remove(alive), codes.FailedPrecondition, "too few")
+	if err := o.remove(dead); err != nil {
+		t.Fatal(err)
+	}
+	expectCode(t, o.remove(dead), codes.NotFound, string(dead.node.id))
+	if all := o.members(); len(all) != 2 {
+		t.Errorf("members: %v", all)
+	}
+
+	// The leader goes: it hands over first.
+	expectCode(t, o.remove(c.servers[leader]), codes.Unavailable, "handed")
+	eventually(t, "the other one leads", alive.Leads)
+	o = operate(t, alive.Addr().String())
+	eventually(t, "the former leader is removed", func() bool {
+		err := o.remove(c.servers[leader])
+		return err == nil || status.Code(err) == codes.NotFound
+	})
+	expectCode(t, o.remove(alive), codes.FailedPrecondition, "last member")
+
+	x := attach(t, alive)
+	if r := x.call(acquireOf(x.open(longTTL), "x", backend.NewRequestID(), false)); len(r.GetAcquired().GetGrants()) != 1 {
+		t.Errorf("the last member does not serve: %v", r)
+	}
+}
+
+func TestQuorumWithout(t *testing.T) {
+	servers := func(voters ...raft.ServerID) (all []raft.Server) {
+		for _, id := range voters {
+			all = append(all, raft.Server{ID: id})
+		}
+		return append(all, raft.Server{ID: "learner", Suffrage: raft.Nonvoter})
+	}
+	for name, c := range map[string]struct {
+		servers []raft.Server
+		alive   string
+		remove  raft.ServerID
+		refused bool
+	}{
+		"one of three":                 {servers("a", "b", "c"), "abc", "c", false},
+		"the dead one of three":        {servers("a", "b", "c"), "ab", "c", false},
+		"another one of three":         {servers("a", "b", "c"), "ab", "b", true},
+		"one of two":                   {servers("a", "b"), "ab", "b", false},
+		"the dead one of two":          {servers("a", "b"), "a", "b", false},
+		"the last one":                 {servers("a"), "a", "a", true},
+		"one without a vote":           {servers("a", "b", "c"), "ab", "learner", false},
+		"one of five with two dead":    {servers("a", "b", "c", "d", "e"), "abc", "c", true},
+		"a dead one of five":           {servers("a", "b", "c", "d", "e"), "abc", "e", false},
+		"one of four with one dead":    {servers("a", "b", "c", "d"), "abc", "c", false},
+		"the one that is alive of two": {servers("a", "b"), "a", "a", true},
+	} {
+		alive := map[raft.ServerID]bool{}
+		for _, id := range c.alive {
+			alive[raft.ServerID(id)] = true
+		}
+		if err := checkQuorumWithout(c.servers, c.remove, alive); (err != nil) != c.refused {
+			t.Errorf("%s: %v; refused should be %v", name, err, c.refused)
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package server
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/builtin/machine"
+)
+
+// The first byte of a log entry says what it is.
+const (
+	entryBatch byte = 1 // commands of the lock state machine
+	entryFact  byte = 2 // a fact about the cluster
+)
+
+// fact is what the members agree on about themselves.
+type fact struct {
+	// Cluster names the cluster, if it has no name yet.
+	Cluster string `json:"cluster,omitempty"`
+	// Member and its address for clients.
+	Member raft.ServerID `json:"member,omitempty"`
+	Client string        `json:"client,omitempty"`
+	// Opened: the time is over in which the cluster served nobody after it was restored.
+	Opened bool `json:"opened,omitempty"`
+}
+
+// facts are the sum of all.
+type facts struct {
+	// Cluster is the token space. It survives a restore.
+	Cluster string                   `json:"cluster"`
+	Clients map[raft.ServerID]string `json:"clients"`
+	// Restored names the restore of a backup from which this cluster comes; empty if it comes from none. Members of what
+	// was there before it belong to another cluster, although it has the same name.
+	Restored string `json:"restored,omitempty"`
+	// ClosedFor is how long the first leader serves nobody, until it says Opened.
+	ClosedFor time.Duration `json:"closedFor,omitempty"`
+}
+
+// home is what members call their cluster among themselves.
+func (x *facts) home() string {
+	if x.Restored == "" {
+		return x.Cluster
+	}
+	return x.Cluster + "/" + x.Restored
+}
+
+// fromBackup reports whether that is the name of a cluster that was restored.
+func fromBackup(home string) bool { return strings.Contains(home, "/") }
+
+// applied is what one log entry did.
+type applied struct {
+	term    uint64
+	results []machine.Result
+	notices [][]machine.Notice // one list per command
+}
+
+// fsm applies the log to the lock state machine.
+type fsm struct {
+	machine *machine.Machine
+	fatal   func(error) // called once, when this replica cannot go on
+	changed func()      // called after each entry, must not block
+
+	watch *stallWatch // notices if an entry comes to no end. nil: nobody does
+
+	// keep writes beside the data of which cluster it is, as members call it. nil: nothing is kept.
+	keep func(home string) error
+
+	mu     sync.RWMutex // protects the following fields
+	facts  facts
+	kept   string // what is there; a member that starts knows it before it has read its log
+	broken error
+}
+
+func newFSM(m *machine.Machine, changed func(), fatal func(error)) *fsm {
+	return &fsm{
+		machine: m, changed: changed, fatal: fatal, facts: facts{Clients: map[raft.ServerID]string{}},
+	}
+}
+
+// Apply implements raft.FSM.
+func (f *fsm) Apply(entry *raft.Log) any {
+	if err := f.failure(); err != nil {
+		return err
+	}
+	if f.watch != nil {
+		f.watch.applying.begin()
+		defer f.watch.applying.end()
+	}
+	out, err := f.apply(entry)
+	if err != nil {
+		return f.fail(fmt.Errorf("log entry %d: %w", entry.Index, err))
+	}
+	f.changed()
+	return out
+}
+
+func (f *fsm) apply(entry *raft.Log) (*applied, error) {
+	if len(entry.Data) == 0 {
+		return nil, errors.New("it is empty")
+	}
+	switch body := entry.Data[1:]; entry.Data[0] {
+	case entryBatch:
+		return f.applyBatch(entry.Term, body)
+	case entryFact:
+		return &applied{term: entry.Term}, f.learn(body)
+	default:
+		return nil, fmt.Errorf("kind %d is not known to this version", entry.Data[0])
+	}
+}
+
+func (f *fsm) applyBatch(term uint64, body []byte) (*applied, error) {
+	batch, err := machine.DecodeBatch(body)
+	if err != nil {
+		return nil, err
+	}
+	n := len(batch.Commands)
+	out := &applied{term: term, results: make([]machine.Result, n), notices: make([][]machine.Notice, n)}
+	for i := range batch.Commands {
+		c := &batch.Commands[i]
+		out.results[i], out.notices[i] = f.machine.Apply(batch.At, c)
+		if out.results[i].Code == machine.CodeUnknown && !c.Ignorable {
+			return nil, fmt.Errorf("operation %d is not known to this version: %s", c.Op, out.results[i].Detail)
+		}
+	}
+	return out, nil
+}
+
+func (f *fsm) learn(body []byte) error {
+	var x fact
+	if err := json.Unmarshal(body, &x); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.facts.Cluster == "" {
+		f.facts.Cluster = x.Cluster
+	}
+	if x.Member != "" {
+		f.facts.Clients[x.Member] = x.Client
+	}
+	if x.Opened {
+		f.facts.ClosedFor = 0
+	}
+	return f.keepHome(f.facts.home())
+}
+
+// keepHome writes down of which cluster this member is. The caller holds f.mu.
+func (f *fsm) keepHome(home string) error {
+	if home == "" || home == f.kept {
+		return nil
+	}
+	if f.kept != "" {
+		return fmt.Errorf("the data directory is of cluster %q, its contents of cluster %q", f.kept, home)
+	}
+	if f.keep != nil {
+		if err := f.keep(home); err != nil {
+			return fmt.Errorf("writing down the name of the cluster: %w", err)
+		}
+	}
+	f.kept = home
+	return nil
+}
+
+// fail stops the replica: one that passes over an entry drifts apart from the others. It does not panic, since the program
+// around may have better things to do than to end.
+func (f *fsm) fail(err error) error {
+	f.mu.Lock()
+	f.broken = err
+	f.mu.Unlock()
+	f.fatal(err)
+	return err
+}
+
+func (f *fsm) failure() error {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.broken
+}
+
+// home is what members call their cluster, empty before its first leader.
+func (f *fsm) home() string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return cmp.Or(f.facts.home(), f.kept)
+}
+
+// cluster is what clients call the cluster, the token space; empty before its first leader.
+func (f *fsm) cluster() string {
+	name, _, _ := strings.Cut(f.home(), "/")
+	return name
+}
+
+// closedFor is how long a leader has to wait before it serves.
+func (f *fsm) closedFor() time.Duration {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.facts.ClosedFor
+}
+
+// client is the address for clients of a member, which may have none, and whether it is known.
+func (f *fsm) client(id raft.ServerID) (string, bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	address, ok := f.facts.Clients[id]
+	return address, ok
+}
+
+// Snapshot implements raft.FSM.
+func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	frozen, err := f.freeze()
+	if err != nil {
+		return nil, err
+	}
+	return frozen, nil
+}
+
+func (f *fsm) freeze() (*frozen, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.broken != nil {
+		return nil, f.broken
+	}
+	now := f.facts
+	now.Clients = maps.Clone(now.Clients)
+	return &frozen{now, f.machine.Freeze()}, nil
+}
+
+// frozen is a snapshot: the facts as one line of JSON, then the machine's own format.
+type frozen struct {
+	facts   facts
+	machine *machine.Frozen
+}
+
+// maxFacts bounds the line of facts, in bytes.
+const maxFacts = 1 << 20
+
+// Persist implements raft.FSMSnapshot.
+func (s *frozen) Persist(sink raft.SnapshotSink) error {
+	err := json.NewEncoder(sink).Encode(s.facts)
+	if err == nil {
+		_, err = s.machine.WriteTo(sink)
+	}
+	if err != nil {
+		return errors.Join(err, sink.Cancel())
+	}
+	return sink.Close()
+}
+
+// Release implements raft.FSMSnapshot.
+func (s *frozen) Release() {}
+
+// Restore implements raft.FSM.
+func (f *fsm) Restore(snapshot io.ReadCloser) error {
+	defer snapshot.Close()
+	line, err := readLine(snapshot)
+	if err != nil {
+		return fmt.Errorf("facts in the snapshot: %w", err)
+	}
+	x := facts{Clients: map[raft.ServerID]string{}}
+	if err := json.Unmarshal(line, &x); err != nil {
+		return fmt.Errorf("facts in the snapshot: %w", err)
+	}
+	if err := f.become(x, snapshot); err != nil {
+		return err
+	}
+	f.changed()
+	return nil
+}
+
+func (f *fsm) become(x facts, snapshot io.Reader) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.keepHome(x.home()); err != nil {
+		return err
+	}
+	if err := f.machine.Restore(snapshot); err != nil {
+		return err
+	}
+	f.facts = x
+	return nil
+}
+
+// readLine reads up to a line feed and nothing of what follows.
+func readLine(r io.Reader) ([]byte, error) {
+	var line []byte
+	for one := make([]byte, 1); len(line) < maxFacts; line = append(line, one[0]) {
+		if _, err := io.ReadFull(r, one); err != nil {
+			return nil, err
+		}
+		if one[0] == '\n' {
+			return line, nil
+		}
+	}
+	return nil, errors.New("the line has no end")
+}

@@ -1,0 +1,68 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/builtin/machine"
+)
+
+// settleLimits puts the limits of this member, which leads, into the state, unless they are there. They must be the same
+// for all members, or these would drift apart: so they travel through the log, and the leader's count. It reports false if
+// ctx ended before.
+func (r *reign) settleLimits(ctx context.Context) bool {
+	s := r.server
+	for ctx.Err() == nil {
+		before := s.node.fsm.machine.Limits()
+		if before == s.config.Limits {
+			return true
+		}
+		landed := make(chan error, 1)
+		limits := s.config.Limits
+		err := r.propose(machine.Command{Op: machine.OpSetLimits, Limits: &limits}, func(err error) { landed <- err })
+		if err == nil {
+			err = <-landed
+		}
+		if err == nil {
+			s.log.Info("limits changed", "limits", fmt.Sprintf("%+v", limits), "before", fmt.Sprintf("%+v", before))
+			continue // to see that it is so
+		}
+		select {
+		case <-time.After(retryAfter):
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does. It
+// is invalid for these servers, and of no use again.
+var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "MetadataBytes": "metadata"}
+
+// limitError is the error for one of Limits, which are given.
+func limitError(field string, limits machine.Limits) *lockpb.Error {
+	all := limits.All()
+	i := slices.IndexFunc(all, func(l machine.Limit) bool { return l.Field == field })
+	if i < 0 { // it is none that can be set
+		return &lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it"}
+	}
+	if subject, ok := tooMuch[field]; ok {
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_INVALID, Field: subject,
+			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),
+		}
+	}
+	if field == "Requests" { // the same names can be had one after the other
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_UNSUPPORTED, Field: "requests",
+			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),
+		}
+	}
+	return &lockpb.Error{
+		Code: lockpb.Code_CODE_EXHAUSTED, Field: all[i].Name,
+		Message: fmt.Sprintf("the limit %s of the servers, %d, is reached", all[i].Name, *all[i].Value),
+	}
+}

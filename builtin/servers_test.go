@@ -1,0 +1,183 @@
+package builtin_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// patience is how long a test waits for what must come.
+const patience = time.Minute
+
+// node is a server in this process that can be stopped, started again with its data, and frozen as seen by those who are
+// attached to it.
+type node struct {
+	config server.Config
+
+	mu      sync.Mutex
+	server  *server.Server
+	running chan struct{} // closed while it is not frozen
+}
+
+// startNode starts a durable server on a free port.
+func startNode(t testing.TB) *node {
+	t.Helper()
+	n := &node{running: make(chan struct{}), config: server.Config{
+		DataDir: t.TempDir(), Listen: port.Addresses(t, 1)[0], MinTTL: 100 * time.Millisecond, Log: quiet(t),
+	}}
+	close(n.running)
+	n.start(t)
+	t.Cleanup(func() { n.stop(t) })
+	return n
+}
+
+func (n *node) addr() string { return n.config.Listen }
+
+func (n *node) start(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s, err := server.Start(ctx, n.config)
+	if err == nil {
+		err = s.WaitLeader(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.server = s
+}
+
+func (n *node) stop(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := n.current().Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func (n *node) current() *server.Server {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.server
+}
+
+func (n *node) freeze(testing.TB) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.running = make(chan struct{})
+}
+
+func (n *node) thaw(testing.TB) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.running)
+}
+
+// attach is how clients in this process connect.
+func (n *node) attach(ctx context.Context) builtin.Stream {
+	return frozen{n.current().Attach(ctx), ctx, n}
+}
+
+// frozen is a stream that stands still while the node does.
+type frozen struct {
+	builtin.Stream
+	ctx  context.Context
+	node *node
+}
+
+func (f frozen) wait() error {
+	f.node.mu.Lock()
+	running := f.node.running
+	f.node.mu.Unlock()
+	select {
+	case <-running:
+		return nil
+	case <-f.ctx.Done():
+		return f.ctx.Err()
+	}
+}
+
+func (f frozen) Send(m *lockpb.ClientMessage) error {
+	if err := f.wait(); err != nil {
+		return err
+	}
+	return f.Stream.Send(m)
+}
+
+func (f frozen) Recv() (*lockpb.ServerMessage, error) {
+	m, err := f.Stream.Recv()
+	if end := f.wait(); end != nil {
+		return nil, end
+	}
+	return m, err
+}
+
+// linked returns a driver whose connections to each of the servers pass a proxy, whichever of them tells it to go there.
+func linked(t testing.TB, addrs ...string) (*builtin.Driver, fault.Link) {
+	t.Helper()
+	proxies, links := map[string]string{}, fault.Links{}
+	for _, addr := range addrs {
+		p := newProxy(t, addr)
+		proxies[addr], links = p.Addr(), append(links, p)
+	}
+	return builtin.New(addrs, &builtin.Options{
+		Dial: func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", proxies[address])
+		},
+	}), links
+}
+
+// open is builtin.Open.
+func open(t testing.TB, addrs ...string) backend.FencingDriver {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	d, err := builtin.Open(ctx, "fencelock://"+strings.Join(addrs, ",")+"?dial-timeout=1m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// admin is a client with which tests do what an administrator does.
+type admin struct{ driver *builtin.Driver }
+
+func newAdmin(t testing.TB, addrs ...string) admin {
+	d := builtin.New(addrs, nil)
+	t.Cleanup(func() { _ = d.Close(context.Background()) }) // the servers may be gone by then
+	return admin{d}
+}
+
+func within(t testing.TB, act func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := act(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// quiet is a logger that writes only what a person who looks for a failure asks for.
+func quiet(testing.TB) *slog.Logger {
+	to := io.Discard
+	if os.Getenv("FENCELOCK_SERVER_LOG") != "" {
+		to = os.Stderr
+	}
+	return slog.New(slog.NewTextHandler(to, nil))
+}

@@ -1,0 +1,332 @@
+package builtin
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// session is what all holds and waiters with one TTL hang on. Its own loop keeps it alive, and records when each request
+// was sent that proved it.
+//
+// All fields but the first ones are protected by Driver.mu.
+type session struct {
+	d   *Driver
+	id  []byte // 128 random bits
+	ttl time.Duration
+
+	opened chan struct{} // closed when it is open, or could not be opened
+	over   chan struct{} // closed when it has ended
+
+	err   error // why it could not be opened
+	open  bool
+	ended bool
+	on    *conn // the connection that it is attached to
+
+	proved backend.Instant // just before the last request was sent that renewed it
+	users  int             // holds and calls
+	idle   backend.Instant // since when there are none
+
+	sequence     uint64              // the last one
+	unsettled    map[uint64]struct{} // sequences whose answers are still needed
+	acknowledged uint64              // all up to here are settled
+
+	attempts map[key][]*attempt // acquires that are not decided
+	leavings map[key]*leaving   // clean-ups of acquires that were given up
+	orphans  map[key]orphan     // holds of attempts whose caller was told that the outcome is unknown
+	looked   backend.Instant    // when the service last told all that hangs on the session
+	seen     map[key]sight      // what it has told so far, page by page; nil if it was not asked
+	seenFrom uint64             // number of the call that asked for the first page
+}
+
+// orphan is a hold that nobody here holds: the request's caller knows of its chance to exist and gives it back, or asks
+// for it again. If nothing of that comes within one TTL, the session's loop gives it back.
+type orphan struct {
+	token uint64
+	since backend.Instant
+}
+
+// sessionFor returns an open session for ttl, with a user more. It makes one if there is none.
+func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
+	d.mu.Lock()
+	s := d.sessions[ttl]
+	if s == nil {
+		if d.closed {
+			d.mu.Unlock()
+			return nil, backend.ErrClosed
+		}
+		s = d.newSession(ttl)
+	}
+	s.users++
+	d.mu.Unlock()
+	var err error
+	select {
+	case <-s.opened:
+		if err = s.err; err == nil {
+			return s, nil
+		}
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-d.ctx.Done():
+		err = backend.ErrClosed
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s.leave()
+	if isContext(err) {
+		err = s.unopened(err)
+	}
+	return nil, err
+}
+
+// unopened is the error of a call for which the session was not open in time. The caller holds d.mu.
+func (s *session) unopened(err error) error {
+	for _, x := range s.d.calls {
+		if x.session == s && (x.doubt || x.sent != 0) {
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // the session, at least, may be there
+		}
+	}
+	return unavailable(err)
+}
+
+// newSession begins to open a session, in the background: the end of one caller's context must not fail the others. The
+// caller holds d.mu.
+func (d *Driver) newSession(ttl time.Duration) *session {
+	s := &session{
+		d: d, id: make([]byte, 16), ttl: ttl, opened: make(chan struct{}), over: make(chan struct{}),
+		unsettled: map[uint64]struct{}{}, attempts: map[key][]*attempt{}, leavings: map[key]*leaving{},
+		orphans: map[key]orphan{},
+	}
+	rand.Read(s.id) // never fails
+	d.sessions[ttl], d.byID[string(s.id)] = s, s
+	d.background(s.create)
+	return s
+}
+
+func (s *session) create() {
+	d := s.d
+	_, err := d.ask(d.ctx, call{
+		request: &lockpb.Request{Call: &lockpb.Request_OpenSession{
+			OpenSession: &lockpb.OpenSession{TtlNanos: int64(s.ttl)},
+		}},
+		session: s, attaches: true, looks: true, // an empty session does nobody harm
+		then: func(r *lockpb.Reply, err error) {
+			if err == nil && r.GetSession() != nil {
+				s.open, s.on, s.idle = true, d.conn, s.proved
+				s.looked = s.proved
+			}
+		},
+	})
+	d.mu.Lock()
+	if s.err = err; err != nil {
+		s.forget()
+	}
+	close(s.opened)
+	d.mu.Unlock()
+	if err == nil {
+		s.keepAlive()
+	}
+}
+
+// forget takes the session out of the driver. The caller holds d.mu.
+func (s *session) forget() {
+	if s.ended {
+		return
+	}
+	s.ended, s.open = true, false
+	close(s.over)
+	if s.d.sessions[s.ttl] == s {
+		delete(s.d.sessions, s.ttl)
+	}
+	delete(s.d.byID, string(s.id))
+}
+
+// end takes note that the service has ended the session, and with it all that hung on it. The caller holds d.mu.
+func (s *session) end(reason backend.Reason) {
+	if s.ended {
+		return
+	}
+	s.forget()
+	for k, h := range s.d.holds {
+		if h.session == s {
+			s.d.drop(k, h)
+			s.d.tellLost(h, reason)
+		}
+	}
+	for _, all := range s.attempts {
+		for _, a := range all {
+			a.decide(nil, errSessionEnded)
+		}
+	}
+	for _, x := range s.d.inOrder() {
+		if x.session == s {
+			s.d.finish(x, nil, errSessionEnded)
+		}
+	}
+}
+
+// leave takes a user away. The caller holds d.mu.
+func (s *session) leave() {
+	if s.users--; s.users == 0 {
+		s.idle = s.d.clock.Now()
+	}
+}
+
+// done is leave for those who do not hold d.mu.
+func (s *session) done() {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	s.leave()
+}
+
+// number returns the next sequence. The caller holds d.mu.
+func (s *session) number() uint64 {
+	s.sequence++
+	s.unsettled[s.sequence] = struct{}{}
+	return s.sequence
+}
+
+// settled notes that the answer to a sequence is not needed any more. The caller holds d.mu.
+func (s *session) settled(sequence uint64) {
+	delete(s.unsettled, sequence)
+	for s.acknowledged < s.sequence {
+		if _, open := s.unsettled[s.acknowledged+1]; open {
+			break
+		}
+		s.acknowledged++
+	}
+}
+
+// prove has the service renew the session, by a request that is sent after this call.
+func (s *session) prove(ctx context.Context) error {
+	reply, err := s.d.ask(ctx, call{
+		request: &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}, session: s,
+	})
+	if err == nil && !reply.Renewed {
+		err = errNoAnswer
+	}
+	if errors.Is(err, errSessionEnded) {
+		s.d.mu.Lock()
+		s.end(backend.ReasonSessionExpired)
+		s.d.unlockAndTell()
+	}
+	return err
+}
+
+// keepAlive runs while the session lives. A session that nobody has used for one TTL is closed.
+func (s *session) keepAlive() {
+	d := s.d
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.over:
+			return
+		case <-d.ctx.Done():
+			return // Close ends the session
+		}
+		d.mu.Lock()
+		now := d.clock.Now()
+		retire := s.users == 0 && now.Sub(s.idle) >= s.ttl
+		due := s.proved.Add(s.ttl/3 - s.ttl/20)
+		look := len(s.attempts) > 0 && now.Sub(s.looked) >= s.ttl && s.on != nil
+		s.adopt(now)
+		d.mu.Unlock()
+		switch {
+		case retire:
+			s.retire()
+			return
+		case look:
+			// Notifications get lost: those who wait ask from time to time, all of them in one request.
+			d.mu.Lock()
+			s.attach()
+			d.mu.Unlock()
+			timer.Reset(spread(s.ttl / 10))
+			continue
+		case now >= due:
+			// Also beyond the TTL: whether the session has ended, the service alone knows.
+			ctx, cancel := context.WithTimeout(d.ctx, s.ttl)
+			err := s.prove(ctx)
+			cancel()
+			if err != nil {
+				timer.Reset(spread(min(max(s.ttl/20, 25*time.Millisecond), time.Second)))
+				continue
+			}
+		}
+		timer.Reset(s.next())
+	}
+}
+
+// next is how long the loop sleeps.
+func (s *session) next() time.Duration {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
+}
+
+// adopt gives back orphans whose time is over. The caller holds d.mu.
+func (s *session) adopt(now backend.Instant) {
+	for k, o := range s.orphans {
+		if now.Sub(o.since) >= s.ttl {
+			delete(s.orphans, k)
+			s.giveBack(k, o.token, 0)
+		}
+	}
+}
+
+// retire closes the session, unless somebody uses it again.
+func (s *session) retire() {
+	d := s.d
+	d.mu.Lock()
+	if s.ended || s.users > 0 {
+		d.mu.Unlock()
+		return
+	}
+	s.forget()
+	x := s.closing()
+	d.start(x)
+	d.mu.Unlock()
+	ctx, cancel := context.WithTimeout(d.ctx, s.ttl)
+	defer cancel()
+	_, _ = d.await(ctx, x) // without keepalives it ends by itself
+}
+
+// closing is the call that ends the session in the service. Not attached, since it is the last thing that is said of it.
+func (s *session) closing() *call {
+	return &call{
+		request: &lockpb.Request{Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},
+		session: s, attaches: true,
+	}
+}
+
+// closeSessions ends all sessions in the service.
+func (d *Driver) closeSessions(ctx context.Context) error {
+	d.mu.Lock()
+	var last []*call
+	for _, s := range d.byID {
+		s.forget()
+		x := s.closing()
+		d.start(x)
+		last = append(last, x)
+	}
+	clear(d.holds)
+	d.mu.Unlock()
+	var err error
+	for _, x := range last {
+		select {
+		case <-x.done:
+			if err == nil {
+				err = x.err
+			}
+		case <-ctx.Done():
+			return unavailable(ctx.Err())
+		}
+	}
+	return err
+}

@@ -1,0 +1,397 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// setOf asks for names in one step, each with a request id of its own.
+func setOf(wait bool, names ...string) []backend.Request {
+	var rs []backend.Request
+	for _, name := range names {
+		r := request(name)
+		r.Wait = wait
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// outcomeAll is an AcquireAll in another goroutine.
+type outcomeAll struct {
+	done   chan struct{}
+	grants []backend.Grant
+	err    error
+}
+
+func acquireAll(ctx context.Context, d *Driver, rs []backend.Request) *outcomeAll {
+	o := &outcomeAll{done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		o.grants, o.err = d.AcquireAll(ctx, rs)
+	}()
+	return o
+}
+
+// tokensOf writes down what was granted.
+func tokensOf(grants []backend.Grant) string {
+	var all []string
+	for _, g := range grants {
+		all = append(all, fmt.Sprintf("%s:%v", g.Name, g.Token))
+	}
+	return strings.Join(all, " ")
+}
+
+// push sends the grant of a set to the session that asked for it last.
+func (f *fake) push(rs []backend.Request, tokens ...uint64) {
+	all := asked[*lockpb.Request_AcquireAll](f)
+	granted := &lockpb.Granted{Session: all[len(all)-1].Session}
+	for i, r := range rs {
+		granted.Grants = append(granted.Grants, &lockpb.Grant{Name: r.Name, RequestId: r.RequestID, Token: tokens[i]})
+	}
+	f.last().push(&lockpb.Reply{Answer: &lockpb.Reply_Granted{Granted: granted}})
+}
+
+func TestSetWhoseAnswerIsLostIsAskedForAgain(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		lost := false
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquireAll() == nil || lost {
+				return nil, false
+			}
+			lost = true
+			f.answer(q) // it is carried out
+			p.cancel()
+			return nil, true
+		})
+		grants, err := d.AcquireAll(t.Context(), setOf(false, "y", "x"))
+		if err != nil || tokensOf(grants) != "y:1 x:2" {
+			t.Errorf("granted %s, %v; want the holds of the first time", tokensOf(grants), err)
+		}
+		if all := asked[*lockpb.Request_AcquireAll](f); len(all) != 2 || all[0].Sequence == 0 || all[0].Sequence != all[1].Sequence {
+			t.Errorf("asked as %v, want the same one twice", all)
+		}
+		for _, r := range d.Renew(t.Context(), grants) {
+			if r.Err != nil {
+				t.Errorf("renewal: %v", r.Err)
+			}
+		}
+	})
+}
+
+// One place in the queue may have been taken by the same requests in another order.
+func TestSetIsGrantedInTheOrderOfItsRequests(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(once[*lockpb.Request_AcquireAll](queuedReply()))
+		rs := setOf(true, "x", "y")
+		o := acquireAll(t.Context(), d, rs)
+		synctest.Wait()
+		f.push([]backend.Request{rs[1]}, 1) // no set that anybody waits for
+		f.push([]backend.Request{rs[1], rs[0], request("z")}, 2, 3, 4)
+		f.push([]backend.Request{rs[1], rs[0]}, 5, 6)
+		<-o.done
+		if o.err != nil || tokensOf(o.grants) != "x:6 y:5" || !o.grants[0].Queued {
+			t.Errorf("granted %s, %v", tokensOf(o.grants), o.err)
+		}
+	})
+}
+
+func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
+	for what, c := range map[string]struct {
+		lost    string // a name that is taken away between the pages
+		granted string
+	}{
+		"whole":                              {"", "x:5 y:6"},
+		"broken before the whole was told":   {"x", "x:11 y:12"},
+		"broken before its end was told too": {"y", "x:11 y:12"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			run(t, func(t *testing.T, f *fake, d *Driver) {
+				rs := setOf(true, "x", "y")
+				entries := map[string]*lockpb.SessionEntry{}
+				for i, r := range rs {
+					entries[r.Name] = &lockpb.SessionEntry{Name: r.Name, RequestId: r.RequestID, Token: uint64(5 + i)}
+				}
+				f.change(func(f *fake) { f.token = 10 })
+				queued := once[*lockpb.Request_AcquireAll](queuedReply())
+				f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+					switch a := q.GetAttach(); {
+					case a == nil:
+						return queued(p, q)
+					case a.After == "":
+						return stateReply(&lockpb.SessionState{Holds: []*lockpb.SessionEntry{entries["x"]}, NextAfter: "x"}), true
+					default:
+						if c.lost != "" {
+							p.push(&lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
+								Session: q.Session, Name: c.lost, RequestId: entries[c.lost].RequestId, Token: entries[c.lost].Token,
+								Reason: lockpb.Reason_REASON_FORCE_RELEASED,
+							}}})
+						}
+						return stateReply(&lockpb.SessionState{Holds: []*lockpb.SessionEntry{entries["y"]}}), true
+					}
+				})
+				o := acquireAll(t.Context(), d, rs)
+				synctest.Wait()
+				f.disconnect()
+				<-o.done
+				if o.err != nil || tokensOf(o.grants) != c.granted {
+					t.Errorf("granted %s, %v; want %s", tokensOf(o.grants), o.err, c.granted)
+				}
+			})
+		})
+	}
+}
+
+// What is left of a set is given back before the whole is asked for again.
+func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		rs := setOf(false, "x", "y")
+		told := make(chan backend.Reason, 8)
+		rs[1].Lost = func(reason backend.Reason) { told <- reason }
+		if _, err := d.AcquireAll(t.Context(), rs); err != nil {
+			t.Fatal(err)
+		}
+		f.change(func(f *fake) { delete(f.holds, "x") })
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			switch {
+			case q.GetAcquireAll() != nil && f.holds["y"] != nil:
+				return errorReply(lockpb.Code_CODE_CONFLICT), true
+			case q.GetMove() != nil && f.holds[q.GetMove().Name] != nil:
+				return f.grant(&lockpb.Acquire{Name: "y", RequestId: rs[1].RequestID}), true
+			case q.GetMove() != nil:
+				return errorReply(lockpb.Code_CODE_NOT_HELD), true
+			}
+			return nil, false
+		})
+		again := append([]backend.Request(nil), rs...)
+		again[1].Lost = nil
+		grants, err := d.AcquireAll(t.Context(), again)
+		if err != nil || tokensOf(grants) != "x:3 y:4" {
+			t.Errorf("granted %s, %v; want a set of new holds", tokensOf(grants), err)
+		}
+		if len(told) != 1 || <-told != backend.ReasonEvicted {
+			t.Errorf("the first holder of y was not told, or not that it was evicted")
+		}
+		all := asked[*lockpb.Request_Release](f)
+		if len(all) != 1 || all[0].GetRelease().Name != "y" || all[0].GetRelease().Token != 2 {
+			t.Errorf("given back as %v, want y with its token", all)
+		}
+	})
+}
+
+func TestRequestIDOfAnotherSetIsRefused(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			switch {
+			case q.GetAcquire() != nil:
+				return errorReply(lockpb.Code_CODE_CONFLICT), true
+			case q.GetMove() != nil:
+				return queuedReply(), true
+			}
+			return nil, false
+		})
+		r := waiting("x")
+		_, err := d.Acquire(t.Context(), r)
+		var invalid *backend.InvalidError
+		if !errors.As(err, &invalid) || !strings.Contains(invalid.Value, r.RequestID) {
+			t.Errorf("acquire: %v, want that the request id is in use", err)
+		}
+		if n := len(asked[*lockpb.Request_Acquire](f)); n != mostConflicts+1 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(once[*lockpb.Request_AcquireAll](queuedReply()))
+		ctx, cancel := context.WithCancel(t.Context())
+		rs := setOf(true, "x", "y")
+		o := acquireAll(ctx, d, rs)
+		synctest.Wait()
+		f.change(func(f *fake) { // it is granted at this moment, and nobody hears of it
+			for i, r := range rs {
+				f.holds[r.Name] = &lockpb.SessionEntry{Name: r.Name, RequestId: r.RequestID, Token: uint64(i + 1)}
+			}
+		})
+		cancel()
+		<-o.done
+		if !errors.Is(o.err, context.Canceled) || errors.Is(o.err, backend.ErrUnknown) {
+			t.Errorf("%v, want context.Canceled alone", o.err)
+		}
+		if len(f.holds) != 0 {
+			t.Errorf("left over: %v", f.holds)
+		}
+		for _, q := range asked[*lockpb.Request_Release](f) {
+			if r := q.GetRelease(); r.Token != 0 || r.Target != asked[*lockpb.Request_AcquireAll](f)[0].Sequence {
+				t.Errorf("the clean-up is %v", r)
+			}
+		}
+	})
+}
+
+// Who takes over what others have of the request, and goes before it could be asked for, cleans up.
+func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("warm"))
+		s := d.sessions[ttl]
+		f.change(func(f *fake) { f.refuses = true })
+		f.disconnect()
+		synctest.Wait()
+		a := s.begin(setOf(true, "x", "y"), false, true)
+		if err := s.giveUp(a, context.Canceled); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.Canceled) {
+			t.Errorf("given up with %v, want ErrUnknown", err)
+		}
+		f.change(func(f *fake) { f.refuses = false })
+		time.Sleep(ttl / 2)
+		synctest.Wait()
+		if all := asked[*lockpb.Request_Release](f); len(all) != 2 {
+			t.Errorf("cleaned up by %v, want x and y", all)
+		}
+	})
+}
+
+// An attempt is stopped and not undone: its caller may ask for the set again, or give each of its holds back.
+func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("warm"))
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquireAll() != nil {
+				f.answer(q)
+			}
+			return nil, true
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		rs := setOf(false, "x", "y")
+		if _, err := d.AcquireAll(ctx, rs); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want ErrUnknown and the context's error", err)
+		}
+		f.plays(nil)
+		time.Sleep(ttl / 2)
+		if len(asked[*lockpb.Request_Release](f)) != 0 {
+			t.Error("something was given back before its caller could ask for it again")
+		}
+		if all := asked[*lockpb.Request_CancelWait](f); len(all) < 2 {
+			t.Errorf("stopped by %v, want one for each name", all)
+		}
+		if grants, err := d.AcquireAll(t.Context(), rs); err != nil || tokensOf(grants) != "x:2 y:3" {
+			t.Errorf("the same set again is %s, %v; want its holds", tokensOf(grants), err)
+		}
+		for _, r := range rs {
+			if err := d.Release(t.Context(), r.Grant()); err != nil {
+				t.Errorf("release of %s: %v", r.Name, err)
+			}
+		}
+	})
+}
+
+func TestHoldsOfASetThatNobodyClaimsAreGivenBack(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		take(t, d, request("warm"))
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if q.GetAcquireAll() != nil {
+				f.answer(q)
+			}
+			return nil, true
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, _ = d.AcquireAll(ctx, setOf(false, "x", "y"))
+		f.plays(nil)
+		time.Sleep(4 * ttl)
+		synctest.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.holds) != 1 || f.holds["warm"] == nil {
+			t.Errorf("four TTLs later stand %v, want what is held and nothing else", f.holds)
+		}
+	})
+}
+
+// What makes no sense, and what no server does, is refused before anything is sent.
+func TestUnfitKindsAndSets(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		permits := func(n, limit int) func(*backend.Request) {
+			return func(r *backend.Request) { r.Kind, r.Permits, r.Limit = backend.KindPermits, n, limit }
+		}
+		for what, c := range map[string]struct {
+			change func(*backend.Request)
+			want   error
+		}{
+			"kind nobody knows":    {func(r *backend.Request) { r.Kind = 9 }, backend.ErrUnsupported},
+			"hierarchical permits": {func(r *backend.Request) { permits(1, 2)(r); r.Hierarchical = true }, backend.ErrUnsupported},
+			"no permits":           {permits(0, 2), backend.ErrInvalidOption},
+			"negative permits":     {permits(-1, 2), backend.ErrInvalidOption},
+			"more permits":         {permits(3, 2), backend.ErrInvalidOption},
+			"limit too high":       {permits(1, 1<<32), backend.ErrInvalidOption},
+			"shared permits":       {func(r *backend.Request) { permits(1, 2)(r); r.Kind = backend.KindShared }, backend.ErrInvalidOption},
+			"agent with a space":   {func(r *backend.Request) { r.Agent = "a b" }, backend.ErrInvalidOption},
+			"agent too long":       {func(r *backend.Request) { r.Agent = strings.Repeat("a", 129) }, backend.ErrInvalidOption},
+		} {
+			r := request("x")
+			c.change(&r)
+			if _, err := d.Acquire(t.Context(), r); !errors.Is(err, c.want) {
+				t.Errorf("%s: %v, want %v", what, err, c.want)
+			}
+			if _, err := d.AcquireAll(t.Context(), []backend.Request{request("y"), r}); !errors.Is(err, c.want) {
+				t.Errorf("%s in a set: %v, want %v", what, err, c.want)
+			}
+		}
+		for what, change := range map[string]func(*backend.Request){
+			"twice": func(r *backend.Request) { r.Name = "x" },
+			"wait":  func(r *backend.Request) { r.Wait = true },
+			"TTL":   func(r *backend.Request) { r.TTL = 2 * ttl },
+			"agent": func(r *backend.Request) { r.Agent = "somebody" },
+		} {
+			rs := setOf(false, "x", "y")
+			change(&rs[1])
+			if _, err := d.AcquireAll(t.Context(), rs); !errors.Is(err, backend.ErrInvalidOption) {
+				t.Errorf("a set that does not agree (%s): %v, want ErrInvalidOption", what, err)
+			}
+		}
+		large := setOf(false, "x", "y")
+		large[1].Metadata = map[string]string{"much": strings.Repeat("x", 1<<20)}
+		if _, err := d.AcquireAll(t.Context(), large); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("a set that is too large: %v, want ErrUnsupported", err)
+		}
+		if _, err := d.AcquireAll(t.Context(), nil); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("an empty set: %v, want ErrInvalidOption", err)
+		}
+		if n := len(asked[*lockpb.Request_AcquireAll](f)) + len(asked[*lockpb.Request_Acquire](f)); n != 0 {
+			t.Errorf("%d requests were sent", n)
+		}
+	})
+}
+
+// Every field of a request is sent.
+func TestKindsOnTheWire(t *testing.T) {
+	d, other := New(nil, nil), New(nil, nil)
+	r := request("a/b")
+	r.Kind, r.Permits, r.Limit, r.Agent = backend.KindPermits, 2, 8, "worker"
+	got := d.acquireOf([]backend.Request{r}).GetAcquire()
+	if got.Kind != lockpb.Kind_KIND_PERMITS || got.Permits != 2 || got.Limit != 8 || got.Hierarchical || got.Wait {
+		t.Errorf("permits are sent as %v", got)
+	}
+	if got.Agent == "" || got.Agent == other.acquireOf([]backend.Request{r}).GetAcquire().Agent {
+		t.Errorf("two clients send agent %q", got.Agent)
+	}
+	if again := d.acquireOf([]backend.Request{r}).GetAcquire(); again.Agent != got.Agent {
+		t.Errorf("one client sends agents %q and %q for one", got.Agent, again.Agent)
+	}
+	r = waiting("a/b")
+	r.Kind, r.Hierarchical = backend.KindShared, true
+	got = d.acquireOf([]backend.Request{r}).GetAcquire()
+	if got.Kind != lockpb.Kind_KIND_SHARED || !got.Hierarchical || !got.Wait || got.Agent != "" {
+		t.Errorf("a shared hold is sent as %v", got)
+	}
+}

@@ -1,0 +1,57 @@
+package builtin
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// Each watch hears what is meant for it, also after the connection was made anew, and a watch that has ended leaves nothing.
+func TestEventsFindTheirWatch(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if _, ok := q.Call.(*lockpb.Request_Watch); ok {
+				return &lockpb.Reply{Answer: &lockpb.Reply_Watching{Watching: &lockpb.Watching{Revision: 1}}}, true
+			}
+			return nil, false
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		names := []string{"x", "y", "z"}
+		heard := make(chan string, 10)
+		for _, name := range names {
+			go func() {
+				for e, err := range d.Watch(ctx, name, 0) {
+					if err == nil {
+						heard <- name + " of " + e.Name
+					}
+				}
+			}()
+		}
+		synctest.Wait()
+		for round := range uint64(2) {
+			begun := asked[*lockpb.Request_Watch](f)
+			for _, q := range begun[len(begun)-len(names):] {
+				name := q.GetWatch().Name
+				f.last().push(&lockpb.Reply{Answer: &lockpb.Reply_Events{Events: &lockpb.Events{
+					Watch:  q.Number,
+					Events: []*lockpb.Event{{Type: lockpb.EventType_EVENT_ACQUIRED, Name: name, Revision: round + 2}},
+				}}})
+				if got, want := <-heard, name+" of "+name; got != want {
+					t.Errorf("round %d: %s, want %s", round, got, want)
+				}
+			}
+			f.disconnect()
+			take(t, d, request("anything")) // on the next connection
+			synctest.Wait()
+		}
+		cancel()
+		synctest.Wait()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if len(d.watches) > 0 || len(d.followed) > 0 {
+			t.Errorf("%d watches and %d numbers are left", len(d.watches), len(d.followed))
+		}
+	})
+}
