@@ -1,0 +1,168 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Locker records what is done through a fencelock.Locker. It is safe for concurrent use.
+type Locker struct {
+	r      *Recorder
+	client string
+	locks  fencelock.Locker
+}
+
+// Wrap returns a Locker that records all calls under the name of the client. Leases that were acquired through l itself
+// are not recorded.
+func (r *Recorder) Wrap(client string, l fencelock.Locker) *Locker {
+	return &Locker{r: r, client: client, locks: l}
+}
+
+// Acquire is fencelock.Locker.Acquire.
+func (l *Locker) Acquire(ctx context.Context, name string, opts ...fencelock.AcquireOption) (*Held, error) {
+	return l.acquire(ctx, OpAcquire, name, l.locks.Acquire, opts)
+}
+
+// TryAcquire is fencelock.Locker.TryAcquire.
+func (l *Locker) TryAcquire(ctx context.Context, name string, opts ...fencelock.AcquireOption) (*Held, error) {
+	return l.acquire(ctx, OpTry, name, l.locks.TryAcquire, opts)
+}
+
+func (l *Locker) acquire(
+	ctx context.Context, op Op, name string,
+	acquire func(context.Context, string, ...fencelock.AcquireOption) (*fencelock.Lease, error), opts []fencelock.AcquireOption,
+) (*Held, error) {
+	call := l.r.Begin(ctx, l.client, op, name)
+	lease, err := acquire(ctx, name, opts...)
+	if err != nil {
+		call.Return(outcome(err), err)
+		return nil, err
+	}
+	return l.r.held(call, lease), nil
+}
+
+// outcome of an acquire that failed.
+func outcome(err error) Outcome {
+	for _, sure := range []error{
+		fencelock.ErrHeld, fencelock.ErrUnavailable, fencelock.ErrUnsupported, fencelock.ErrMisconfigured,
+		fencelock.ErrDeadlock, fencelock.ErrLimitMismatch, fencelock.ErrInvalidName, fencelock.ErrInvalidTTL,
+		fencelock.ErrInvalidOption, fencelock.ErrTier, fencelock.ErrLost,
+	} {
+		if errors.Is(err, sure) && !errors.Is(err, fencelock.ErrUnknown) {
+			return Refused
+		}
+	}
+	return Unknown // a wait that was given up may have been granted while it was cancelled
+}
+
+// Held is a lease that is recorded. It is safe for concurrent use. Its release has to go through it.
+type Held struct {
+	r      *Recorder
+	lease  *fencelock.Lease
+	hold   *Hold
+	unhook func() bool
+}
+
+// held records the grant, and its end when it comes. Whoever holds the name in this process is looked at first: the end of
+// its belief is when its lease says so, and not when the goroutine ran that records it.
+func (r *Recorder) held(call *Call, lease *fencelock.Lease) *Held {
+	at := r.Now()
+	r.settle(call.e.Name, at)
+	h := &Held{r: r, lease: lease}
+	h.hold = call.granted(h.grant(), at)
+	r.mu.Lock()
+	r.open[call.e.Name] = append(r.open[call.e.Name], h)
+	r.mu.Unlock()
+	h.unhook = context.AfterFunc(lease.Context(), func() { h.ended(r.Now()) })
+	return h
+}
+
+// settle ends what has ended among the holds of name, as of at.
+func (r *Recorder) settle(name string, at backend.Instant) {
+	r.mu.Lock()
+	open := slices.Clone(r.open[name])
+	r.mu.Unlock()
+	for _, other := range open {
+		if other.lease.Err() != nil {
+			other.ended(at)
+		}
+	}
+}
+
+// Lease returns the lease.
+func (h *Held) Lease() *fencelock.Lease { return h.lease }
+
+// grant is what the lease rests on now.
+func (h *Held) grant() Grant {
+	g := h.lease.Grant()
+	return Grant{
+		Kind: g.Kind, Permits: g.Permits, Limit: g.Limit, Token: g.Token, Request: g.RequestID,
+		SentAt: g.SentAt, TTL: g.TTL, Deadline: h.deadline(),
+	}
+}
+
+// deadline returns the lease's. It tells a time.Time: the clocks are read several times, and the reading that was
+// disturbed least counts.
+func (h *Held) deadline() backend.Instant {
+	var best backend.Instant
+	shortest := backend.Instant(-1)
+	for range 3 {
+		begin := h.r.Now()
+		deadline := h.r.Instant(h.lease.Deadline())
+		if took := h.r.Now() - begin; shortest < 0 || took < shortest {
+			best, shortest = deadline, took
+		}
+	}
+	return best
+}
+
+// Renewed records what the lease rests on now. Without it a history knows of renewals only when the hold ends; whoever may
+// be killed calls it now and then.
+func (h *Held) Renewed() {
+	if g := h.grant(); h.lease.Err() == nil {
+		h.hold.Renewed(g)
+	}
+}
+
+// ended records that the lease was lost.
+func (h *Held) ended(at backend.Instant) {
+	why := "unknown"
+	if lost := (*fencelock.LostError)(nil); errors.As(h.lease.Err(), &lost) {
+		why = string(lost.Reason)
+	}
+	h.hold.lost(why, h.grant(), at)
+	h.forget()
+}
+
+func (h *Held) forget() {
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	name := h.hold.name
+	h.r.open[name] = slices.DeleteFunc(h.r.open[name], func(other *Held) bool { return other == h })
+	if len(h.r.open[name]) == 0 {
+		delete(h.r.open, name)
+	}
+}
+
+// Release ends the belief and releases.
+func (h *Held) Release(ctx context.Context) error {
+	if !h.unhook() {
+		h.ended(h.r.Now()) // nothing is changed if that was recorded before
+	}
+	h.forget()
+	call := h.hold.Release(ctx, h.grant())
+	err := h.lease.Release(ctx)
+	switch {
+	case err == nil:
+		call.Return(OK, nil)
+	case errors.Is(err, fencelock.ErrLost), errors.Is(err, fencelock.ErrNotHeld):
+		call.Return(Gone, err)
+	default:
+		call.Return(Unknown, err)
+	}
+	return err
+}

@@ -1,0 +1,170 @@
+package check
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strings"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// The model is one name of a lock service, as an object that does one thing at a time. Its state is who holds the name, and
+// the highest token so far. Each operation happens at one instant of its interval:
+//
+//	take h     interval of the acquire      nobody holds what excludes h, and h's token is the highest so far
+//	prove h    from sending to the answer   h holds
+//	give h     interval of the release      h holds, and does so no longer
+//	expire h   from the end of the TTL on   h holds no longer; nothing happens if it did not
+//	ask        interval of the question     everybody who holds is among those that were seen
+//
+// A release that may have come after the end of the TTL, and one of unknown outcome, are like expire.
+//
+// What may or may not have been done needs no second branch. A release of unknown outcome has an interval without end: one
+// that was never done stands behind everything else. An acquire of unknown outcome does not appear at all: no operation
+// of anybody else needs its hold, so whatever is legal with it is legal without.
+//
+// A hold that was not released expires, at the end of its TTL or at any time later. Before that nobody else may have it:
+// a service that forgets holds (evicted, lost in a failover, a clock that jumped) has no legal history.
+
+// deed is what an operation does.
+type deed uint8
+
+const (
+	take deed = iota
+	prove
+	give
+	expire
+	ask
+)
+
+var deeds = [...]string{"acquire", "renew", "release", "expire", "ask"}
+
+// input is an operation of the model. Its output is nothing: only what has happened is asked for.
+type input struct {
+	do   deed
+	hold int  // index in history.holds
+	held bool // give: it is certain that h did hold
+	seen []fencing.Token
+}
+
+// state of a name. Its holders are the indexes of the holds, in order, four bytes each: states compare.
+type state struct {
+	holders string
+	top     uint64 // the highest token so far, without its mark
+}
+
+func (s state) has(hold int) bool {
+	for i := 0; i < len(s.holders); i += 4 {
+		if int(binary.BigEndian.Uint32([]byte(s.holders[i:i+4]))) == hold {
+			return true
+		}
+	}
+	return false
+}
+
+func (s state) all() []int {
+	var all []int
+	for i := 0; i < len(s.holders); i += 4 {
+		all = append(all, int(binary.BigEndian.Uint32([]byte(s.holders[i:i+4]))))
+	}
+	return all
+}
+
+func holders(all []int) string {
+	slices.Sort(all)
+	var b []byte
+	for _, h := range all {
+		b = binary.BigEndian.AppendUint32(b, uint32(h))
+	}
+	return string(b)
+}
+
+// with and without return the state after a hold began or ended.
+func (s state) with(hold int) state {
+	s.holders = holders(append(s.all(), hold))
+	return s
+}
+
+func (s state) without(hold int) state {
+	s.holders = holders(slices.DeleteFunc(s.all(), func(h int) bool { return h == hold }))
+	return s
+}
+
+// model is the name with these holds, which are in the given state at first.
+func model(holds []*hold, fenced bool, first state) porcupine.Model {
+	seed := maphash.MakeSeed()
+	return porcupine.Model{
+		Init: func() any { return first },
+		Step: func(now, op, _ any) (bool, any) {
+			ok, next := step(holds, fenced, now.(state), op.(input))
+			return ok, next
+		},
+		Hash: func(now any) uint64 { return maphash.Comparable(seed, now.(state)) },
+		DescribeOperation: func(op, _ any) string {
+			in := op.(input)
+			if in.do == ask {
+				return fmt.Sprintf("ask: %v", in.seen)
+			}
+			return deeds[in.do] + " " + holds[in.hold].short()
+		},
+		DescribeState: func(now any) string {
+			s := now.(state)
+			if s.holders == "" {
+				return fmt.Sprintf("free after %d", s.top)
+			}
+			var who []string
+			for _, h := range s.all() {
+				who = append(who, holds[h].short())
+			}
+			return strings.Join(who, ", ")
+		},
+	}
+}
+
+func (h *hold) short() string {
+	s := h.client + " " + h.token.String()
+	switch h.kind {
+	case backend.KindShared:
+		s += " shared"
+	case backend.KindPermits:
+		s += fmt.Sprintf(" %d/%d", h.permits, h.limit)
+	}
+	return s
+}
+
+// step tells whether an operation can happen in a state, and what the next state is.
+func step(holds []*hold, fenced bool, s state, in input) (bool, state) {
+	switch in.do {
+	case take:
+		h := holds[in.hold]
+		var others []*hold
+		for _, o := range s.all() {
+			others = append(others, holds[o])
+		}
+		if exceeds(h, others) != nil || fenced && h.token.Order() <= s.top {
+			return false, s
+		}
+		s.top = max(s.top, h.token.Order())
+		return true, s.with(in.hold)
+	case prove:
+		return s.has(in.hold), s
+	case give, expire:
+		if !s.has(in.hold) {
+			return !in.held, s
+		}
+		return true, s.without(in.hold)
+	case ask:
+		for _, o := range s.all() {
+			if t := holds[o].token; t.Valid() && !slices.Contains(in.seen, t) {
+				return false, s
+			}
+		}
+		return true, s
+	}
+	return false, s
+}

@@ -1,0 +1,409 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// never is later than all instants.
+const never = backend.Instant(1<<63 - 1)
+
+// call is a call with its return.
+type call struct {
+	Event                 // of the call
+	ret   backend.Instant // never if it has none
+	out   Outcome         // Unknown if it has none
+	err   string
+	gone  bool // its client was killed before it returned
+	seen  []fencing.Token
+	holds *hold // of an acquire: what it was granted; of a release: what it gives back
+}
+
+// hold is one hold of a name, put together from all that was recorded of it.
+type hold struct {
+	client  string
+	name    string
+	kind    backend.Kind
+	permits int
+	limit   int
+	token   fencing.Token
+
+	call, ret backend.Instant // of the acquire
+	grants    []*call         // all acquires that returned it: more than one if it was taken again under one request
+
+	// The holder believed in it from begin until end, if begin is before end.
+	begin, end backend.Instant
+
+	sentAt  backend.Instant // of the last confirmation
+	expires backend.Instant // the service keeps it until then at least, unless it is released; never without a TTL
+	ttl     time.Duration   // the longest
+	slack   time.Duration   // from the deadline to the end of the TTL, as granted
+	until   backend.Instant // the deadline; never without one
+
+	// The releases together: from the first call to the last return. never if nobody released.
+	relCall, relRet backend.Instant
+	relOut          Outcome
+
+	told   backend.Instant // when its holder was told of the loss; never if it was not
+	why    string          // why it was lost; empty if it was not
+	forced backend.Instant // since when it may have been taken away by force; never otherwise
+	taken  backend.Instant // when somebody was seen to do so; never otherwise
+	killed backend.Instant // when its holder was; never otherwise
+	proofs []proof
+}
+
+// proof is a renewal that the service has confirmed.
+type proof struct{ sent, seen backend.Instant }
+
+// keeps is until when the service keeps the hold for sure.
+func (h *hold) keeps() backend.Instant { return min(h.relCall, h.expires, h.forced) }
+
+// takenBefore tells whether h may have been taken away by force before at. Who loses a lock so does not know at once, but without
+// a renewal it knows within its TTL.
+func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
+	return h.forced <= at && (h.taken == never || h.end <= h.taken.Add(ttl))
+}
+
+// lost tells whether it ended against its holder's will.
+func (h *hold) lost() bool {
+	return h.why != "" && h.why != string(backend.ReasonClosed) || h.relOut == Gone
+}
+
+func (h *hold) String() string {
+	s := fmt.Sprintf("the %s hold of %q by %s with token %v, believed in from %d", h.kind, h.name, h.client, h.token, h.begin)
+	switch {
+	case h.end <= h.begin:
+		s = strings.Replace(s, "believed in from", "never believed in, granted at", 1)
+	default:
+		s += fmt.Sprintf(" for %v", h.end.Sub(h.begin))
+	}
+	if h.why != "" {
+		s += " (" + h.why + ")"
+	}
+	return s
+}
+
+// conflicts tells whether two holds of one name exclude each other. Permits are counted instead.
+func conflicts(a, b *hold) bool {
+	if a.kind == backend.KindPermits && b.kind == backend.KindPermits {
+		return a.limit != b.limit
+	}
+	return a.kind != backend.KindShared || b.kind != backend.KindShared
+}
+
+// exceeds returns one of those who hold already beside whom h cannot be had.
+func exceeds(h *hold, others []*hold) *hold {
+	used, last := h.permits, (*hold)(nil)
+	for _, o := range others {
+		if conflicts(h, o) {
+			return o
+		}
+		used, last = used+o.permits, o
+	}
+	if h.kind == backend.KindPermits && used > h.limit {
+		return last
+	}
+	return nil
+}
+
+// name is all that happened to one name.
+type name struct {
+	name  string
+	calls []*call // by call
+	holds []*hold // by call
+}
+
+// run is a history put together.
+type run struct {
+	rules     Rules
+	names     []*name // by name
+	calls     []*call
+	begin     backend.Instant
+	end       backend.Instant
+	troubles  []span // from each fault until all are over
+	healed    []backend.Instant
+	renewals  int
+	faults    int
+	malformed []Violation
+
+	byRequest map[identity]*hold
+	kills     []Event
+	longest   time.Duration
+}
+
+type span struct{ from, to backend.Instant }
+
+// key is what an ID belongs to.
+type key struct {
+	client string
+	id     uint64
+}
+
+// gather puts calls and returns together, and what was recorded of each hold.
+func gather(history History, rules Rules) *run {
+	r := &run{rules: rules, byRequest: map[identity]*hold{}}
+	if n := len(history.Events); n > 0 {
+		r.begin, r.end = history.Events[0].At, history.Events[n-1].At
+	}
+	calls := map[key]*call{}
+	for _, e := range history.Events {
+		k := key{e.Client, e.ID}
+		c := calls[k]
+		switch e.Type {
+		case TypeCall:
+			if c != nil {
+				r.odd(e, "there is another call with this number")
+				continue
+			}
+			c = &call{Event: e, ret: never, out: Unknown}
+			calls[k] = c
+			r.calls = append(r.calls, c)
+			if e.Op == OpRelease {
+				if a := calls[key{e.Client, e.Hold}]; a != nil && a.holds != nil {
+					c.holds = a.holds
+					a.holds.release(e, rules)
+				} else {
+					r.odd(e, "nothing was granted that it could release")
+				}
+			}
+		case TypeReturn:
+			if c == nil || c.ret != never {
+				r.odd(e, "there is no call that returns here")
+				continue
+			}
+			r.returned(c, e)
+		case TypeRenewed, TypeEnd:
+			if c == nil || c.holds == nil {
+				r.odd(e, "nothing was granted that it could tell of")
+				continue
+			}
+			c.holds.hear(e, rules)
+			if e.Type == TypeRenewed {
+				r.renewals++
+			}
+		case TypeKilled:
+			r.kills = append(r.kills, e)
+		case TypeFault:
+			r.faults++
+			if n := len(r.troubles); n == 0 || r.troubles[n-1].to != never {
+				r.troubles = append(r.troubles, span{e.At, never})
+			}
+		case TypeHealed:
+			r.healed = append(r.healed, e.At)
+			if n := len(r.troubles); n > 0 {
+				r.troubles[n-1].to = min(r.troubles[n-1].to, e.At)
+			}
+		default:
+			r.odd(e, "nobody knows this type of event")
+		}
+	}
+	r.kill()
+	r.sort()
+	return r
+}
+
+func (r *run) odd(e Event, text string) {
+	r.malformed = append(r.malformed, Violation{Kind: Malformed, Name: e.Name, At: e.At, Text: fmt.Sprintf("%s: %v", text, e)})
+}
+
+// returned notes the return of a call.
+func (r *run) returned(c *call, e Event) {
+	c.ret, c.out, c.err, c.seen = e.At, e.Outcome, e.Err, e.Seen
+	switch {
+	case c.Op == OpRelease && c.holds != nil:
+		h := c.holds
+		h.relRet, h.relOut = e.At, e.Outcome
+	case (c.Op == OpAcquire || c.Op == OpTry) && e.Outcome == OK:
+		r.granted(c, e)
+	}
+}
+
+// granted makes the hold that an acquire returned, or finds the one that it was given again.
+func (r *run) granted(c *call, e Event) {
+	c.Request = e.Request
+	again := identity{c.Name, e.Request, e.Token}
+	if h := r.byRequest[again]; h != nil && e.Request != "" {
+		c.holds = h
+		h.client = c.Client
+		h.grants = append(h.grants, c)
+		h.relRet, h.relOut = never, "" // of several leases of a hold, the last release counts
+		h.promise(e, r.rules)
+		h.end, h.told, h.why = h.until, never, ""
+		return
+	}
+	h := &hold{
+		client: c.Client, name: c.Name, permits: e.Permits, limit: e.Limit, token: e.Token,
+		call: c.At, ret: e.At, grants: []*call{c}, begin: e.At, expires: never, until: never,
+		relCall: never, relRet: never, told: never, forced: never, taken: never, killed: never,
+	}
+	for _, k := range []backend.Kind{backend.KindShared, backend.KindPermits} {
+		if e.Kind == k.String() {
+			h.kind = k
+		}
+	}
+	if e.TTL > 0 && e.Deadline != 0 {
+		h.slack = max(0, e.SentAt.Add(e.TTL).Sub(e.Deadline))
+	}
+	h.promise(e, r.rules)
+	h.end = h.until
+	c.holds = h
+	r.byRequest[again] = h
+}
+
+// identity is what makes two grants the same hold.
+type identity struct {
+	name, request string
+	token         fencing.Token
+}
+
+// promise notes what the service has confirmed last.
+func (h *hold) promise(e Event, rules Rules) {
+	h.ttl = max(h.ttl, e.TTL)
+	if e.Deadline != 0 {
+		h.until = e.Deadline
+	}
+	switch {
+	case e.TTL == 0 && e.Deadline == 0:
+		if len(h.proofs) == 0 && h.expires == never && h.sentAt == 0 {
+			h.expires = h.ret // it may have been gone at once: nothing was promised
+		}
+		return
+	case e.TTL == 0 && h.ttl != 0 && rules.Exact:
+		h.expires = min(h.expires, e.Deadline.Add(h.slack)) // a deadline that was taken back counts
+	case e.TTL == 0:
+		h.expires = e.Deadline
+	case e.Deadline == 0:
+		h.expires = e.SentAt.Add(e.TTL)
+	case rules.Exact:
+		h.expires = min(e.SentAt.Add(e.TTL), e.Deadline.Add(h.slack))
+	default:
+		h.expires = e.Deadline
+	}
+	if e.SentAt > max(h.sentAt, h.call) && h.sentAt != 0 {
+		h.proofs = append(h.proofs, proof{e.SentAt, e.At})
+	}
+	h.sentAt = max(h.sentAt, e.SentAt)
+}
+
+// release notes that the holder gives the hold back.
+func (h *hold) release(e Event, rules Rules) {
+	if e.Deadline != 0 || e.TTL != 0 {
+		h.promise(e, rules)
+	}
+	h.relCall = min(h.relCall, e.At)
+	h.relOut, h.relRet = Unknown, never
+	if h.told == never {
+		h.end = min(e.At, h.until)
+	}
+}
+
+// hear notes a renewal, or the end of the belief.
+func (h *hold) hear(e Event, rules Rules) {
+	if e.Deadline != 0 || e.TTL != 0 {
+		h.promise(e, rules)
+	}
+	if e.Type == TypeRenewed {
+		if h.relCall == never && h.told == never {
+			h.end = h.until
+		}
+		return
+	}
+	h.told, h.why = e.At, e.Why
+	h.end = min(e.At, h.until)
+	switch backend.Reason(e.Why) {
+	case backend.ReasonForceReleased, backend.ReasonClosed:
+		h.forced = h.ret // when is not known
+	}
+}
+
+// kill ends what killed clients did.
+func (r *run) kill() {
+	for _, k := range r.kills {
+		for _, c := range r.calls {
+			if c.At > k.At || !of(c.Client, k.Client) {
+				continue
+			}
+			c.gone = c.gone || c.ret > k.At
+			if h := c.holds; h != nil && h.client == c.Client {
+				h.killed = min(h.killed, k.At)
+				h.end = min(h.end, k.At)
+			}
+		}
+	}
+}
+
+// sort orders everything by name and time, and notes what was taken away by force.
+func (r *run) sort() {
+	names := map[string]*name{}
+	seen := map[*hold]bool{}
+	var forces []*call
+	for _, c := range r.calls {
+		n := names[c.Name]
+		if n == nil {
+			n = &name{name: c.Name}
+			names[c.Name] = n
+		}
+		n.calls = append(n.calls, c)
+		if c.Op == OpForce {
+			forces = append(forces, c)
+		}
+		if h := c.holds; h != nil && !seen[h] {
+			seen[h] = true
+			h.end = min(h.end, r.end) // what is believed beyond is not known
+			n.holds = append(n.holds, h)
+		}
+	}
+	for _, c := range forces {
+		to := c.ret
+		if c.out == Unknown {
+			to = never
+		}
+		for _, h := range names[c.Name].holds {
+			if c.out != Refused && h.call <= to && c.At <= min(h.relRet, max(h.end, h.expires)) {
+				h.forced = min(h.forced, max(c.At, h.call))
+				h.taken = min(h.taken, max(c.At, h.call))
+			}
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(names)) {
+		n := names[k]
+		slices.SortStableFunc(n.holds, func(a, b *hold) int { return cmp.Compare(a.call, b.call) })
+		r.names = append(r.names, n)
+	}
+}
+
+// ttl is for how long at least the service may keep what nobody knows of.
+func (r *run) ttl() time.Duration {
+	if r.longest == 0 {
+		r.longest = max(r.rules.TTL, time.Nanosecond)
+		for _, n := range r.names {
+			for _, h := range n.holds {
+				r.longest = max(r.longest, h.ttl)
+			}
+		}
+	}
+	return r.longest
+}
+
+// killedAt is when the client of a call that never returned was killed.
+func (r *run) killedAt(c *call) backend.Instant {
+	at := r.end
+	for _, k := range r.kills {
+		if k.At >= c.At && of(c.Client, k.Client) {
+			at = min(at, k.At)
+		}
+	}
+	return at
+}
+
+// of tells whether a client is one of a process.
+func of(client, process string) bool {
+	return client == process || strings.HasPrefix(client, process+"/")
+}

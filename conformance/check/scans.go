@@ -1,0 +1,353 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// scan goes through the history once for each rule that needs no search.
+func (p *Report) scan(r *run) {
+	p.count(r)
+	for _, n := range r.names {
+		p.overlaps(r, n)
+		p.early(n)
+		p.losses(n)
+		if r.rules.Fencing {
+			p.tokens(n)
+		}
+		p.asked(n)
+		p.idle(r, n)
+	}
+	p.stuck(r)
+	p.recoveries(r)
+}
+
+func (p *Report) found(kind Kind, n string, at backend.Instant, format string, args ...any) {
+	p.Violations = append(p.Violations, Violation{Kind: kind, Name: n, At: at, Text: fmt.Sprintf(format, args...)})
+}
+
+func (p *Report) count(r *run) {
+	p.Operations, p.Renewals, p.Faults, p.Duration = len(r.calls), r.renewals, r.faults, r.end.Sub(r.begin)
+	for _, c := range r.calls {
+		switch c.out {
+		case Refused:
+			p.Refusals++
+		case Unknown:
+			p.Unknowns++
+		}
+	}
+	for _, n := range r.names {
+		p.Grants += len(n.holds)
+	}
+}
+
+// overlaps sweeps over the beliefs in a name, in the order of their beginnings.
+func (p *Report) overlaps(r *run, n *name) {
+	var open []*hold // those whose belief may go on
+	doubled := map[*hold]bool{}
+	for _, h := range believed(n.holds) {
+		open = slices.DeleteFunc(open, func(o *hold) bool { return o.end <= h.begin })
+		rest := slices.DeleteFunc(slices.Clone(open), func(o *hold) bool { return o.takenBefore(h.begin, r.ttl()) })
+		if other := exceeds(h, rest); other != nil {
+			overlap := together(h, rest)
+			p.Overlaps++
+			p.Overlapped = max(p.Overlapped, overlap)
+			p.Overrun = max(p.Overrun, other.end.Sub(h.begin))
+			doubled[other] = true
+			p.found(Overlap, n.name, h.begin, "%v began while %v went on: both for %v", h, other, overlap)
+		}
+		open = append(open, h)
+	}
+	p.Doubled += len(doubled)
+}
+
+// believed returns the holds in which somebody believed, by the beginning of that.
+func believed(holds []*hold) []*hold {
+	all := slices.DeleteFunc(slices.Clone(holds), func(h *hold) bool { return h.end <= h.begin })
+	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Compare(a.begin, b.begin) })
+	return all
+}
+
+// together is for how long h and others, who all went on when it began, were too much.
+func together(h *hold, others []*hold) time.Duration {
+	others = slices.Clone(others)
+	slices.SortFunc(others, func(a, b *hold) int { return cmp.Compare(a.end, b.end) })
+	until := h.begin
+	for len(others) > 0 && exceeds(h, others) != nil {
+		until = min(h.end, others[0].end)
+		others = others[1:]
+	}
+	return until.Sub(h.begin)
+}
+
+// early finds grants that returned while others kept what they need, from before the call.
+func (p *Report) early(n *name) {
+	returns := slices.Clone(n.holds)
+	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
+	var kept []*hold
+	for _, h := range n.holds { // by call
+		for len(returns) > 0 && returns[0].ret < h.call {
+			kept = append(kept, returns[0])
+			returns = returns[1:]
+		}
+		kept = slices.DeleteFunc(kept, func(o *hold) bool { return o.keeps() <= h.call })
+		beside := slices.DeleteFunc(slices.Clone(kept), func(o *hold) bool { return o.keeps() <= h.ret })
+		if other := exceeds(h, beside); other != nil {
+			p.found(Early, n.name, h.ret, "%v was granted at %d, although %v was kept until %s",
+				h, h.ret, other, instant(other.keeps(), h.ret))
+		}
+	}
+}
+
+// instant tells how long after now at is.
+func instant(at, now backend.Instant) string {
+	if at == never {
+		return "a release that never came"
+	}
+	return fmt.Sprintf("%v later", at.Sub(now))
+}
+
+// losses looks at what holders were told, and who came after them.
+func (p *Report) losses(n *name) {
+	order := slices.Clone(n.holds)
+	slices.SortStableFunc(order, func(a, b *hold) int { return cmp.Compare(a.begin, b.begin) })
+	for i, h := range order {
+		if h.why != "" {
+			if h.until != never {
+				p.LateContext = max(p.LateContext, h.told.Sub(h.until))
+			}
+			if h.until != never && h.told < h.until && h.forced == never && h.why != string(backend.ReasonClosed) {
+				p.found(EarlyLoss, n.name, h.told, "%v was told of a loss %v before its deadline", h, h.until.Sub(h.told))
+			}
+		}
+		if h.lost() {
+			p.Losses++
+		}
+		rival := slices.IndexFunc(order[i+1:], func(o *hold) bool { return conflicts(h, o) })
+		if rival < 0 {
+			continue
+		}
+		next := order[i+1+rival]
+		unreleased := h.why == "" && next.begin < min(h.relCall, h.killed)
+		if !h.lost() && !unreleased {
+			continue
+		}
+		if !h.lost() {
+			p.Losses++ // without a word
+		}
+		switch learnt := h.learnt(); {
+		case learnt == never:
+			p.NeverTold++
+		case learnt <= next.begin:
+			p.ToldBefore++
+		default:
+			p.ToldAfter++
+		}
+		if h.begin < h.end && h.forced == never {
+			margin := next.begin.Sub(h.end)
+			if p.Margins == 0 || margin < p.Margin {
+				p.Margin = margin
+			}
+			p.Margins++
+		}
+	}
+}
+
+// learnt is when the holder of a lost hold heard of that: when it was told, or when its release found nothing.
+func (h *hold) learnt() backend.Instant {
+	switch {
+	case h.told != never:
+		return h.told
+	case h.relOut == Gone:
+		return h.relRet
+	}
+	return never
+}
+
+// tokens compares the tokens of a name: of two grants, one of which had returned before the other was asked for, the
+// later one has the higher token.
+func (p *Report) tokens(n *name) {
+	issued := map[uint64]*hold{}
+	for _, h := range n.holds {
+		if !h.token.Valid() || h.token.Exclusive() != (h.kind == backend.KindExclusive) {
+			p.found(TokenMark, n.name, h.ret, "the token of %v does not fence what it holds", h)
+		}
+		if other := issued[h.token.Order()]; other != nil && h.token.Valid() {
+			p.found(TokenTwice, n.name, h.ret, "%v has the token of %v", h, other)
+		}
+		issued[h.token.Order()] = h
+	}
+	returns := slices.Clone(n.holds)
+	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
+	var highest *hold // of those that had returned
+	for _, h := range n.holds {
+		for len(returns) > 0 && returns[0].ret < h.call {
+			if r := returns[0]; highest == nil || r.token.Order() > highest.token.Order() {
+				highest = r
+			}
+			returns = returns[1:]
+		}
+		if highest != nil && h.token.Order() < highest.token.Order() {
+			p.found(TokenOrder, n.name, h.ret, "%v was asked for at %d, when the token %v had been granted", h, h.call, highest.token)
+		}
+	}
+}
+
+// asked compares what the service said with what it had promised to keep meanwhile.
+func (p *Report) asked(n *name) {
+	returns := slices.Clone(n.holds)
+	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
+	var kept []*hold
+	for _, c := range n.calls { // by call
+		if c.Op != OpAsk || c.out != OK {
+			continue
+		}
+		for len(returns) > 0 && returns[0].ret < c.At {
+			if returns[0].keeps() > c.At {
+				kept = append(kept, returns[0])
+			}
+			returns = returns[1:]
+		}
+		kept = slices.DeleteFunc(kept, func(h *hold) bool { return h.keeps() <= c.At })
+		for _, h := range kept {
+			if h.token.Valid() && h.keeps() > c.ret && !slices.Contains(c.seen, h.token) {
+				p.found(Forgotten, n.name, c.ret, "%v was promised, and the service knows of %v", h, c.seen)
+			}
+		}
+	}
+}
+
+// stuck looks for calls that did not end with their context.
+func (p *Report) stuck(r *run) {
+	if r.rules.Patience <= 0 {
+		return
+	}
+	for _, c := range r.calls {
+		switch {
+		case c.gone:
+		case c.ret == never:
+			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %d, never returned", c.Op, c.Name, c.Client, c.At)
+		case c.Until != 0 && c.ret.Sub(max(c.Until, c.At)) > r.rules.Patience:
+			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %d, returned %v after its context's end",
+				c.Op, c.Name, c.Client, c.At, c.ret.Sub(max(c.Until, c.At)))
+		}
+	}
+}
+
+// idle looks for names that were free, and waited for, and not granted, while nothing was broken.
+func (p *Report) idle(r *run, n *name) {
+	busy := slices.Clone(r.troubles)
+	for _, h := range n.holds {
+		busy = append(busy, span{h.ret, h.over(r)})
+	}
+	ttl := r.ttl()
+	// What an acquire of unknown outcome left is looked after for one TTL, and lives for one more. It got lost in a fault, or
+	// where the call was given up.
+	for _, c := range n.calls {
+		if c.out != Unknown || c.Op != OpAcquire && c.Op != OpTry {
+			continue
+		}
+		end := c.ret
+		if end == never && c.gone {
+			end = r.killedAt(c)
+		}
+		if end != never {
+			busy = append(busy, span{end, end.Add(2 * ttl)})
+		}
+		for _, t := range r.troubles {
+			if t.from < end && t.to > c.At && t.to != never {
+				busy = append(busy, span{t.from, t.to.Add(2 * ttl)})
+			}
+		}
+	}
+	slices.SortFunc(busy, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+	free := gaps(busy)
+	for _, c := range n.calls {
+		if c.Op != OpAcquire || c.gone {
+			continue
+		}
+		to := min(c.ret, r.end)
+		if c.Until != 0 {
+			to = min(to, max(c.Until, c.At))
+		}
+		first, _ := slices.BinarySearchFunc(free, c.At, func(g span, at backend.Instant) int { return cmp.Compare(g.to, at) })
+		for _, g := range free[first:] {
+			if g.from >= to {
+				break
+			}
+			waited := min(g.to, to).Sub(max(g.from, c.At))
+			p.Idle = max(p.Idle, waited)
+			if r.rules.Recovery > 0 && waited > r.rules.Recovery {
+				p.found(Stuck, n.name, max(g.from, c.At), "%q was free for %v, while %s waited for it from %d", n.name, waited, c.Client, c.At)
+			}
+		}
+	}
+}
+
+// over is when a hold keeps others out no longer, at the latest.
+func (h *hold) over(r *run) backend.Instant {
+	switch {
+	case h.relOut == OK:
+		return h.relRet
+	case h.relCall != never && h.relRet != never:
+		return max(h.relRet, h.expiry()).Add(2 * r.ttl())
+	case h.killed != never:
+		return max(h.killed, h.expiry()).Add(r.ttl())
+	case h.expires != never:
+		return h.expires.Add(2 * r.ttl())
+	}
+	return never
+}
+
+// expiry is when the hold expires, the beginning of its belief if that is not known.
+func (h *hold) expiry() backend.Instant {
+	if h.expires == never {
+		return h.begin
+	}
+	return h.expires
+}
+
+// gaps returns what lies between spans, which are in order.
+func gaps(busy []span) []span {
+	var free []span
+	at := backend.Instant(-1 << 62)
+	for _, s := range busy {
+		if s.from > at {
+			free = append(free, span{at, s.from})
+		}
+		at = max(at, s.to)
+	}
+	if at < never {
+		free = append(free, span{at, never})
+	}
+	return free
+}
+
+// recoveries measures from each end of the faults to the next grant.
+func (p *Report) recoveries(r *run) {
+	var begins []backend.Instant
+	for _, n := range r.names {
+		for _, h := range n.holds {
+			begins = append(begins, h.begin)
+		}
+	}
+	slices.Sort(begins)
+	for _, at := range r.healed {
+		p.Recoveries++
+		took := r.end.Sub(at)
+		i, _ := slices.BinarySearch(begins, at)
+		if i < len(begins) {
+			took = begins[i].Sub(at)
+		}
+		if i < len(begins) {
+			p.Recovery = max(p.Recovery, took)
+		}
+		if r.rules.Recovery > 0 && took > r.rules.Recovery {
+			p.found(Stuck, "", at, "all faults were over at %d and nothing was granted for %v", at, took)
+		}
+	}
+}

@@ -1,0 +1,231 @@
+package check
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// search looks, for each name, for an order in which a lock could have done everything. Names of which a scan has shown
+// already that there is none are left out.
+func (p *Report) search(ctx context.Context, r *run) {
+	begin := time.Now()
+	for _, n := range r.names {
+		if p.illegal(n.name) {
+			continue
+		}
+		for _, part := range r.parts(n) {
+			p.Searched += len(part.ops)
+			left := time.Until(begin.Add(r.rules.Timeout))
+			if end, ok := ctx.Deadline(); ok {
+				left = min(left, time.Until(end))
+			}
+			verdict := porcupine.Unknown
+			if left > 0 && ctx.Err() == nil {
+				verdict = porcupine.CheckOperationsTimeout(part.model(), part.ops, left)
+			}
+			switch verdict {
+			case porcupine.Illegal:
+				p.found(Illegal, n.name, backend.Instant(part.ops[0].Call),
+					"no lock could have done what happened to %q from %d to %d", n.name, part.ops[0].Call, part.end())
+			case porcupine.Unknown:
+				p.found(Undecided, n.name, backend.Instant(part.ops[0].Call),
+					"whether a lock could have done what happened to %q was not decided in %v", n.name, r.rules.Timeout)
+			default:
+				continue
+			}
+			break // one part is enough
+		}
+	}
+	p.Search = time.Since(begin)
+}
+
+// illegal tells whether there is a violation that leaves no order for a name.
+func (p *Report) illegal(name string) bool {
+	return slices.ContainsFunc(p.Violations, func(v Violation) bool {
+		switch v.Kind {
+		case Early, TokenOrder, TokenTwice, Forgotten:
+			return v.Name == name
+		}
+		return false
+	})
+}
+
+// part is a piece of what happened to a name. No operation is in flight at its beginning or end.
+type part struct {
+	ops   []porcupine.Operation
+	holds []*hold
+	first state
+	rules Rules
+}
+
+func (q *part) model() porcupine.Model { return model(q.holds, q.rules.Fencing, q.first) }
+
+func (q *part) end() int64 {
+	var end int64
+	for _, op := range q.ops {
+		if op.Return < int64(never) {
+			end = max(end, op.Return)
+		}
+	}
+	return end
+}
+
+// parts divides what happened to a name wherever no operation is in flight. The state there is known: those hold whose
+// acquire lies before and whose end lies behind.
+//
+// One search over everything would take quadratic memory for a legal history, and forever for one that is not.
+func (r *run) parts(n *name) []*part {
+	ops := r.operations(n)
+	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
+	var parts []*part
+	now, begin, until := state{}, 0, int64(0)
+	for i, op := range ops {
+		if i > begin && op.Call > until {
+			q := &part{ops: ops[begin:i:i], holds: n.holds, first: now, rules: r.rules}
+			parts = append(parts, q)
+			now, begin = q.last(), i
+		}
+		until = max(until, op.Return)
+	}
+	if begin < len(ops) {
+		parts = append(parts, &part{ops: ops[begin:], holds: n.holds, first: now, rules: r.rules})
+	}
+	return parts
+}
+
+// last is the state after all operations of a part.
+func (q *part) last() state {
+	s := q.first
+	var held []int
+	for _, op := range q.ops {
+		if in := op.Input.(input); in.do == take {
+			held = append(held, in.hold)
+			s.top = max(s.top, q.holds[in.hold].token.Order())
+		}
+	}
+	s.holders = holders(append(s.all(), held...))
+	for _, op := range q.ops {
+		if in := op.Input.(input); in.do == give || in.do == expire {
+			s = s.without(in.hold)
+		}
+	}
+	return s
+}
+
+// operations makes the operations of the model from what happened to a name. Their intervals are as short as the history
+// allows: each cut of one is a cut of all orders that would have to be tried.
+func (r *run) operations(n *name) []porcupine.Operation {
+	clients := map[string]int{} // numbers
+	id := func(client string) int {
+		if _, ok := clients[client]; !ok {
+			clients[client] = len(clients)
+		}
+		return clients[client]
+	}
+	gone := goneBy(n.holds)
+	var ops []porcupine.Operation
+	add := func(client string, from, to backend.Instant, in input) {
+		ops = append(ops, porcupine.Operation{
+			ClientId: id(client), Input: in, Call: int64(from), Return: int64(max(from, to)),
+		})
+	}
+	after := notBefore(n.holds)
+	for i, h := range n.holds {
+		add(h.client, after[i], h.ret, input{do: take, hold: i})
+		if h.forced == never {
+			for _, again := range h.grants[1:] {
+				add(h.client, again.At, again.ret, input{do: prove, hold: i})
+			}
+			for _, seen := range h.proofs {
+				add(h.client, seen.sent, seen.seen, input{do: prove, hold: i})
+			}
+		}
+		ends := min(h.expires, h.forced) // or later, unless it was released before
+		confirmed := h.relOut == OK && h.relRet <= ends
+		if h.relCall != never {
+			to := max(h.relCall, gone[i])
+			if h.relOut != Unknown && h.relOut != "" {
+				to = min(to, h.relRet)
+			}
+			add(h.client, h.relCall, to, input{do: give, hold: i, held: confirmed})
+		}
+		if !confirmed {
+			to := gone[i]
+			if h.relOut == OK || h.relOut == Gone {
+				to = min(to, h.relRet)
+			}
+			add(h.client+" expires", ends, to, input{do: expire, hold: i})
+		}
+	}
+	for _, c := range n.calls {
+		if c.Op == OpAsk && c.out == OK {
+			add(c.Client, c.At, c.ret, input{do: ask, seen: c.seen})
+		}
+	}
+	return ops
+}
+
+// goneBy returns, for each hold, when it must have ended: the first return of a grant that was asked for after it was
+// granted, and that it would have kept out, alone or with those that were surely kept. An operation that ends it, or finds it
+// ended, can be taken to have happened by then.
+func goneBy(holds []*hold) []backend.Instant {
+	gone := make([]backend.Instant, len(holds))
+	returns := make([]int, len(holds))
+	for i := range holds {
+		gone[i], returns[i] = never, i
+	}
+	slices.SortStableFunc(returns, func(a, b int) int { return cmp.Compare(holds[a].ret, holds[b].ret) })
+	var before []int // holds that were granted before g was asked for, and may go on
+	var kept []*hold // of these, those that were surely kept until g returned
+	for _, g := range holds {
+		for len(returns) > 0 && holds[returns[0]].ret < g.call {
+			before = append(before, returns[0])
+			returns = returns[1:]
+		}
+		kept = kept[:0]
+		before = slices.DeleteFunc(before, func(i int) bool {
+			h := holds[i]
+			if h.keeps() > g.ret {
+				kept = append(kept, h)
+			}
+			return gone[i] < g.call || h.relOut == OK && h.relRet < g.call
+		})
+		for _, i := range before {
+			if h := holds[i]; h.keeps() <= g.ret && exceeds(g, append(kept, h)) != nil {
+				gone[i] = min(gone[i], g.ret)
+			}
+		}
+	}
+	return gone
+}
+
+// notBefore returns, for each hold, an instant before which it cannot have been granted: who kept it out until then. If it
+// had been granted earlier it would have had to go on until its acquire returned, beside the other one.
+func notBefore(holds []*hold) []backend.Instant {
+	ends := slices.Clone(holds)
+	slices.SortStableFunc(ends, func(a, b *hold) int { return cmp.Compare(a.keeps(), b.keeps()) })
+	after := make([]backend.Instant, len(holds))
+	for i, h := range holds {
+		after[i] = h.call
+		if h.keeps() < h.ret {
+			continue
+		}
+		last, _ := slices.BinarySearchFunc(ends, h.ret+1, func(o *hold, at backend.Instant) int { return cmp.Compare(o.keeps(), at) })
+		for _, o := range slices.Backward(ends[:last]) {
+			if o.keeps() <= h.call {
+				break
+			}
+			if o != h && conflicts(h, o) && o.ret <= o.keeps() {
+				after[i] = o.keeps()
+				break
+			}
+		}
+	}
+	return after
+}

@@ -1,0 +1,310 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// world is one lock service and its clients in simulated time, all of them broken in the same way.
+type world struct {
+	t       *testing.T
+	store   *memory.Store
+	r       *Recorder
+	ttl     time.Duration
+	clients []*client
+
+	work sync.WaitGroup // of what was started with world.go
+
+	mu      sync.Mutex // protects the following fields, which are for those who break the service
+	last    fencing.Token
+	holders map[string]string
+	heard   chan struct{}
+}
+
+// client is one of them. It records what it does.
+type client struct {
+	*Locker
+	broken *broken
+	core   *fencelock.Client
+}
+
+func (c *client) link() *memory.Network { return c.broken.Network() }
+
+// broken is the in-process driver with some methods replaced.
+type broken struct {
+	*memory.Driver
+	world *world
+
+	acquire func(context.Context, backend.Request) (backend.Grant, error)
+	renew   func(context.Context, []backend.Grant) []backend.Renewal
+	release func(context.Context, backend.Grant) error
+	holder  func(context.Context, string) (backend.Info, error)
+}
+
+func (b *broken) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if b.acquire != nil {
+		return b.acquire(ctx, r)
+	}
+	return b.Driver.Acquire(ctx, r)
+}
+
+func (b *broken) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	if b.renew != nil {
+		return b.renew(ctx, grants)
+	}
+	return b.Driver.Renew(ctx, grants)
+}
+
+func (b *broken) Release(ctx context.Context, g backend.Grant) error {
+	if b.release != nil {
+		return b.release(ctx, g)
+	}
+	return b.Driver.Release(ctx, g)
+}
+
+func (b *broken) Holder(ctx context.Context, name string) (backend.Info, error) {
+	if b.holder != nil {
+		return b.holder(ctx, name)
+	}
+	return b.Driver.Holder(ctx, name)
+}
+
+// latency is what every message takes.
+const latency = time.Millisecond
+
+// simulate plays with n clients of a service that is broken in the given way, nil for not at all, and returns what was
+// recorded.
+func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) History {
+	t.Helper()
+	var h History
+	synctest.Test(t, func(t *testing.T) {
+		clock := backend.GoClock()
+		w := &world{
+			t: t, store: memory.NewStore(&memory.StoreOptions{Clock: clock}), ttl: 2 * time.Second,
+			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{}, heard: make(chan struct{}),
+		}
+		for i := range n {
+			b := &broken{Driver: w.store.Driver(), world: w}
+			b.Network().Delay(memory.Both, latency)
+			if apply != nil {
+				apply(b)
+			}
+			core, err := fencelock.ForCorrectness(b, &fencelock.Options{TTL: w.ttl, Clock: clock})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.clients = append(w.clients, &client{Locker: w.r.Wrap(fmt.Sprint("c", i), core), broken: b, core: core})
+		}
+		play(w)
+		w.work.Wait()
+		h = w.r.History() // before Close, which ends what is still held
+		for _, c := range w.clients {
+			w.heal(c)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			_ = c.core.Close(ctx)
+			_ = c.broken.Close(ctx)
+			cancel()
+		}
+	})
+	return h
+}
+
+// heal ends what was done to the link of a client.
+func (w *world) heal(c *client) {
+	c.link().Pass()
+	c.link().Delay(memory.Both, latency)
+}
+
+// acquire waits for name, for at most d. Some time passes after it: what happens at the same instant happens at once.
+func (c *client) acquire(name string, d time.Duration, opts ...fencelock.AcquireOption) (*Held, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	h, err := c.Acquire(ctx, name, opts...)
+	time.Sleep(latency)
+	return h, err
+}
+
+// must is acquire with an error that ends the play. A broken service may well refuse: the play says what has to work.
+func (c *client) must(w *world, name string, opts ...fencelock.AcquireOption) *Held {
+	h, err := c.acquire(name, time.Minute, opts...)
+	if err != nil {
+		panic(err) // under synctest, where FailNow would leave the goroutines of others
+	}
+	return h
+}
+
+func release(h *Held, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return h.Release(ctx)
+}
+
+// force takes name away from whoever holds it.
+func (w *world) force(name string) {
+	call := w.r.Begin(context.Background(), "admin", OpForce, name)
+	w.store.Evict(name)
+	call.Return(OK, nil)
+}
+
+// ask asks who holds name.
+func (w *world) ask(c *client, name string) {
+	call := w.r.Begin(context.Background(), c.client, OpAsk, name)
+	info, err := c.broken.Holder(context.Background(), name)
+	if err != nil {
+		call.Return(Unknown, err)
+		return
+	}
+	var seen []fencing.Token
+	for _, h := range info.Holders {
+		seen = append(seen, h.Token)
+	}
+	call.Saw(seen)
+}
+
+func now() backend.Instant { return backend.GoClock().Now() }
+
+// getThenSet looks and takes in two steps.
+func getThenSet(b *broken) {
+	w := b.world
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		for ctx.Err() == nil {
+			w.mu.Lock()
+			holder := w.holders[r.Name]
+			w.mu.Unlock()
+			if holder == "" {
+				g := r.Grant()
+				g.SentAt = now()
+				time.Sleep(latency)
+				w.mu.Lock()
+				w.holders[r.Name] = r.RequestID
+				w.last++
+				g.Token = w.last
+				w.mu.Unlock()
+				return g, nil
+			}
+			if !r.Wait {
+				return backend.Grant{}, &backend.HeldError{Name: r.Name}
+			}
+			time.Sleep(10 * latency)
+		}
+		return backend.Grant{}, ctx.Err()
+	}
+	b.renew = func(_ context.Context, grants []backend.Grant) []backend.Renewal {
+		return confirmed(grants)
+	}
+	b.release = func(_ context.Context, g backend.Grant) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.holders[g.Name] != g.RequestID {
+			return backend.ErrNotHeld
+		}
+		delete(w.holders, g.Name)
+		return nil
+	}
+}
+
+// confirmed are renewals for which nobody was asked.
+func confirmed(grants []backend.Grant) []backend.Renewal {
+	out := make([]backend.Renewal, len(grants))
+	for i, g := range grants {
+		out[i] = backend.Renewal{SentAt: now(), TTL: g.TTL}
+	}
+	return out
+}
+
+// madeUp is a grant of which the service knows nothing.
+func (w *world) madeUp(r backend.Request) backend.Grant {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last++
+	g := r.Grant()
+	g.SentAt, g.Token = now(), 1000+w.last
+	return g
+}
+
+// byName releases a name for whoever holds it.
+func (b *broken) byName(ctx context.Context, g backend.Grant) error {
+	info, err := b.Driver.Holder(ctx, g.Name)
+	if err != nil || !info.Held {
+		return b.Driver.Release(ctx, g)
+	}
+	return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: info.Holders[0].RequestID}.Grant())
+}
+
+// pushOnly makes waiters live on a message to all of them alone, which is lost where the link is broken.
+func pushOnly(b *broken) {
+	w := b.world
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		wait := r.Wait
+		r.Wait = false
+		for {
+			w.mu.Lock()
+			heard := w.heard
+			w.mu.Unlock()
+			g, err := b.Driver.Acquire(ctx, r)
+			if !wait || !errors.Is(err, backend.ErrHeld) {
+				return g, err
+			}
+			for delivered := false; !delivered; {
+				select {
+				case <-heard:
+					probe, cancel := context.WithTimeout(ctx, 10*latency)
+					delivered = b.Ping(probe) == nil // the message comes over the same link
+					cancel()
+					w.mu.Lock()
+					heard = w.heard
+					w.mu.Unlock()
+				case <-ctx.Done():
+					return g, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
+				}
+			}
+		}
+	}
+	b.release = func(ctx context.Context, g backend.Grant) error {
+		err := b.Driver.Release(ctx, g)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		close(w.heard)
+		w.heard = make(chan struct{})
+		return err
+	}
+}
+
+// renumber replaces tokens by what number makes of them; the store gets its own back, which the incarnation tells.
+func (b *broken) renumber(number func(real fencing.Token) fencing.Token) {
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		g, err := b.Driver.Acquire(ctx, r)
+		if err == nil {
+			g.Token = number(g.Token)
+		}
+		return g, err
+	}
+	b.restore()
+}
+
+func (b *broken) restore() {
+	original := func(g backend.Grant) backend.Grant {
+		if token, err := fencing.ParseToken(g.Incarnation); err == nil {
+			g.Token = token
+		}
+		return g
+	}
+	b.release = func(ctx context.Context, g backend.Grant) error { return b.Driver.Release(ctx, original(g)) }
+	b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+		restored := make([]backend.Grant, len(grants))
+		for i, g := range grants {
+			restored[i] = original(g)
+		}
+		return b.Driver.Renew(ctx, restored)
+	}
+}

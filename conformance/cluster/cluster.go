@@ -1,0 +1,279 @@
+// Package cluster breaks a lock service that has several nodes, while clients contend for locks on it, and checks that no
+// two of them ever believe in the same lock. It is for the tests of drivers whose service is a cluster; package
+// conformance has what a single server can show.
+//
+//	func TestClusterFaults(t *testing.T) {
+//		cluster.Run(t, func(t testing.TB) cluster.Harness { ... })
+//	}
+//
+// Every fault has a cluster of its own. Rounds follow each other on it without a pause for the clients:
+//
+//	rivals:  acquire, write, hold, release …            all the time, five clients, three names
+//	fault:   one client holds a name ─ break ─ wait until its effect shows and the others go on ─ heal ─ all go on
+//
+// What is checked:
+//
+//   - Of two holds of a name with tokens 5 and 6, the first is believed in no longer than until the second begins. A holder
+//     believes from the return of Acquire until it releases, its lease's context ends, or its deadline passes.
+//   - No token is issued twice, and a later hold has a higher one.
+//   - A guard admits every write of a holder, and refuses those of holders that were overtaken.
+//   - No acknowledged grant is lost: nobody is told of a loss while it may believe, and the service, when it is asked, knows of
+//     every hold that its holder believes in before and after.
+//   - Every waiter ends: no call goes on for long after its context.
+//   - The fault happened: another leader, bytes that were kept back, a loss that was told.
+//   - What a majority can serve goes on during the fault, and everything goes on after it.
+//   - When all clients are closed the service keeps nothing.
+//
+// A harness whose nodes can be broken in further ways, see Machines, runs the faults that need it too: RunAll. Run says which
+// ones a cluster does not run.
+//
+// FENCELOCK_ROUNDS, which is ROUNDS of "make faults", is the number of rounds per fault, by default 2: the faults with
+// variants alternate between them.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// Harness is one fresh cluster. All fields but Leftovers and Machines must be set. Nodes are numbered from 0.
+type Harness struct {
+	Nodes int
+
+	// Client returns one more client, whose connections to each node pass a link of their own. The suite closes the driver.
+	Client func(t testing.TB) (backend.FencingDriver, fault.Links)
+
+	// Kill ends a node without warning (SIGKILL), Start starts it again and returns when it serves. Pause freezes a node.
+	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
+
+	// Leader waits for a leader of a term after the given one that a majority follows.
+	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
+	// HasLeader reports whether a node knows one.
+	HasLeader func(ctx context.Context, node int) (bool, error)
+
+	// Cut keeps back what node from sends to node to, and nothing else; Heal ends every Cut.
+	Cut  func(from, to int)
+	Heal func()
+	// Said returns how many bytes node from has sent to node to, delivered or not.
+	Said func(from, to int) int64
+
+	// Leftovers lists what the service still keeps of the drivers'. Nil: not checked.
+	Leftovers func() ([]string, error)
+
+	// TTL of all locks. Default 2 s.
+	TTL time.Duration
+
+	// Machines is what else can be done to the nodes. Faults that need a nil field are not run.
+	Machines
+}
+
+// How many contend: every client for every name.
+const (
+	clientCount = 5
+	nameCount   = 3
+)
+
+// patience is how long a round waits for what must happen. It is far more than a busy machine needs.
+const patience = time.Minute
+
+// Run breaks clusters that start makes, in every way of Faults that needs no Machines, one subtest for each: Test…/<slug>.
+// The subtests run side by side as far as -parallel allows.
+func Run(t *testing.T, start func(t testing.TB) Harness) {
+	var left []string
+	n := rounds(t)
+	for _, f := range Faults() {
+		if f.Needs != "" {
+			left = append(left, f.Slug)
+			continue
+		}
+		t.Run(f.Slug, func(t *testing.T) {
+			t.Parallel()
+			runFault(t, f, start(t), n)
+		})
+	}
+	t.Logf("not run, since nobody has said how to do it to this cluster: %s", strings.Join(left, ", "))
+}
+
+// RunAll is Run with all faults, or with those of the given slugs. A cluster may be made for the fault that is to come.
+func RunAll(t *testing.T, start func(t testing.TB, f Fault) Harness, slugs ...string) {
+	n := rounds(t)
+	for _, f := range Faults() {
+		if len(slugs) > 0 && !slices.Contains(slugs, f.Slug) {
+			continue
+		}
+		t.Run(f.Slug, func(t *testing.T) {
+			t.Parallel()
+			runFault(t, f, start(t, f), n)
+		})
+	}
+}
+
+// rounds is how many there are of each fault.
+func rounds(t *testing.T) int {
+	t.Helper()
+	rounds := 2
+	if text := os.Getenv("FENCELOCK_ROUNDS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			t.Fatalf("FENCELOCK_ROUNDS=%q is no positive number", text)
+		}
+		rounds = n
+	}
+	return rounds
+}
+
+// bench is a cluster with its clients.
+type bench struct {
+	Harness
+	t      testing.TB
+	n      int // number of the round
+	rivals *rivals
+	links  []fault.Links // of each client
+
+	// How long it took from a leader's fault until another one led, and the names that nobody held across it went on.
+	recoveries []time.Duration
+}
+
+// runFault breaks h in rounds of f.
+func runFault(t *testing.T, f Fault, h Harness, rounds int) {
+	if missing := h.missing(f.Needs); missing != "" {
+		t.Fatalf("%s needs Machines.%s, which the cluster does not have", f.Slug, missing)
+	}
+	if h.TTL == 0 {
+		h.TTL = 2 * time.Second
+	}
+	b := &bench{Harness: h, t: t}
+	var clients []*fencelock.Client
+	var drivers []backend.FencingDriver
+	for range clientCount {
+		d, links := h.Client(t)
+		c, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: h.TTL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients, drivers, b.links = append(clients, c), append(drivers, d), append(b.links, links)
+	}
+	var names []string
+	for i := range nameCount {
+		names = append(names, fmt.Sprintf("%s/%d", f.Slug, i))
+	}
+	b.rivals = startRivals(clients, drivers, names, h.TTL)
+	begin, done := time.Now(), 0
+	for done < rounds && !t.Failed() {
+		b.n = done
+		b.round(f)
+		done++
+	}
+	b.finish(clients)
+	report := b.rivals.record.verify()
+	t.Logf("%s: %d rounds in %v, %v", f.Slug, done, time.Since(begin).Round(time.Second), report)
+	if n := len(b.recoveries); n > 0 {
+		slices.Sort(b.recoveries)
+		t.Logf("%s: the locks went on after %.2f s in the median of %d, %.2f s in 95 of 100, %.2f s at most", f.Slug,
+			b.recoveries[n/2].Seconds(), n, b.recoveries[(n*95+99)/100-1].Seconds(), b.recoveries[n-1].Seconds())
+	}
+	for _, v := range report.violations {
+		t.Error(v)
+	}
+	if report.grants < rounds*nameCount {
+		t.Errorf("%d grants are too few to tell anything", report.grants)
+	}
+}
+
+// round breaks the cluster once, and sees that everybody gets a turn afterwards.
+func (b *bench) round(f Fault) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), 3*patience)
+	defer cancel()
+	begin := time.Now()
+	err := f.run(ctx, b)
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, b.kept())
+	}
+	b.healAll(ctx)
+	if err == nil {
+		healed, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		if err = b.rivals.everybody(healed); err != nil {
+			err = fmt.Errorf("%w\n%s", err, b.kept())
+		}
+	}
+	if err == nil {
+		err = b.rivals.record.alarm()
+	}
+	if err != nil {
+		b.t.Errorf("%s, round %d, after %v: %v\n%s", f.Slug, b.n, time.Since(begin).Round(time.Millisecond), err, b.rivals.record.recent())
+	}
+}
+
+// healAll ends what a round that failed may have left broken.
+func (b *bench) healAll(ctx context.Context) {
+	b.Heal()
+	for _, links := range b.links {
+		links.Pass()
+	}
+	for i := range b.Nodes {
+		if err := errors.Join(b.Resume(ctx, i), b.Start(ctx, i)); err != nil {
+			b.t.Errorf("node %d: %v", i, err)
+		}
+	}
+}
+
+// kept tells what the service keeps, for whoever has to explain why nobody gets a turn.
+func (b *bench) kept() string {
+	if b.Leftovers == nil {
+		return ""
+	}
+	left, err := b.Leftovers()
+	if err != nil {
+		return fmt.Sprintf("    what the service keeps is not known: %v", err)
+	}
+	slices.Sort(left)
+	return "    the service keeps " + strings.Join(left, "\n                      ")
+}
+
+// finish ends the rivals, closes the clients, and looks at what is left.
+func (b *bench) finish(clients []*fencelock.Client) {
+	b.rivals.stop()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.t.Context()), patience)
+	defer cancel()
+	for i, c := range clients {
+		if err := c.Close(ctx); err != nil {
+			b.t.Errorf("close client %d: %v", i, err)
+		}
+	}
+	if b.Leftovers == nil || b.t.Failed() {
+		return
+	}
+	for {
+		left, err := b.Leftovers()
+		if err == nil && len(left) == 0 {
+			return
+		}
+		if ctx.Err() != nil {
+			b.t.Errorf("all clients are closed and the service keeps %q, %v", left, err)
+			return
+		}
+		pause(ctx, 50*time.Millisecond) // what expires says nothing
+	}
+}
+
+// pause waits for d or the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,427 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// Fault is one way to break a cluster under its clients.
+type Fault struct {
+	Slug string // "leader-kill"
+	What string // in words
+	// Needs names the fields of Machines without which it cannot be done, with spaces between them; empty: none.
+	Needs string
+
+	run func(context.Context, *bench) error
+}
+
+// Faults returns all faults, in the order of Run.
+func Faults() []Fault {
+	return []Fault{
+		{"leader-kill", "the leader ends without warning and comes back", "", leaderKill},
+		{"leader-pause", "the leader freezes, and goes on when another one leads", "", leaderPause},
+		{"holder-partition", "a holder is cut off from all nodes, until a rival holds", "", holderPartition},
+		{"overtaken-leader", "the leader freezes, another one is elected, and it goes on without hearing of that: the only node a holder reaches", "", overtakenLeader},
+		{"leader-partition", "the leader is cut off from the other nodes, but not from its clients", "", leaderPartition},
+		{"minority-partition", "a follower is cut off from the other nodes, but not from its clients", "", minorityPartition},
+		{"rolling-restart", "one node after the other ends without warning and comes back", "", rollingRestart},
+		{"one-way-peers", "a node hears the others and is not heard, or is heard and hears nothing", "", oneWayPeers},
+		{"one-way-client", "a holder's requests arrive and the replies do not, or the other way round", "", oneWayClient},
+		{"late-acquire", "an acquire is delivered after its caller gave up", "", lateAcquire},
+		{"late-release", "a release is delivered after its caller gave up, or when the next one holds", "", lateRelease},
+		{"failing-fsync", "a node's disk takes what it cannot keep, and says so", "Disk Hits Ended CaughtUp", failingFsync},
+		{"full-disk", "a node's disk has no room", "Disk Hits Ended CaughtUp", fullDisk},
+		{"slow-disk", "the leader's disk is slow, or stands still", "Disk Hits", slowDisk},
+		{"wiped-node", "a node loses all that it kept, and joins again", "Wipe CaughtUp", wipedNode},
+		{"far-behind", "a node is away for longer than the log of the others reaches back", "Forgotten Installed CaughtUp", farBehind},
+		{"restored-backup", "all nodes lose everything, and a backup is restored", "Backup Restore", restoredBackup},
+		{"clock-jump", "the clock of a node jumps by an hour, forwards or backwards", "Jump Looked", clockJump},
+	}
+}
+
+// holder is the client that holds a name while this round breaks something, name the name.
+func (b *bench) holder() int       { return b.n % len(b.links) }
+func (b *bench) name() string      { return b.rivals.names[0] }
+func (b *bench) others() []string  { return b.rivals.names[1:] }
+func anybody(int) bool             { return true }
+func except(i int) func(int) bool  { return func(client int) bool { return client != i } }
+func (b *bench) next(node int) int { return (node + 1 + b.n%(b.Nodes-1)) % b.Nodes } // another one, not always the same
+
+// hold lets a client hold the name across the fault.
+func (b *bench) hold(ctx context.Context) (*held, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	h, err := b.rivals.acquire(ctx, b.holder(), b.name())
+	if err != nil {
+		return nil, fmt.Errorf("before the fault: %w", err)
+	}
+	return h, nil
+}
+
+// giveBack ends a hold that was held across a fault, and asks the service before whether it still knows of it.
+func (b *bench) giveBack(ctx context.Context, h *held) {
+	ctx = context.WithoutCancel(ctx)
+	h.confirm(ctx)
+	h.release(ctx, b.TTL)
+}
+
+// within bounds what a fault waits for.
+func within(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		err := step(ctx)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// goOn is the step that waits until the other names change hands.
+func (b *bench) goOn(ctx context.Context) error { return b.rivals.goOn(ctx, b.others(), anybody) }
+
+// underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on, and
+// heals.
+func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx context.Context, leader int) error) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	var broken time.Time
+	return within(ctx,
+		func(ctx context.Context) error {
+			broken = time.Now()
+			return breakIt(ctx, leader)
+		},
+		func(ctx context.Context) error {
+			now, _, err := b.Leader(ctx, term)
+			if err == nil && now == leader {
+				err = fmt.Errorf("node %d leads again although it is broken", leader)
+			}
+			return err
+		},
+		b.goOn,
+		func(ctx context.Context) error {
+			b.recoveries = append(b.recoveries, time.Since(broken))
+			return healIt(ctx, leader)
+		},
+	)
+}
+
+func leaderKill(ctx context.Context, b *bench) error { return b.underLeaderFault(ctx, b.Kill, b.Start) }
+
+func leaderPause(ctx context.Context, b *bench) error {
+	return b.underLeaderFault(ctx, b.Pause, b.Resume)
+}
+
+// overtakenLeader lets a holder speak to nobody but a leader that has been overtaken and does not know.
+func overtakenLeader(ctx context.Context, b *bench) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	links := b.links[b.holder()]
+	defer links.Pass()
+	defer b.Heal()
+	b.isolate(leader) // before it freezes: what it has received by then it would read first
+	return within(ctx,
+		func(ctx context.Context) error { return b.Pause(ctx, leader) },
+		func(ctx context.Context) error {
+			_, _, err := b.Leader(ctx, term)
+			return err
+		},
+		b.goOn,
+		func(ctx context.Context) error {
+			for node, link := range links {
+				if node != leader {
+					link.Refuse()
+				}
+			}
+			for before := links[leader].Seen(fault.Requests); links[leader].Seen(fault.Requests) == before; {
+				if h.lease.Err() != nil {
+					break // too busy to ask in time
+				}
+				pause(ctx, time.Millisecond) // nobody tells
+			}
+			return b.Resume(ctx, leader)
+		},
+		h.lost,
+		func(ctx context.Context) error {
+			return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
+		},
+	)
+}
+
+func leaderPartition(ctx context.Context, b *bench) error {
+	var said int64
+	return b.underLeaderFault(ctx,
+		func(_ context.Context, leader int) error {
+			b.isolate(leader)
+			said = b.Said(leader, b.next(leader))
+			return nil
+		},
+		func(_ context.Context, leader int) error {
+			if b.Said(leader, b.next(leader)) == said {
+				return errors.New("nothing was kept back: the leader was not cut off")
+			}
+			b.Heal()
+			return nil
+		})
+}
+
+// isolate cuts a node off from the others, both ways.
+func (b *bench) isolate(node int) {
+	for other := range b.Nodes {
+		if other != node {
+			b.Cut(node, other)
+			b.Cut(other, node)
+		}
+	}
+}
+
+func minorityPartition(ctx context.Context, b *bench) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, _, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	follower := b.next(leader)
+	b.isolate(follower)
+	defer b.Heal()
+	return within(ctx,
+		func(ctx context.Context) error {
+			for {
+				has, err := b.HasLeader(ctx, follower)
+				if err == nil && !has {
+					return nil
+				}
+				if ctx.Err() != nil {
+					return fmt.Errorf("node %d is cut off and still knows a leader: %w", follower, err)
+				}
+				pause(ctx, 20*time.Millisecond) // nobody tells
+			}
+		},
+		b.goOn,
+	)
+}
+
+func rollingRestart(ctx context.Context, b *bench) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	_, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	for i := range b.Nodes {
+		node := (b.n + i) % b.Nodes
+		restart := func(ctx context.Context) error { return errors.Join(b.Kill(ctx, node), b.Start(ctx, node)) }
+		if err := within(ctx, restart, b.goOn); err != nil {
+			return fmt.Errorf("restart of node %d: %w", node, err)
+		}
+	}
+	// Every node has ended once, the leader among them.
+	return within(ctx, func(ctx context.Context) error {
+		_, _, err := b.Leader(ctx, term)
+		return err
+	})
+}
+
+func oneWayPeers(ctx context.Context, b *bench) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	follower := b.next(leader)
+	from, to := leader, follower
+	switch b.n % 4 {
+	case 0: // the leader does not hear a follower
+		from, to = follower, leader
+		b.Cut(from, to)
+	case 1: // a follower does not hear the leader
+		b.Cut(from, to)
+	case 2: // nobody hears the leader: another one must be elected
+		for node := range b.Nodes {
+			if node != leader {
+				b.Cut(leader, node)
+			}
+		}
+	case 3: // the leader hears nobody: it must step down
+		from, to = follower, leader
+		for node := range b.Nodes {
+			if node != leader {
+				b.Cut(node, leader)
+			}
+		}
+	}
+	defer b.Heal()
+	said := b.Said(from, to)
+	steps := []func(context.Context) error{b.goOn}
+	if b.n%4 >= 2 {
+		another := func(ctx context.Context) error {
+			now, _, err := b.Leader(ctx, term)
+			if err == nil && now == leader {
+				err = fmt.Errorf("node %d leads again with its links cut one way", leader)
+			}
+			return err
+		}
+		steps = []func(context.Context) error{another, b.goOn}
+	}
+	steps = append(steps, func(ctx context.Context) error {
+		for b.Said(from, to) == said {
+			if ctx.Err() != nil {
+				return fmt.Errorf("nothing was kept back from node %d to node %d", from, to)
+			}
+			pause(ctx, 10*time.Millisecond) // nobody tells
+		}
+		return b.goOn(ctx)
+	})
+	return within(ctx, steps...)
+}
+
+func holderPartition(ctx context.Context, b *bench) error {
+	if b.n%2 == 0 {
+		return b.cutHolder(ctx, func(l fault.Link) { l.Drop(fault.Both) }, fault.Requests)
+	}
+	return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Both) }, fault.Requests)
+}
+
+func oneWayClient(ctx context.Context, b *bench) error {
+	if b.n%2 == 0 {
+		return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Replies) }, fault.Replies)
+	}
+	return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Requests) }, fault.Requests)
+}
+
+// cutHolder breaks the links of a holder, until it was told of the loss, and rivals hold what it held and go on. Seen is
+// the direction in which the broken links must have taken in something.
+func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fault.Direction) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	link := b.links[b.holder()]
+	breakIt(link)
+	defer link.Pass()
+	before := link.Seen(seen)
+	err = within(ctx, h.lost, func(ctx context.Context) error {
+		return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
+	})
+	if err == nil && link.Seen(seen) == before {
+		err = errors.New("nothing was kept back: the holder was not cut off")
+	}
+	return err
+}
+
+// quick is how long a caller waits before it gives up.
+const quick = 200 * time.Millisecond
+
+func lateAcquire(ctx context.Context, b *bench) error {
+	link := b.links[b.holder()]
+	link.Hold(fault.Requests)
+	defer link.Pass()
+	before := link.Seen(fault.Requests)
+	err := within(ctx, func(ctx context.Context) error {
+		for link.Seen(fault.Requests) == before { // a busy machine may need more than one call to send anything
+			if ctx.Err() != nil {
+				return errors.New("no request was kept back")
+			}
+			short, cancel := context.WithTimeout(ctx, quick)
+			h, err := b.rivals.acquire(short, b.holder(), b.name())
+			cancel()
+			if err == nil {
+				// Only a name that changes hands within this client could be granted, and no reply of before proves that.
+				h.release(ctx, b.TTL)
+				return fmt.Errorf("%v was granted by a request that was not delivered", h.hold)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if b.n%2 == 1 { // deliver it when the client's lease has ended
+		err := within(ctx, func(ctx context.Context) error {
+			return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
+		})
+		if err != nil {
+			return err
+		}
+	}
+	healed := time.Now()
+	link.Pass()
+	err = within(ctx, func(ctx context.Context) error {
+		return b.rivals.goOn(ctx, []string{b.name()}, anybody)
+	})
+	if closed := time.Since(healed); err == nil && closed > b.TTL+slack {
+		err = fmt.Errorf("the late acquire closed the name for %v, with a TTL of %v", closed, b.TTL)
+	}
+	return err
+}
+
+// slack is what a busy machine may add to something that is immediate.
+const slack = 5 * time.Second
+
+func lateRelease(ctx context.Context, b *bench) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	link := b.links[b.holder()]
+	link.Hold(fault.Requests)
+	defer link.Pass()
+	before := link.Seen(fault.Requests)
+	if err := h.release(ctx, quick); err == nil {
+		return errors.New("a release that was not delivered is said to be done")
+	} else if errors.Is(err, fencelock.ErrLost) {
+		return fmt.Errorf("%v: %w before anything could be lost", h.hold, err)
+	}
+	if link.Seen(fault.Requests) == before {
+		return errors.New("no request was kept back")
+	}
+	if b.n%2 == 0 { // deliver it while the name is still closed
+		link.Pass()
+		return within(ctx, func(ctx context.Context) error { return b.rivals.goOn(ctx, []string{b.name()}, anybody) })
+	}
+	// Deliver it when another client holds the name: its hold must not end by that.
+	var second *held
+	err = within(ctx, func(ctx context.Context) (err error) {
+		second, err = b.rivals.acquire(ctx, (b.holder()+1)%len(b.links), b.name())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer second.release(context.WithoutCancel(ctx), b.TTL)
+	link.Pass()
+	delivered := time.Now()
+	return within(ctx, func(ctx context.Context) error { return second.survives(ctx, delivered.Add(b.TTL)) })
+}

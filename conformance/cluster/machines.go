@@ -1,0 +1,266 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Machines is what can be done to the machines that the nodes of a cluster run on, where a Harness knows how.
+type Machines struct {
+	// Disk makes the disk of a node that runs behave as told from now on; with DiskWorks, or when the node has ended, it works
+	// again. Hits returns how many operations its disk has refused or delayed since the cluster began.
+	Disk func(ctx context.Context, node int, how Disk) error
+	Hits func(node int) int64
+	// Ended waits until a node has ended by itself because its disk refused a write. The error says why it has not.
+	Ended func(ctx context.Context, node int) error
+
+	// Wipe removes all that a node has kept, which does not run.
+	Wipe func(ctx context.Context, node int) error
+	// CaughtUp waits until a node has a vote and everything that was acknowledged before the call.
+	CaughtUp func(ctx context.Context, node int) error
+
+	// Forgotten waits until those that run have forgotten the part of the log that a node lacks, which does not run.
+	// Installed returns how many snapshots of others a node has taken over since the cluster began.
+	Forgotten func(ctx context.Context, node int) error
+	Installed func(node int) int64
+
+	// Backup returns a copy of what the service keeps. Restore ends all nodes, takes away what they have kept, and makes the
+	// cluster anew of such a copy.
+	Backup  func(ctx context.Context) ([]byte, error)
+	Restore func(ctx context.Context, backup []byte) error
+
+	// Jump moves the wall clock of a node that runs by d, until it ends. Looked returns after how many jumps the
+	// node has looked at its clock since the cluster began.
+	Jump   func(ctx context.Context, node int, d time.Duration) error
+	Looked func(node int) int64
+}
+
+// Disk is how a disk behaves.
+type Disk string
+
+// The kinds of disks.
+const (
+	DiskWorks Disk = "works"
+	// DiskLies takes every write and fails every fsync.
+	DiskLies Disk = "lies"
+	// DiskFull refuses every write, and has written a part of it.
+	DiskFull Disk = "full"
+	// DiskSlow takes 100 ms for an fsync, DiskStuck 3 s, which is longer than an election.
+	DiskSlow  Disk = "slow"
+	DiskStuck Disk = "stuck"
+)
+
+// missing is the first of the named fields that is nil.
+func (m Machines) missing(names string) string {
+	for _, name := range strings.Fields(names) {
+		if reflect.ValueOf(m).FieldByName(name).IsNil() {
+			return name
+		}
+	}
+	return ""
+}
+
+// steps are what a fault does, one after the other: see within.
+type steps []func(context.Context) error
+
+// victim is the leader in one round and a follower in the next.
+func (b *bench) victim(leader int) int {
+	if b.n%2 == 0 {
+		return leader
+	}
+	return b.next(leader)
+}
+
+// another is the step that waits for another leader than the one that is broken.
+func (b *bench) another(broken int, term uint64) func(context.Context) error {
+	return func(ctx context.Context) error {
+		now, _, err := b.Leader(ctx, term)
+		if err == nil && now == broken {
+			err = fmt.Errorf("node %d leads again although it is broken", broken)
+		}
+		return err
+	}
+}
+
+// without is the steps that see that the others go on without node: another one leads if it did.
+func (b *bench) without(node, leader int, term uint64) steps {
+	if node == leader {
+		return steps{b.another(node, term), b.goOn}
+	}
+	return steps{b.goOn}
+}
+
+// back is what must hold of a node that has come back: it catches up, and the cluster can rest on it while another is away.
+func (b *bench) back(node int) steps {
+	other := b.next(node)
+	return steps{
+		func(ctx context.Context) error { return b.Start(ctx, node) },
+		func(ctx context.Context) error { return b.CaughtUp(ctx, node) },
+		func(ctx context.Context) error { return b.Kill(ctx, other) },
+		b.goOn,
+		func(ctx context.Context) error { return b.Start(ctx, other) },
+		func(ctx context.Context) error { return b.CaughtUp(ctx, other) },
+	}
+}
+
+// failingFsync and fullDisk: a node that cannot keep what it is given must not say that it has. It ends.
+func failingFsync(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskLies) }
+
+func fullDisk(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskFull) }
+
+func (b *bench) refusingDisk(ctx context.Context, how Disk) error {
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		node := b.victim(leader)
+		hits := b.Hits(node)
+		return within(ctx, slices.Concat(
+			steps{
+				func(ctx context.Context) error { return b.Disk(ctx, node, how) },
+				func(ctx context.Context) error { return b.Ended(ctx, node) },
+				func(ctx context.Context) error {
+					return b.more(ctx, b.Hits, node, hits, "its disk has refused nothing")
+				},
+			},
+			b.without(node, leader, term),
+			b.back(node),
+		)...)
+	})
+}
+
+// underFault lets a client hold a name while breakAndHeal goes on.
+func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leader int, term uint64) error) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	return breakAndHeal(h, leader, term)
+}
+
+// more waits until count says more of node than before: that the fault has happened.
+func (b *bench) more(ctx context.Context, count func(int) int64, node int, before int64, otherwise string) error {
+	for count(node) == before {
+		if ctx.Err() != nil {
+			return fmt.Errorf("node %d: %s", node, otherwise)
+		}
+		pause(ctx, 10*time.Millisecond) // nobody tells
+	}
+	return nil
+}
+
+// slowDisk: with a slow one the locks go on; with one that stands still another node must lead.
+func slowDisk(ctx context.Context, b *bench) error {
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		hits := b.Hits(leader)
+		how, goOn := DiskStuck, b.without(leader, leader, term)
+		if b.n%2 == 1 {
+			how, goOn = DiskSlow, steps{b.goOn}
+		}
+		return within(ctx, slices.Concat(
+			steps{func(ctx context.Context) error { return b.Disk(ctx, leader, how) }},
+			goOn,
+			steps{
+				func(ctx context.Context) error {
+					return b.more(ctx, b.Hits, leader, hits, "its disk has delayed nothing")
+				},
+				func(ctx context.Context) error { return b.Disk(ctx, leader, DiskWorks) },
+				b.goOn,
+			},
+		)...)
+	})
+}
+
+// wipedNode: a node that lost what it promised to remember must not vote as the one that it was.
+func wipedNode(ctx context.Context, b *bench) error {
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		node := b.victim(leader)
+		return within(ctx, slices.Concat(
+			steps{func(ctx context.Context) error { return errors.Join(b.Kill(ctx, node), b.Wipe(ctx, node)) }},
+			b.without(node, leader, term),
+			b.back(node),
+		)...)
+	})
+}
+
+// farBehind: the log that a node lacks is gone, so it must take over a snapshot.
+func farBehind(ctx context.Context, b *bench) error {
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		node := b.victim(leader)
+		installed := b.Installed(node)
+		return within(ctx, slices.Concat(
+			steps{func(ctx context.Context) error { return b.Kill(ctx, node) }},
+			b.without(node, leader, term),
+			steps{func(ctx context.Context) error { return b.Forgotten(ctx, node) }},
+			b.back(node),
+			steps{func(ctx context.Context) error {
+				return b.more(ctx, b.Installed, node, installed, "it has caught up without a snapshot")
+			}},
+		)...)
+	})
+}
+
+// restoredBackup: all that happened since the backup is forgotten. Those who took a lock since then believe in it as long as
+// ever, and their tokens are not issued again.
+func restoredBackup(ctx context.Context, b *bench) error {
+	return b.underFault(ctx, func(h *held, _ int, _ uint64) error {
+		var backup []byte
+		return within(ctx,
+			func(ctx context.Context) (err error) {
+				backup, err = b.Backup(ctx)
+				return err
+			},
+			b.goOn,
+			b.goOn,
+			func(ctx context.Context) error { return b.Restore(ctx, backup) },
+			h.lost,
+			func(ctx context.Context) error { return b.rivals.goOn(ctx, b.rivals.names, anybody) },
+		)
+	})
+}
+
+// clockJump: nothing that a lock service promises may rest on the date. A hold lives on across the jump, and then a node
+// takes over whose date is an hour off that of its predecessor.
+func clockJump(ctx context.Context, b *bench) error {
+	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
+		node := b.victim(leader)
+		d := time.Hour
+		if b.n/2%2 == 1 {
+			d = -d
+		}
+		looked := b.Looked(node)
+		return within(ctx, slices.Concat(
+			steps{
+				func(ctx context.Context) error { return b.Jump(ctx, node, d) },
+				func(ctx context.Context) error { return h.survives(ctx, time.Now().Add(b.TTL)) },
+				func(ctx context.Context) error {
+					_, err := b.HasLeader(ctx, node) // so that also a follower has a reason to look
+					return errors.Join(err, b.more(ctx, b.Looked, node, looked, "it has not looked at its clock"))
+				},
+				b.goOn,
+				func(ctx context.Context) (err error) {
+					if leader, term, err = b.Leader(ctx, 0); err == nil {
+						err = b.Kill(ctx, leader)
+					}
+					return err
+				},
+				func(ctx context.Context) error { return b.another(leader, term)(ctx) },
+				b.goOn,
+				func(ctx context.Context) error {
+					if node == leader {
+						return nil // the jump has ended with it
+					}
+					return b.Jump(ctx, node, -d)
+				},
+				func(ctx context.Context) error { return b.Start(ctx, leader) },
+			},
+		)...)
+	})
+}

@@ -1,0 +1,88 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// Nodes is how many nodes a cluster has: the loss of one is survived.
+const Nodes = 3
+
+// cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
+type cluster struct{ nodes [Nodes]*Server }
+
+// Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: after more than one was
+// stopped, use Start of the cluster.
+func (c *cluster) Node(i int) *Server { return c.nodes[i] }
+
+// On returns act for a node by its number, as packages cluster and nemesis want it: On((*Server).Pause).
+func (c *cluster) On(act func(*Server, context.Context) error) func(ctx context.Context, node int) error {
+	return func(ctx context.Context, node int) error { return act(c.nodes[node], ctx) }
+}
+
+// Logs returns the end of each node's log, by the node's name: node0, node1, …
+func (c *cluster) Logs(ctx context.Context) map[string]string {
+	logs := map[string]string{}
+	for i, n := range c.nodes {
+		logs[fmt.Sprintf("node%d", i)] = n.Logs(ctx)
+	}
+	return logs
+}
+
+// Endpoints returns the addresses of all nodes, host:port. They never change.
+func (c *cluster) Endpoints() []string {
+	var all []string
+	for _, n := range c.nodes {
+		all = append(all, n.Addr())
+	}
+	return all
+}
+
+// NewLinks returns one more address of each node, for one client, and the links between the client and each node, to cut
+// the client off from all of them or from some. They end with the test t.
+func (c *cluster) NewLinks(t testing.TB) ([]string, fault.Links) {
+	t.Helper()
+	var addrs []string
+	var links fault.Links
+	for _, n := range c.nodes {
+		addr, link := n.NewLink(t)
+		addrs, links = append(addrs, addr), append(links, link)
+	}
+	return addrs, links
+}
+
+// Start starts all nodes that are stopped, and returns when they serve.
+func (c *cluster) Start(ctx context.Context) error { return c.each(ctx, (*Server).Start) }
+
+// Stop kills all nodes (SIGKILL).
+func (c *cluster) Stop(ctx context.Context) error { return c.each(ctx, (*Server).Stop) }
+
+// Pause freezes all nodes.
+func (c *cluster) Pause(ctx context.Context) error { return c.each(ctx, (*Server).Pause) }
+
+// Resume ends Pause.
+func (c *cluster) Resume(ctx context.Context) error { return c.each(ctx, (*Server).Resume) }
+
+// Restart is Stop and Start: the whole cluster fails at once.
+func (c *cluster) Restart(ctx context.Context) error {
+	if err := c.Stop(ctx); err != nil {
+		return err
+	}
+	return c.Start(ctx)
+}
+
+// each does something to all nodes at once: none of them can serve before two have started.
+func (c *cluster) each(ctx context.Context, act func(*Server, context.Context) error) error {
+	var errs [Nodes]error
+	var all sync.WaitGroup
+	for i, n := range c.nodes {
+		all.Go(func() { errs[i] = act(n, ctx) })
+	}
+	all.Wait()
+	return errors.Join(errs[:]...)
+}

@@ -1,0 +1,201 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	engine "github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+	"github.com/testcontainers/testcontainers-go"
+)
+
+// pullTimeout bounds the pull of an image.
+const pullTimeout = 3 * time.Minute
+
+// errNoEngine: no Docker engine answers.
+var errNoEngine = errors.New("no Docker engine answers")
+
+// container is a server that runs in a container. Testcontainers starts it and cleans up after it; what it has no
+// methods for (pause, kill, start again) goes to the Docker client behind it.
+type container struct {
+	spec      spec
+	provider  *testcontainers.DockerProvider
+	container testcontainers.Container // nil before the first start
+}
+
+func newContainer(ctx context.Context, sp spec) (node, string, error) {
+	provider, err := connect(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	if err := ensureImage(ctx, provider.Client(), sp.image); err != nil {
+		return nil, "", errors.Join(err, provider.Close())
+	}
+	return &container{spec: sp, provider: provider}, "container, " + sp.image, nil
+}
+
+// connect returns a provider whose engine answers.
+func connect(ctx context.Context) (provider *testcontainers.DockerProvider, err error) {
+	defer func() {
+		if r := recover(); r != nil { // testcontainers panics where it finds no address of an engine
+			provider, err = nil, fmt.Errorf("%w: %v", errNoEngine, r)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	provider, err = testcontainers.NewDockerProvider(testcontainers.WithLogger(quiet{}))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoEngine, err)
+	}
+	if _, err := provider.Client().Ping(ctx, client.PingOptions{}); err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %w", errNoEngine, err), provider.Close())
+	}
+	return provider, nil
+}
+
+// quiet is a logger that says nothing: testcontainers tells of every step.
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+// pulls remembers, for this process, what became of the pull of an image: what failed is not tried again for every
+// server.
+var pulls sync.Map // image → func() error
+
+// ensureImage pulls the image unless it is there. Testcontainers would do it too, but repeats what fails for minutes.
+func ensureImage(ctx context.Context, docker client.APIClient, image string) error {
+	if _, err := docker.ImageInspect(ctx, image); err == nil {
+		return nil
+	}
+	once, _ := pulls.LoadOrStore(image, sync.OnceValue(func() error {
+		ctx, cancel := context.WithTimeout(ctx, pullTimeout)
+		defer cancel()
+		pull, err := docker.ImagePull(ctx, image, client.ImagePullOptions{})
+		if err != nil {
+			return err
+		}
+		return pull.Wait(ctx)
+	}))
+	if err := once.(func() error)(); err != nil {
+		return fmt.Errorf("pull image %s: %w", image, err)
+	}
+	return nil
+}
+
+func (c *container) start(ctx context.Context) (string, error) {
+	if c.container != nil {
+		// Not testcontainers' Start: it was made for a container that is new.
+		if _, err := c.provider.Client().ContainerStart(ctx, c.id(), client.ContainerStartOptions{}); err != nil {
+			return "", err
+		}
+	} else {
+		if c.spec.fixed != nil {
+			c.spec.fixed.Lend()
+		}
+		started, err := c.provider.RunContainer(ctx, c.request())
+		if started != nil {
+			c.container = started
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if c.spec.fixed != nil {
+		return c.spec.fixed.Addr(), nil
+	}
+	return c.container.PortEndpoint(ctx, c.spec.port, "") // another one after each start
+}
+
+func (c *container) request() testcontainers.ContainerRequest {
+	r := testcontainers.ContainerRequest{
+		Image: c.spec.image,
+		Cmd:   append(append([]string(nil), c.spec.command...), c.spec.args...),
+		Env:   map[string]string{},
+	}
+	for _, each := range c.spec.environ {
+		key, value, _ := strings.Cut(each, "=")
+		r.Env[key] = value
+	}
+	if c.spec.fixed == nil {
+		r.ExposedPorts = []string{c.spec.port}
+		return r
+	}
+	r.HostConfigModifier = func(host *engine.HostConfig) { host.NetworkMode = "host" }
+	// Testcontainers adds a network of its own, which does not go together with the host's.
+	r.EndpointSettingsModifier = func(networks map[string]*network.EndpointSettings) { clear(networks) }
+	return r
+}
+
+func (c *container) id() string { return c.container.GetContainerID() }
+
+func (c *container) ended(ctx context.Context) error {
+	state, err := c.container.State(ctx)
+	if err != nil || state.Running {
+		return err
+	}
+	return fmt.Errorf("the container has ended with exit code %d", state.ExitCode)
+}
+
+// kill returns when the container does not run any more.
+func (c *container) kill(ctx context.Context) error {
+	docker := c.provider.Client()
+	wait := docker.ContainerWait(ctx, c.id(), client.ContainerWaitOptions{})
+	if _, err := docker.ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
+		return err
+	}
+	select {
+	case <-wait.Result:
+		return nil
+	case err := <-wait.Error:
+		return err
+	}
+}
+
+// pause tries again where the kernel did not freeze all threads in the time that the runtime gives it, as happens on busy
+// machines with the first version of control groups; the runtime then lets those go on that it had frozen.
+func (c *container) pause(ctx context.Context) error {
+	for {
+		_, err := c.provider.Client().ContainerPause(ctx, c.id(), client.ContainerPauseOptions{})
+		if err == nil || !strings.Contains(err.Error(), "unable to freeze") || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+func (c *container) resume(ctx context.Context) error {
+	_, err := c.provider.Client().ContainerUnpause(ctx, c.id(), client.ContainerUnpauseOptions{})
+	return err
+}
+
+func (c *container) logs(ctx context.Context) string {
+	if c.container == nil {
+		return ""
+	}
+	r, err := c.container.Logs(ctx)
+	if err != nil {
+		return err.Error()
+	}
+	defer r.Close()
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return fmt.Sprintf("%s\n%v", text, err)
+	}
+	return string(text)
+}
+
+// close removes the container at once, with what it stored.
+func (c *container) close(ctx context.Context) error {
+	var err error
+	if c.container != nil {
+		// A server that is paused, or takes its time to save, would be waited for. It may have ended already.
+		c.provider.Client().ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"})
+		err = c.container.Terminate(ctx, testcontainers.StopTimeout(0))
+	}
+	return errors.Join(err, c.provider.Close())
+}

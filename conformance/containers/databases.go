@@ -1,0 +1,125 @@
+package containers
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// PostgresServer is one PostgreSQL. What was committed survives Restart. The user postgres needs no password.
+type PostgresServer struct{ *Server }
+
+// URL returns the address of the database postgres, for pgx and others.
+func (s *PostgresServer) URL() string {
+	return "postgres://postgres@" + s.Addr() + "/postgres?sslmode=disable"
+}
+
+// Postgres starts a PostgreSQL of its own for the test t, and stops it at the end. Args are those of postgres. It does not
+// wait for the disk at a commit, which a kill of the server is no reason for.
+//
+// The image is FENCELOCK_IMAGE_POSTGRES, by default the official postgres:17. It runs as a container only: the program
+// refuses to be run by root, as tests in containers often are.
+func Postgres(t testing.TB, opts ...Option) *PostgresServer {
+	t.Helper()
+	return &PostgresServer{run(t, postgresSpec, opts, newContainer, containerOnly)}
+}
+
+var postgresSpec = spec{
+	name:    "PostgreSQL",
+	image:   "postgres:17",
+	env:     "FENCELOCK_IMAGE_POSTGRES",
+	port:    "5432/tcp",
+	environ: []string{"POSTGRES_HOST_AUTH_METHOD=trust"},
+	args:    []string{"-c", "fsync=off", "-c", "max_connections=200"},
+	ready:   postgresReady,
+	install: "a Docker engine that can pull postgres:17",
+}
+
+// MariaDBServer is one MariaDB. What was committed survives Restart. The user root needs no password.
+type MariaDBServer struct{ *Server }
+
+// DSN returns the data source name of the database test, for go-sql-driver.
+func (s *MariaDBServer) DSN() string { return "root@tcp(" + s.Addr() + ")/test" }
+
+// MariaDB starts a MariaDB of its own for the test t, and stops it at the end. Args are those of mariadbd. It does not wait
+// for the disk at a commit, which a kill of the server is no reason for.
+//
+// The image is FENCELOCK_IMAGE_MARIADB, by default the official mariadb:11.8. It runs as a container only.
+func MariaDB(t testing.TB, opts ...Option) *MariaDBServer {
+	t.Helper()
+	return &MariaDBServer{run(t, mariaSpec, opts, newContainer, containerOnly)}
+}
+
+var mariaSpec = spec{
+	name:    "MariaDB",
+	image:   "mariadb:11.8",
+	env:     "FENCELOCK_IMAGE_MARIADB",
+	port:    "3306/tcp",
+	environ: []string{"MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1", "MARIADB_DATABASE=test"},
+	args:    []string{"--innodb-flush-log-at-trx-commit=2", "--skip-name-resolve"},
+	ready:   mariaReady,
+	install: "a Docker engine that can pull mariadb:11.8",
+}
+
+func containerOnly(context.Context, spec) (node, string, error) {
+	return nil, "", errors.New("it runs as a container only")
+}
+
+// postgresReady reports whether the server at addr lets somebody in: while it starts, or recovers, it refuses.
+func postgresReady(ctx context.Context, addr string) bool {
+	c, ok := dial(ctx, addr)
+	if !ok {
+		return false
+	}
+	defer c.Close()
+	const protocol = 3 << 16
+	parameters := "user\x00postgres\x00database\x00postgres\x00\x00"
+	hello := binary.BigEndian.AppendUint32(nil, uint32(8+len(parameters)))
+	hello = binary.BigEndian.AppendUint32(hello, protocol)
+	if _, err := c.Write(append(hello, parameters...)); err != nil {
+		return false
+	}
+	// Messages are a letter, a length that counts itself, and so on, until the server waits for a query.
+	for {
+		var head [5]byte
+		if _, err := io.ReadFull(c, head[:]); err != nil || head[0] == 'E' {
+			return false
+		}
+		if head[0] == 'Z' {
+			c.Write([]byte{'X', 0, 0, 0, 4}) // else it logs that the client vanished
+			return true
+		}
+		if _, err := io.CopyN(io.Discard, c, int64(binary.BigEndian.Uint32(head[1:]))-4); err != nil {
+			return false
+		}
+	}
+}
+
+// mariaReady reports whether the server at addr says hello. It does not until it serves, and says so to those it refuses.
+func mariaReady(ctx context.Context, addr string) bool {
+	c, ok := dial(ctx, addr)
+	if !ok {
+		return false
+	}
+	defer c.Close()
+	var head [5]byte // three bytes of length, a number, the version of the protocol or ff for an error
+	_, err := io.ReadFull(c, head[:])
+	return err == nil && head[4] == 10
+}
+
+// dial connects for one question, within a second.
+func dial(ctx context.Context, addr string) (net.Conn, bool) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, false
+	}
+	c.SetDeadline(time.Now().Add(time.Second))
+	return c, true
+}

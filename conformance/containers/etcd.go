@@ -1,0 +1,110 @@
+package containers
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// EtcdServer is one etcd. What it stores survives Restart.
+type EtcdServer struct{ *Server }
+
+// Etcd starts an etcd of its own for the test t, and stops it at the end. Every call starts another one, with a cluster id
+// of its own. Args are those of etcd:
+//
+//	containers.Etcd(t, containers.Args("--election-timeout", "500", "--heartbeat-interval", "50"))
+//
+// The image is FENCELOCK_IMAGE_ETCD, by default the official one; it must have /usr/local/bin/etcd. The program is etcd.
+func Etcd(t testing.TB, opts ...Option) *EtcdServer {
+	t.Helper()
+	sp := etcdSpec()
+	sp.command = append(sp.command, "--listen-client-urls", "http://0.0.0.0:2379")
+	sp.process = func(addr, dir string) []string {
+		return []string{
+			"--data-dir", dir + "/data",
+			"--listen-client-urls", "http://" + addr,
+			"--listen-peer-urls", "http://127.0.0.1:0", // nobody dials it
+		}
+	}
+	// etcd insists on an address to advertise when it is told where to listen. Drivers use the one that they were given.
+	sp.args = append(sp.args, "--advertise-client-urls", "http://etcd.invalid:2379")
+	return &EtcdServer{run(t, sp, opts, newContainer, newProcess)}
+}
+
+// etcdSpec returns what a single server and a cluster's node have in common. The token makes the cluster's id.
+func etcdSpec() spec {
+	return spec{
+		name:    "etcd",
+		image:   "gcr.io/etcd-development/etcd:v3.6.6",
+		env:     "FENCELOCK_IMAGE_ETCD",
+		port:    "2379/tcp",
+		command: []string{"/usr/local/bin/etcd", "--data-dir", "/var/lib/etcd/data"},
+		binary:  "etcd",
+		args:    []string{"--initial-cluster-token", rand.Text(), "--log-level", "warn"},
+		ready:   etcdReady,
+		install: "a Docker engine that can pull gcr.io/etcd-development/etcd, or etcd on PATH (https://etcd.io/docs/latest/install)",
+	}
+}
+
+// etcdClient asks servers that come and go: a connection that was kept would be one to a server of the past.
+var etcdClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+// etcdReady reports whether the server at addr serves linearizable reads: it then has a leader and a majority.
+func etcdReady(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/health", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := etcdClient.Do(r)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return err == nil && resp.StatusCode == http.StatusOK && strings.Contains(string(text), `"health":"true"`)
+}
+
+// EtcdStatus is what a node says of itself. It says so also without a majority.
+type EtcdStatus struct {
+	Member uint64 // its id
+	Leader uint64 // the id of the node that it takes for the leader; 0: none
+	Term   uint64 // of raft
+}
+
+// etcdStatus asks through the server's JSON gateway, so that this package needs no etcd client.
+func etcdStatus(ctx context.Context, addr string) (EtcdStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v3/maintenance/status", bytes.NewReader([]byte("{}")))
+	if err != nil {
+		return EtcdStatus{}, err
+	}
+	resp, err := etcdClient.Do(r)
+	if err != nil {
+		return EtcdStatus{}, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return EtcdStatus{}, fmt.Errorf("status of etcd at %s: %s", addr, resp.Status)
+	}
+	var body struct {
+		Header struct {
+			Member uint64 `json:"member_id,string"`
+		} `json:"header"`
+		Leader uint64 `json:"leader,string"`
+		Term   uint64 `json:"raftTerm,string"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
+		return EtcdStatus{}, fmt.Errorf("status of etcd at %s: %w", addr, err)
+	}
+	return EtcdStatus{Member: body.Header.Member, Leader: body.Leader, Term: body.Term}, nil
+}

@@ -1,0 +1,166 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// EtcdNodes is a cluster of three etcd nodes, in which every path can be broken: from a client to a node (NewLinks), and
+// from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent
+// use.
+//
+// In containers the nodes share the host's network, because their traffic goes through proxies of the test's own process
+// on the loopback interface: that needs Linux, or a Docker Desktop with host networking switched on. Networks of Docker's,
+// namespaces and packet filters were rejected: they break whole interfaces, not one way of one path, and some need root.
+type EtcdNodes struct {
+	cluster
+	*peerNet
+}
+
+// EtcdCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about a
+// second after the loss of the former one (election timeout 500 ms, heartbeats every 50 ms; so leases take at least one
+// second), and writes to disk as in production. Options are as for Etcd, and apply to each node.
+func EtcdCluster(t testing.TB, opts ...Option) *EtcdNodes {
+	t.Helper()
+	var c *EtcdNodes
+	firstWay(t, etcdSpec(), opts, newContainer, newProcess, func(sp spec, create create) (err error) {
+		c, err = tryCluster(t, sp, create)
+		return err
+	})
+	return c
+}
+
+func tryCluster(t testing.TB, sp spec, create create) (*EtcdNodes, error) {
+	t.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
+	defer cancel()
+	peers, err := newPeerNet(1, func(i int, _ *port.Port) string { return peerHost(i) })
+	if err != nil {
+		return nil, err
+	}
+	c := &EtcdNodes{peerNet: peers}
+	var ports []*port.Port
+	closePorts := func() {
+		for _, p := range ports {
+			p.Close()
+		}
+	}
+	for i := range c.nodes {
+		client, err := port.Reserve()
+		if err == nil {
+			ports = append(ports, client)
+			c.nodes[i], err = prepare(ctx, nodeSpec(sp, peers, i, client), create)
+		}
+		if err != nil {
+			err = errors.Join(err, c.close(ctx))
+			closePorts()
+			return nil, err
+		}
+	}
+	if err := c.Start(ctx); err != nil {
+		err = errors.Join(err, c.close(ctx))
+		closePorts()
+		return nil, err
+	}
+	t.Cleanup(func() {
+		peers.close()
+		closePorts()
+	})
+	for _, n := range c.nodes {
+		n.endWith(t) // before the peers' network ends
+	}
+	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
+	return c, nil
+}
+
+// peerHost is how the nodes name node i. The name resolves nowhere, so nothing can get past the proxies.
+func peerHost(i int) string { return fmt.Sprintf("node%d.invalid:2380", i) }
+
+func peerURL(i int) string { return "http://" + peerHost(i) }
+
+// socksEnviron returns the environment that sends the peer traffic of a node, as that of most Go programs, through a SOCKS
+// proxy. Loopback addresses, at which clients and the node itself connect, are never sent through one.
+func socksEnviron(addr string) []string {
+	proxy := "socks5://" + addr
+	return []string{"HTTP_PROXY=" + proxy, "http_proxy=" + proxy, "NO_PROXY=none.invalid", "no_proxy=none.invalid"}
+}
+
+// PeerLink returns the link of the connections that node from opens to node to. In each direction raft's messages travel on
+// the connection that their receiver has dialled, and snapshots and probes on one that the sender has: see Cut.
+func (c *EtcdNodes) PeerLink(from, to int) fault.Link { return c.links[from][to][0] }
+
+// nodeSpec returns the spec of node i.
+func nodeSpec(sp spec, peers *peerNet, i int, client *port.Port) spec {
+	var all []string
+	for j := range Nodes {
+		all = append(all, fmt.Sprintf("node%d=%s", j, peerURL(j)))
+	}
+	sp.name = fmt.Sprintf("etcd, node %d", i)
+	sp.fixed = client
+	sp.process = func(_, dir string) []string { return []string{"--data-dir", dir + "/data"} }
+	sp.environ = socksEnviron(peers.dialer(i))
+	sp.args = append([]string{
+		"--name", fmt.Sprintf("node%d", i),
+		"--listen-client-urls", "http://" + client.Addr(),
+		"--advertise-client-urls", "http://" + client.Addr(),
+		"--listen-peer-urls", "http://" + peers.ports[i][0].Addr(),
+		"--initial-advertise-peer-urls", peerURL(i),
+		"--initial-cluster", strings.Join(all, ","),
+		"--heartbeat-interval", "50", "--election-timeout", "500",
+	}, sp.args...)
+	return sp
+}
+
+func (c *EtcdNodes) close(ctx context.Context) error {
+	var errs []error
+	for _, n := range c.nodes {
+		if n != nil {
+			errs = append(errs, n.close(ctx))
+		}
+	}
+	c.peerNet.close()
+	return errors.Join(errs...)
+}
+
+// Status returns what node i says of itself: an error if it does not answer.
+func (c *EtcdNodes) Status(ctx context.Context, i int) (EtcdStatus, error) {
+	return etcdStatus(ctx, c.nodes[i].spec.fixed.Addr())
+}
+
+// Leader waits until a majority of nodes, among them the leader itself, agree on a leader of a term after the given one,
+// and returns it with its term.
+func (c *EtcdNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
+	for {
+		var said [Nodes]EtcdStatus
+		var all sync.WaitGroup
+		for i := range said {
+			all.Go(func() { said[i], _ = c.Status(ctx, i) })
+		}
+		all.Wait()
+		for i, leader := range said {
+			votes := 0
+			for _, s := range said {
+				if leader.Member != 0 && s.Leader == leader.Member && s.Term == leader.Term {
+					votes++
+				}
+			}
+			if votes > Nodes/2 && leader.Leader == leader.Member && leader.Term > after {
+				return i, leader.Term, nil
+			}
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
+		case <-ctx.Done():
+			return 0, 0, fmt.Errorf("no majority agrees on a leader after term %d: %v: %w", after, said, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package containers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+// FencelockNodes is a cluster of three bundled lock servers, in which every path from a client to a node can be broken
+// (NewLinks). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent use.
+//
+// The nodes tell clients names that resolve nowhere instead of each other's addresses, so that nothing gets past the
+// links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own tests do
+// that with servers of which they dial for the peers.
+//
+// In containers the nodes share the host's network, as those of EtcdCluster.
+type FencelockNodes struct{ cluster }
+
+// FencelockCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about a
+// second after the loss of the former one. Options are as for Fencelock, and apply to each node.
+func FencelockCluster(t testing.TB, opts ...Option) *FencelockNodes {
+	t.Helper()
+	var c *FencelockNodes
+	firstWay(t, fencelockSpec(), opts, newContainer, newFencelockProcess(t), func(sp spec, create create) (err error) {
+		c, err = tryFencelockCluster(t, sp, create)
+		return err
+	})
+	return c
+}
+
+func tryFencelockCluster(t testing.TB, sp spec, create create) (*FencelockNodes, error) {
+	t.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
+	defer cancel()
+	c := &FencelockNodes{}
+	ports, err := reservePorts(2 * Nodes)
+	if err != nil {
+		return nil, err
+	}
+	for i := range c.nodes {
+		c.nodes[i], err = prepare(ctx, fencelockNodeSpec(sp, i, ports[i], ports[Nodes:]), create)
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = c.Start(ctx)
+	}
+	if err != nil {
+		err = errors.Join(err, c.close(ctx))
+		closePorts(ports)
+		return nil, err
+	}
+	t.Cleanup(func() { closePorts(ports) })
+	for _, n := range c.nodes {
+		n.endWith(t)
+	}
+	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
+	return c, nil
+}
+
+func reservePorts(n int) (all []*port.Port, err error) {
+	for range n {
+		p, err := port.Reserve()
+		if err != nil {
+			closePorts(all)
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+func closePorts(all []*port.Port) {
+	for _, p := range all {
+		p.Close()
+	}
+}
+
+// fencelockNodeSpec returns the spec of node i, which listens for clients at client and for the others at peers[i].
+func fencelockNodeSpec(sp spec, i int, client *port.Port, peers []*port.Port) spec {
+	var all []string
+	for _, p := range peers {
+		all = append(all, p.Addr())
+		p.Lend()
+	}
+	sp.name = fmt.Sprintf("fencelock, node %d", i)
+	sp.fixed = client
+	sp.process = func(_, dir string) []string { return []string{"serve", "--data-dir", dir + "/data"} }
+	sp.args = append([]string{
+		"--listen", client.Addr(), "--advertise", fmt.Sprintf("node%d.invalid:7480", i),
+		"--peer-listen", peers[i].Addr(), "--join", strings.Join(all, ","), "--bootstrap-expect", fmt.Sprint(Nodes),
+	}, sp.args...)
+	return sp
+}
+
+func (c *FencelockNodes) close(ctx context.Context) error {
+	var errs []error
+	for _, n := range c.nodes {
+		if n != nil {
+			errs = append(errs, n.close(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Status asks node i itself, past the links.
+func (c *FencelockNodes) Status(ctx context.Context, i int) (FencelockStatus, error) {
+	return fencelockStatus(ctx, c.nodes[i].spec.fixed.Addr())
+}
+
+// Leader waits until a majority of nodes, among them the leader itself, agree on a leader that serves, of a term after the
+// given one, and returns it with its term.
+func (c *FencelockNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
+	for {
+		var said [Nodes]FencelockStatus
+		var all sync.WaitGroup
+		for i := range said {
+			all.Go(func() { said[i], _ = c.Status(ctx, i) })
+		}
+		all.Wait()
+		for i, leader := range said {
+			votes := 0
+			for _, s := range said {
+				if s.Leader == leader.Node && s.Term == leader.Term {
+					votes++
+				}
+			}
+			if votes > Nodes/2 && leader.Serves && leader.Term > after {
+				return i, leader.Term, nil
+			}
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
+		case <-ctx.Done():
+			return 0, 0, fmt.Errorf("no majority agrees on a leader after term %d: %v: %w", after, said, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package containers
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ZooKeeperTick is the tickTime of the servers that this package starts: sessions last between 1.5 s and 15 s. Shorter ticks
+// make shorter tests, and leave less than the half second for which a busy machine may stop a server and its clients.
+const ZooKeeperTick = 750 * time.Millisecond
+
+// ZooKeeperServer is one ZooKeeper. What it stores survives Restart.
+type ZooKeeperServer struct{ *Server }
+
+// ZooKeeper starts a ZooKeeper of its own for the test t, and stops it at the end. Every call starts another one, which
+// takes some seconds.
+//
+// The image is FENCELOCK_IMAGE_ZOOKEEPER, by default the official one; it must take the variables of the official one.
+// Otherwise Java runs the server from Debian's package libzookeeper-java, or from the folder of the zkServer.sh on PATH.
+func ZooKeeper(t testing.TB, opts ...Option) *ZooKeeperServer {
+	t.Helper()
+	return &ZooKeeperServer{run(t, zooKeeperSpec(), opts, newContainer, newZooKeeperProcess)}
+}
+
+// zooKeeperSpec returns what a single server and an ensemble's node have in common.
+func zooKeeperSpec() spec {
+	return spec{
+		name:  "ZooKeeper",
+		image: "zookeeper:3.9",
+		env:   "FENCELOCK_IMAGE_ZOOKEEPER",
+		port:  "2181/tcp",
+		environ: []string{
+			"ZOO_TICK_TIME=" + strconv.FormatInt(ZooKeeperTick.Milliseconds(), 10), "ZOO_MAX_CLIENT_CNXNS=0",
+			"ZOO_4LW_COMMANDS_WHITELIST=srvr", "ZOO_ADMINSERVER_ENABLED=false",
+			"JVMFLAGS=" + strings.Join(zooKeeperJava, " "),
+		},
+		binary: "java",
+		ready:  zooKeeperReady,
+		install: "a Docker engine that can pull zookeeper:3.9, or ZooKeeper " +
+			"(Debian and Ubuntu: apt-get install libzookeeper-java openjdk-17-jre-headless)",
+	}
+}
+
+// zooKeeperJava makes a small Java that starts quickly. Stopping a server here means to kill it, not the machine, so that
+// nothing is lost without waiting for the disk.
+var zooKeeperJava = []string{"-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"}
+
+// newZooKeeperProcess runs the server with the classes that are installed.
+func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
+	classes := "/usr/share/java/zookeeper.jar"
+	if script, err := exec.LookPath("zkServer.sh"); err == nil {
+		classes = filepath.Join(filepath.Dir(filepath.Dir(script)), "lib", "*")
+	} else if _, err := os.Stat(classes); err != nil {
+		return nil, "", fmt.Errorf("no zkServer.sh on PATH, and no %s", classes)
+	} else {
+		classes = "/usr/share/java/*"
+	}
+	sp.process = func(addr, dir string) []string {
+		_, port, _ := strings.Cut(addr, ":")
+		return append(append([]string(nil), zooKeeperJava...),
+			"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
+			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain",
+			port, dir, strconv.FormatInt(ZooKeeperTick.Milliseconds(), 10), "0")
+	}
+	return newProcess(ctx, sp)
+}
+
+// zooKeeperReady reports whether the server at addr serves clients: an ensemble's node does when there is a leader.
+func zooKeeperReady(ctx context.Context, addr string) bool {
+	text, err := zooKeeperSays(ctx, addr)
+	return err == nil && strings.Contains(text, "Mode: ")
+}
+
+// zooKeeperSays returns the answer to the command srvr.
+func zooKeeperSays(ctx context.Context, addr string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	deadline, _ := ctx.Deadline()
+	if err := c.SetDeadline(deadline); err != nil {
+		return "", err
+	}
+	if _, err := c.Write([]byte("srvr")); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(c)
+	return string(text), err
+}

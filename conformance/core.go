@@ -1,0 +1,310 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+var coreClauses = []Clause{
+	{
+		ID: "D1", Group: "core", Slug: "lost-before-a-rival-holds", needs: needLink, serial: true,
+		run:  lostBeforeARivalHolds,
+		Rule: "the lease's context ends before a rival can hold, whichever direction of the link goes silent",
+	},
+	{
+		ID: "D2", Group: "core", Slug: "deletion-is-noticed", needs: needEvict, run: deletionIsNoticed,
+		Rule: "a lease whose entry was deleted behind the library is lost within half a TTL, not at its deadline",
+	},
+	{
+		ID: "D3", Group: "core", Slug: "do-is-cancelled-by-loss", needs: needLink, run: doIsCancelledByLoss,
+		Rule: "the function of Do learns of a loss by its context, with a *LostError as cause",
+	},
+	{
+		ID: "D4", Group: "core", Slug: "release-after-loss-is-lost", needs: needLink, run: releaseAfterLossIsLost,
+		Rule: "Release after loss is ErrLost, at once, while the network says nothing",
+	},
+	{
+		ID: "D5", Group: "core", Slug: "release-outlives-its-context", run: releaseOutlivesItsContext,
+		Rule: "Release with a context that has ended gives the lock back all the same",
+	},
+	{
+		ID: "D6", Group: "core", Slug: "lease-is-renewed", run: leaseIsRenewed,
+		Rule: "a lease is renewed until released; with NoRenew it ends at its deadline unless Extend prolongs it",
+	},
+	{
+		ID: "D7", Group: "core", Slug: "fault-is-no-loss", needs: needLink, run: faultIsNoLoss,
+		Rule: "a connection that breaks, and a silence shorter than the deadline, cost no lease",
+	},
+	{
+		ID: "D8", Group: "core", Slug: "close-gives-back", run: closeGivesBack,
+		Rule: "Close ends every lease with reason closed and gives the locks back",
+	},
+	{
+		ID: "D9", Group: "core", Slug: "unknown-is-cleaned-up", needs: needLink, run: unknownIsCleanedUp,
+		Rule: "a grant to a caller that gave up, its reply lost or the request late, is given back long before its TTL",
+	},
+}
+
+// core returns a client of the library over d.
+func (t *trial) core(d backend.Driver, change func(*fencelock.Options)) *fencelock.Client {
+	o := &fencelock.Options{TTL: t.ttl, Clock: t.h.Clock}
+	if change != nil {
+		change(o)
+	}
+	c, err := fencelock.Open(d, fencelock.Efficiency, o)
+	if err != nil {
+		t.Fatalf("fencelock.Open = %v", err)
+	}
+	t.Cleanup(func() {
+		t.heal()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		_ = c.Close(ctx)
+	})
+	return c
+}
+
+func lostBeforeARivalHolds(t *trial) {
+	rival := t.client()
+	var all sync.WaitGroup
+	for _, dir := range []fault.Direction{fault.Requests, fault.Replies, fault.Both} {
+		// Err reads the clock itself and is exact. The context ends by a timer, which a busy machine may fire later than
+		// the margin that every lease has: it is looked at where the caller asked for more.
+		for _, margin := range []time.Duration{0, t.ttl / 3} {
+			d, link := t.linked()
+			c := t.core(d, func(o *fencelock.Options) { o.Margin = margin })
+			lease, err := c.Acquire(t.within(slack), t.name())
+			if err != nil {
+				t.Fatalf("Acquire = %v", err)
+			}
+			all.Go(func() {
+				pause(t.Context(), t.ttl/3) // into the renewals
+				seen := link.Seen(fault.Requests)
+				link.Hold(dir)
+				r := t.request(lease.Name())
+				r.Wait = true
+				g, err := rival.Acquire(t.within(t.ttl+2*slack), r)
+				ended := lease.Context().Err() != nil
+				exact := lease.Err()
+				if err != nil {
+					t.Errorf("rival, with direction %d held = %v", dir, err)
+					return
+				}
+				if !errors.Is(exact, fencelock.ErrLost) {
+					t.Errorf("a rival held the lock and Lease.Err = %v (direction %d held)", exact, dir)
+				}
+				if margin > 0 && !ended {
+					t.Errorf("a rival held the lock while the lease's context lived (direction %d held)", dir)
+				}
+				if link.Seen(fault.Requests) == seen {
+					t.Errorf("no renewal was tried over the link that was held")
+				}
+				t.release(rival, g, "by the rival")
+			})
+		}
+	}
+	all.Wait()
+}
+
+// lostWith checks that the lease's context ends within d, with a *LostError, and returns it.
+func (t *trial) lostWith(lease *fencelock.Lease, d time.Duration, when string) *fencelock.LostError {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-lease.Context().Done():
+	case <-timer.C:
+		t.Fatalf("%s: the lease was not lost within %v", when, d)
+	}
+	var lost *fencelock.LostError
+	if !errors.As(context.Cause(lease.Context()), &lost) {
+		t.Fatalf("%s: the cause is %v, want a *LostError", when, context.Cause(lease.Context()))
+	}
+	return lost
+}
+
+func deletionIsNoticed(t *trial) {
+	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = 3 * t.ttl })
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	t.h.Server.Evict(t, lease.Name())
+	lost := t.lostWith(lease, 3*t.ttl+slack, "after the entry was deleted")
+	if lost.Reason == fencelock.ReasonExpired {
+		t.Errorf("the lease was lost at its deadline only: %v", lost)
+	}
+	if err := lease.Release(t.within(slack)); !errors.Is(err, fencelock.ErrLost) {
+		t.Errorf("Release = %v, want ErrLost", err)
+	}
+}
+
+func doIsCancelledByLoss(t *trial) {
+	d, link := t.linked()
+	c := t.core(d, nil)
+	var cause error
+	err := c.Do(t.within(t.ttl+2*slack), t.name(), func(ctx context.Context, _ *fencelock.Lease) error {
+		link.Drop(fault.Both)
+		<-ctx.Done()
+		cause = context.Cause(ctx)
+		return cause
+	})
+	var lost *fencelock.LostError
+	if !errors.As(cause, &lost) {
+		t.Errorf("the cause in Do = %v, want a *LostError", cause)
+	}
+	if !errors.Is(err, fencelock.ErrLost) {
+		t.Errorf("Do = %v, want ErrLost", err)
+	}
+}
+
+func releaseAfterLossIsLost(t *trial) {
+	d, link := t.linked()
+	c := t.core(d, nil)
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	link.Hold(fault.Both)
+	t.lostWith(lease, t.ttl+slack, "over a silent link")
+	began := time.Now()
+	err = lease.Release(context.Background())
+	if took := time.Since(began); took > grace {
+		t.Errorf("Release after loss took %v over a silent link", took)
+	}
+	if !errors.Is(err, fencelock.ErrLost) {
+		t.Errorf("Release after loss = %v, want ErrLost", err)
+	}
+}
+
+func releaseOutlivesItsContext(t *trial) {
+	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = t.long() })
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = lease.Release(ended)
+	t.opensWithin(t.client(), lease.Name(), promptly, "after a release with a context that has ended")
+}
+
+func leaseIsRenewed(t *trial) {
+	ttl := 2 * t.ttl // so that a machine which stands still for a while loses nothing
+	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = ttl })
+	rival := t.client()
+	ctx := t.within(4*ttl + 2*slack)
+	renewed, err := c.Acquire(ctx, t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	left, err := c.Acquire(ctx, t.name(), fencelock.NoRenew())
+	if err != nil {
+		t.Fatalf("Acquire with NoRenew = %v", err)
+	}
+	extended, err := c.Acquire(ctx, t.name(), fencelock.NoRenew())
+	if err != nil {
+		t.Fatalf("Acquire with NoRenew = %v", err)
+	}
+	if err := extended.Extend(ctx, t.long()); err != nil {
+		t.Errorf("Extend = %v", err)
+	}
+	if lost := t.lostWith(left, ttl+slack, "without renewal"); lost.Reason != fencelock.ReasonExpired {
+		t.Errorf("a lease without renewal was lost for reason %q, want expired", lost.Reason)
+	}
+	pause(ctx, ttl)
+	for what, lease := range map[string]*fencelock.Lease{"renewed": renewed, "extended": extended} {
+		if err := lease.Err(); err != nil {
+			t.Errorf("the %s lease = %v after two TTLs", what, err)
+		}
+		t.mustBeHeld(rival, lease.Name(), "while the "+what+" lease lives")
+		if err := lease.Release(ctx); err != nil {
+			t.Errorf("Release of the %s lease = %v", what, err)
+		}
+		t.mustBeFree(rival, lease.Name(), "after the release")
+	}
+}
+
+func faultIsNoLoss(t *trial) {
+	d, link := t.linked()
+	c := t.core(d, func(o *fencelock.Options) { o.TTL = 3 * t.ttl })
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	ctx := t.within(9*t.ttl + slack)
+	for _, fail := range []func(){link.Refuse, func() { link.Hold(fault.Both) }, link.Reset} {
+		// A renewal is due one short TTL after the last proof, a third of the lease: each fault meets one, and ends
+		// before the deadline.
+		pause(ctx, t.ttl/2)
+		fail()
+		pause(ctx, t.ttl)
+		link.Pass()
+		pause(ctx, t.ttl/2)
+	}
+	if err := lease.Err(); err != nil {
+		t.Errorf("the lease = %v after faults shorter than its deadline", err)
+	}
+	if err := lease.Release(t.within(2 * slack)); err != nil {
+		t.Errorf("Release = %v", err)
+	}
+}
+
+func closeGivesBack(t *trial) {
+	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = t.long() })
+	rival := t.client()
+	var leases []*fencelock.Lease
+	for range 10 {
+		lease, err := c.Acquire(t.within(slack), t.name())
+		if err != nil {
+			t.Fatalf("Acquire = %v", err)
+		}
+		leases = append(leases, lease)
+	}
+	if err := c.Close(t.within(slack)); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+	for _, lease := range leases {
+		if lost := t.lostWith(lease, time.Second, "after Close"); lost.Reason != fencelock.ReasonClosed {
+			t.Errorf("a lease was lost for reason %q, want closed", lost.Reason)
+		}
+		t.mustBeFree(rival, lease.Name(), "after Close")
+	}
+	if _, err := c.TryAcquire(t.within(slack), t.name()); !errors.Is(err, fencelock.ErrClosed) {
+		t.Errorf("TryAcquire after Close = %v, want ErrClosed", err)
+	}
+}
+
+func unknownIsCleanedUp(t *trial) {
+	for how, dir := range map[string]func(fault.Link){
+		"its reply lost":   func(l fault.Link) { l.Drop(fault.Replies) },
+		"its request late": func(l fault.Link) { l.Hold(fault.Requests) },
+	} {
+		d, link := t.linked()
+		c := t.core(d, func(o *fencelock.Options) { o.TTL = t.long() })
+		rival := t.client()
+		t.warm(d)
+		name := t.name()
+		dir(link)
+		if err := t.sends(link, "acquire with "+how, func(ctx context.Context) error {
+			_, err := c.TryAcquire(ctx, name)
+			return err
+		}); !errors.Is(err, fencelock.ErrUnknown) {
+			t.Errorf("acquire with %s = %v, want ErrUnknown", how, err)
+		}
+		link.Pass()
+		if how == "its request late" {
+			// Let it arrive, so that there is something to clean up.
+			pause(t.Context(), 50*time.Millisecond)
+		}
+		// The clean-up tries again and again, with growing pauses, and each try may hang on the fault.
+		if !t.opensWithin(rival, name, 5*slack, "after an acquire with "+how) {
+			return
+		}
+	}
+}

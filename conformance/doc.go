@@ -1,0 +1,224 @@
+// Package conformance tests drivers: whether they keep the contract of package backend, and whether the core above them
+// keeps its promises over them. It is for anybody who writes a driver, and versioned with the API.
+//
+//	func TestConformance(t *testing.T) {
+//		server := containers.Redis(t)
+//		conformance.Run(t, conformance.Harness{
+//			New: func(t testing.TB) backend.Driver { return mydriver.New(server.Addr()) },
+//			Linked: func(t testing.TB) (backend.Driver, fault.Link) {
+//				addr, link := server.NewLink(t)
+//				return mydriver.New(addr), link
+//			},
+//			Server: conformance.Server{
+//				Restart: func(t testing.TB) { ... },
+//			},
+//		})
+//	}
+//
+// New alone runs what needs no faults. Each further field of Harness adds clauses; what cannot be tried is skipped by
+// name, and with FENCELOCK_REQUIRE=all in the environment, as in CI, a skip is a failure. A capability that the driver
+// declares is always tested; one that it does not declare must answer backend.ErrUnsupported (clause P1). Run every
+// public constructor and configuration of a driver, not only the convenient one: they differ where it hurts.
+//
+// # Reading a failure
+//
+//	--- FAIL: TestConformance/ambiguity/lost-request-is-no-success
+//	    A1  an acquire whose request got lost is never reported as granted, nor as held: its outcome is unknown
+//	        acquire with a lost request = redis: acquire "…": lock is held, which nobody can have told it
+//
+// The first line is the clause: its number and the obligation in words, which package backend explains. Below it stands
+// what was found, and what the clause had logged on the way. One clause alone runs with
+// -run 'TestConformance/ambiguity/lost-request'; it needs nothing of the others.
+//
+// # Time
+//
+// Clauses let Harness.TTL pass, and run side by side. What must be immediate has bounds that a busy machine keeps (two
+// seconds, where a broken driver takes a TTL of a minute); what must not happen too early is compared with the
+// drivers' own clock and has no tolerance. Clauses that act on the whole service, or count what the process runs, are
+// left to the end and run alone.
+//
+// # Trusting the suite
+//
+// The suite is itself tested with broken drivers: TestMutants breaks the in-process driver in one way at a time, and each
+// way must fail on the clauses that say what was broken. Use Check to do the same with mutants of your own driver.
+//
+// # Clauses
+//
+// Clauses returns them with their rules. Numbers and names stay what they are; new ones come at the end of
+// their group.
+//
+// exclusion:
+//
+//   - X1 one-holder-at-a-time
+//   - X2 attempt-finds-it-held
+//   - X3 beliefs-do-not-overlap
+//
+// ownership:
+//
+//   - O1 only-the-holder-releases
+//   - O2 second-release-is-not-held
+//   - O3 request-ids-compare-whole
+//   - O4 stale-release-keeps-the-successor
+//   - O5 incarnation-is-compared
+//   - O6 same-request-is-the-same-hold
+//   - O7 release-by-request
+//   - O8 owner-decides-nothing
+//
+// lease:
+//
+//   - L1 not-grantable-before-its-end
+//   - L2 silent-holder-loses-it
+//   - L3 renewal-prolongs
+//   - L4 no-renewal-after-a-rival
+//   - L5 renewal-creates-nothing
+//   - L6 grant-tells-the-truth
+//   - L7 validity-counts-from-sending
+//   - L8 renewals-answer-in-order
+//   - L9 renewals-share-round-trips
+//
+// waiting:
+//
+//   - W1 release-wakes-a-waiter
+//   - W2 first-come-first-served
+//   - W3 attempts-do-not-barge
+//   - W4 release-wakes-no-herd
+//   - W5 lost-notification-still-acquires
+//   - W6 grant-after-a-wait-is-whole
+//   - W7 dead-waiter-blocks-nobody
+//   - W8 waiter-survives-a-reset
+//
+// cancellation:
+//
+//   - C1 ended-context-leaves-no-trace
+//   - C2 waiter-returns-with-its-context
+//   - C3 cancelled-waiter-leaves-the-queue
+//   - C4 cancel-races-with-grant
+//   - C5 silence-ends-with-the-context
+//
+// ambiguity:
+//
+//   - A1 lost-request-is-no-success
+//   - A2 lost-reply-is-resolved-by-repeating
+//   - A3 lost-reply-is-undone-by-request
+//   - A4 late-request-strands-nothing
+//   - A5 repeated-release-spares-the-successor
+//   - A6 unanswered-renewal-is-no-loss
+//   - A7 reset-is-no-contention
+//
+// names:
+//
+//   - N1 no-two-names-meet
+//   - N2 odd-names-work-bare
+//   - N3 invalid-names-are-refused
+//   - N4 foreign-entries-do-no-harm
+//
+// errors:
+//
+//   - E1 errors-name-the-call
+//   - E2 answers-are-distinct
+//   - E3 refused-is-unavailable
+//   - E4 closed-answers-closed
+//
+// capabilities:
+//
+//   - P1 undeclared-is-unsupported
+//   - P2 declaration-is-consistent
+//   - P3 minimum-keeps-it-closed
+//   - P4 holder-is-shown
+//   - P5 list-yields-what-is-held
+//   - P6 force-release-ends-the-hold
+//   - P7 loss-is-pushed
+//   - P8 what-is-declared-has-a-clause
+//   - P9 watch-tells-in-order
+//   - P10 watch-replays-without-a-gap
+//   - P11 watch-tells-why-by-force
+//   - P12 watch-tells-of-expiry
+//   - P13 watch-ends
+//   - P14 compaction-is-told
+//
+// shared:
+//
+//   - R1 readers-hold-together
+//   - R2 writer-keeps-readers-out
+//   - R3 waiting-writer-stops-readers
+//   - R4 neither-side-starves
+//   - R5 readers-and-writers-never-meet
+//   - R6 dead-reader-lets-go
+//   - R7 tokens-are-marked
+//   - R8 each-hold-is-its-own
+//
+// permits:
+//
+//   - Q1 never-more-than-there-are
+//   - Q2 what-is-left-is-granted
+//   - Q3 limit-is-agreed
+//   - Q4 dead-holder-gives-them-back
+//   - Q5 big-request-gets-its-turn
+//   - Q6 tokens-are-marked
+//   - Q7 each-hold-is-its-own
+//
+// multi:
+//
+//   - M1 all-or-none
+//   - M2 waits-without-keeping
+//   - M3 same-requests-same-holds
+//   - M4 lost-reply-leaves-nothing
+//   - M5 ended-context-leaves-no-trace
+//
+// hierarchy:
+//
+//   - H1 excludes-above-and-below
+//   - H2 shared-paths
+//   - H3 uses-do-not-mix
+//   - H4 waits-for-all-below
+//
+// deadlock:
+//
+//   - G1 cycle-is-refused
+//   - G2 no-false-alarm
+//   - G3 cycle-over-readers
+//
+// fencing:
+//
+//   - F1 increases-across-release
+//   - F2 increases-across-expiry
+//   - F3 increases-across-deletion
+//   - F4 increases-in-the-order-of-grants
+//   - F5 stale-write-is-refused
+//   - F6 stays-for-one-hold
+//
+// tier:
+//
+//   - T1 correctness-needs-fencing
+//   - T2 efficiency-carries-no-token
+//   - T3 promise-is-not-inherited
+//
+// core:
+//
+//   - D1 lost-before-a-rival-holds
+//   - D2 deletion-is-noticed
+//   - D3 do-is-cancelled-by-loss
+//   - D4 release-after-loss-is-lost
+//   - D5 release-outlives-its-context
+//   - D6 lease-is-renewed
+//   - D7 fault-is-no-loss
+//   - D8 close-gives-back
+//   - D9 unknown-is-cleaned-up
+//   - D10 one-leader-at-a-time
+//   - D11 several-names-without-deadlock
+//   - D12 lock-delay-keeps-it-closed
+//
+// outages:
+//
+//   - S1 stopped-service
+//   - S2 paused-service
+//   - S3 restarted-service
+//   - S4 increases-across-restart
+//   - S5 increases-across-a-wipe
+//   - S6 wiped-service
+//
+// leftovers:
+//
+//   - K1 goroutines-end-with-close
+//   - K2 service-keeps-nothing
+package conformance

@@ -1,0 +1,156 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+var exclusionClauses = []Clause{
+	{
+		ID: "X1", Group: "exclusion", Slug: "one-holder-at-a-time", run: oneHolderAtATime,
+		Rule: "of a hundred contenders from several clients, one holds the lock at a time, and each gets its turn",
+	},
+	{
+		ID: "X2", Group: "exclusion", Slug: "attempt-finds-it-held", run: attemptFindsItHeld,
+		Rule: "an attempt while another request holds the name is ErrHeld, also within one client; other names stay open",
+	},
+	{
+		ID: "X3", Group: "exclusion", Slug: "beliefs-do-not-overlap", run: beliefsDoNotOverlap,
+		Rule: "no two holders believe in their grants (until SentAt + validity) at the same time, also when holders die",
+	},
+}
+
+func oneHolderAtATime(t *trial) {
+	const clients, contenders, rounds = 8, 100, 3
+	name := t.name()
+	drivers := make([]backend.Driver, clients)
+	for i := range drivers {
+		drivers[i] = t.client()
+	}
+	ctx := t.within(20 * slack)
+	var unprotected, inside atomic.Int64
+	var all sync.WaitGroup
+	for i := range contenders {
+		all.Go(func() {
+			d := drivers[i%clients]
+			for range rounds {
+				r := t.request(name)
+				r.Wait = true
+				g, err := d.Acquire(ctx, r)
+				if err != nil {
+					t.Errorf("contender %d: %v", i, err)
+					return
+				}
+				if n := inside.Add(1); n != 1 {
+					t.Errorf("%d contenders held the lock at once", n)
+				}
+				seen := unprotected.Load()
+				runtime.Gosched()
+				unprotected.Store(seen + 1)
+				inside.Add(-1)
+				if err := d.Release(ctx, g); err != nil {
+					t.Errorf("contender %d: release: %v", i, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := unprotected.Load(); got != contenders*rounds {
+		t.Errorf("a counter that only the lock protects is %d after %d increments", got, contenders*rounds)
+	}
+}
+
+func attemptFindsItHeld(t *trial) {
+	a, b := t.client(), t.client()
+	name, other := t.name(), t.name()
+	g := t.take(a, t.request(name), "of a free name")
+	t.mustBeHeld(b, name, "from another client")
+	t.mustBeHeld(a, name, "from the holder's own client")
+	t.mustBeFree(b, other, "on another name")
+	t.release(a, g, "by the holder")
+	t.mustBeFree(b, name, "after the release")
+}
+
+// belief is the time during which a holder thinks it holds.
+type belief struct{ from, to backend.Instant }
+
+// life is a driver that can die. Without a link it dies by silence, which does for a driver without a session.
+type life struct {
+	driver backend.Driver
+	link   fault.Link
+}
+
+// lives returns n lives, or a single one where nothing can be cut off.
+func (t *trial) lives(n int) []life {
+	if t.h.Linked == nil {
+		return []life{{driver: t.client()}}
+	}
+	var all []life
+	for range n {
+		d, link := t.linked()
+		all = append(all, life{d, link})
+	}
+	return all
+}
+
+func beliefsDoNotOverlap(t *trial) {
+	const contenders = 6
+	name := t.name()
+	ctx := t.within(4 * t.ttl)
+	var mu sync.Mutex
+	var beliefs []belief
+	var all sync.WaitGroup
+	for range contenders {
+		lives := t.lives(3)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				d := lives[0].driver
+				r := t.brief(name)
+				r.Wait = true
+				g, err := d.Acquire(ctx, r)
+				if err != nil {
+					if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+						t.Errorf("contender: %v", err)
+						return
+					}
+					continue
+				}
+				held := belief{from: t.now(), to: g.SentAt.Add(t.desc.Validity(g.TTL))}
+				pause(ctx, rand.N(t.ttl/8))
+				switch dies := rand.N(8) == 0; {
+				case dies && lives[0].link == nil:
+				case dies && len(lives) > 1:
+					lives[0].link.Drop(fault.Both)
+					lives = lives[1:]
+				default:
+					held.to = min(held.to, t.now())
+					if err := d.Release(t.within(slack), g); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+						t.Errorf("release: %v", err)
+					}
+				}
+				mu.Lock()
+				beliefs = append(beliefs, held)
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	slices.SortFunc(beliefs, func(x, y belief) int { return int(x.from - y.from) })
+	for i := 1; i < len(beliefs); i++ {
+		if by := beliefs[i-1].to.Sub(beliefs[i].from); by > 0 {
+			t.Errorf("hold %d began %v before the end of the one before", i, by)
+		}
+	}
+	if len(beliefs) < 4 {
+		t.Errorf("%d grants in %v, too few to tell", len(beliefs), 4*t.ttl)
+	}
+	t.Logf("%d grants", len(beliefs))
+}

@@ -1,0 +1,268 @@
+package fault
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// limit bounds the bytes that wait in one direction of one connection.
+const limit = 1 << 20
+
+// conn is one connection of a client, and the one to the server that belongs to it. All fields are protected by the
+// proxy's mutex.
+type conn struct {
+	p      *Proxy
+	up     *pipe // requests
+	down   *pipe // replies
+	closed bool
+}
+
+// pipe is one direction of a conn: one goroutine reads from src into the queue, another writes from the queue to dst.
+type pipe struct {
+	conn     *conn
+	dir      Direction
+	src, dst *net.TCPConn // those of the server are nil until it is connected
+	cond     *sync.Cond   // any change
+
+	queue   []item
+	size    int  // bytes in queue
+	gap     bool // something was swallowed: nothing more may be delivered
+	ended   bool // src has ended; nothing more is taken in
+	broken  bool // dst takes nothing more: what comes is discarded
+	done    bool // the end was delivered, or cannot be
+	writing bool // a write to dst is under way
+}
+
+// item is what travels: the opening of a connection, bytes, or the end.
+type item struct {
+	kind kind
+	at   time.Time // taken in
+	data []byte
+}
+
+type kind uint8
+
+const (
+	opening kind = iota
+	bytes
+	end     // src closed its side in order
+	aborted // src was reset
+)
+
+// newConn starts the goroutines of a connection. p.mu is held.
+func newConn(p *Proxy, client *net.TCPConn) {
+	c := &conn{p: p}
+	c.up = &pipe{conn: c, dir: Requests, src: client, cond: sync.NewCond(&p.mu)}
+	c.down = &pipe{conn: c, dir: Replies, dst: client, cond: sync.NewCond(&p.mu)}
+	p.conns[c] = struct{}{}
+	c.up.take(opening, nil)
+	p.wg.Go(c.up.read)
+	p.wg.Go(c.up.write)
+	p.wg.Go(c.down.write)
+}
+
+// close ends the connection on both sides, abruptly or in order, and with it its goroutines. p.mu is held.
+func (c *conn) close(abruptly bool) {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	delete(c.p.conns, c)
+	for _, q := range []*pipe{c.up, c.down} {
+		if q.src != nil {
+			if abruptly {
+				q.src.SetLinger(0)
+			}
+			q.src.Close()
+		}
+		q.queue, q.size = nil, 0
+		q.cond.Broadcast()
+	}
+}
+
+// read takes in what src sends, until it ends.
+func (q *pipe) read() {
+	p, buf := q.conn.p, make([]byte, 32<<10)
+	for {
+		p.mu.Lock()
+		for q.size >= limit && !q.conn.closed {
+			q.cond.Wait()
+		}
+		p.mu.Unlock()
+		n, err := q.src.Read(buf)
+		p.mu.Lock()
+		if n > 0 {
+			p.of(q.dir).seen += int64(n)
+			q.take(bytes, append([]byte(nil), buf[:n]...))
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, syscall.ECONNRESET):
+			q.take(aborted, nil)
+		default:
+			q.take(end, nil)
+		}
+		p.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// take puts one item in the queue, or swallows it. p.mu is held.
+func (q *pipe) take(k kind, data []byte) {
+	if q.ended || q.conn.closed {
+		return
+	}
+	q.ended = k == end || k == aborted
+	q.queue = append(q.queue, item{kind: k, at: time.Now(), data: data})
+	q.size += len(data)
+	switch {
+	case q.broken:
+		q.discard()
+	case q.gap || q.conn.p.of(q.dir).mode == drop:
+		q.swallow()
+	}
+	q.cond.Broadcast()
+}
+
+// swallow loses what is in the queue; the stream has a gap then. p.mu is held.
+func (q *pipe) swallow() {
+	q.gap = true
+	q.queue, q.size = nil, 0
+	q.cond.Broadcast()
+}
+
+// discard loses what is in the queue since nobody is there to receive it. p.mu is held.
+func (q *pipe) discard() {
+	q.broken, q.done = true, true
+	q.queue, q.size = nil, 0
+	q.cond.Broadcast()
+}
+
+// interrupt ends a write that is under way and returns when it has ended. What it had not yet written stays in the
+// queue. p.mu is held.
+func (q *pipe) interrupt() {
+	for q.writing {
+		q.dst.SetWriteDeadline(time.Unix(1, 0))
+		q.cond.Wait()
+	}
+}
+
+// write delivers the items of the queue to dst, when the state of the direction lets it.
+func (q *pipe) write() {
+	q.conn.p.mu.Lock()
+	defer q.conn.p.mu.Unlock()
+	for !q.conn.closed && !q.done {
+		if wait, ok := q.due(); !ok {
+			q.wait(wait)
+		} else {
+			q.deliver()
+		}
+	}
+	if q.conn.up.done && q.conn.down.done {
+		q.conn.close(false)
+	}
+}
+
+// due tells whether the first item may be delivered, and if not, after what time, or zero if only a change of the state
+// can tell. p.mu is held.
+func (q *pipe) due() (wait time.Duration, ok bool) {
+	d := q.conn.p.of(q.dir)
+	if len(q.queue) == 0 || d.mode != pass {
+		return 0, false
+	}
+	wait = d.delay - time.Since(q.queue[0].at)
+	return wait, wait <= 0
+}
+
+// wait returns after a change, or when the time is over if it is not zero. p.mu is held.
+func (q *pipe) wait(timeout time.Duration) {
+	if timeout > 0 {
+		timer := time.AfterFunc(timeout, func() {
+			q.conn.p.mu.Lock()
+			defer q.conn.p.mu.Unlock()
+			q.cond.Broadcast()
+		})
+		defer timer.Stop()
+	}
+	q.cond.Wait()
+}
+
+// deliver delivers the first item of the queue, or a part of it. p.mu is held, and released while the network works.
+func (q *pipe) deliver() {
+	switch q.queue[0].kind {
+	case opening:
+		q.queue = q.queue[1:]
+		q.connect()
+	case bytes:
+		q.send()
+	case end:
+		q.queue = nil
+		q.dst.CloseWrite()
+		q.done = true
+	case aborted:
+		q.queue = nil
+		q.done = true
+		if q.dir == Replies {
+			q.conn.close(true)
+			return
+		}
+		// The server gets an orderly close, so that nothing it was sent before is lost; the client gets nothing more.
+		q.dst.CloseWrite()
+		q.conn.down.discard()
+	}
+}
+
+// connect opens the connection to the server. Only Close cuts it short: an attempt that is given up ends with an orderly
+// close, and Reset owes the server a reset.
+func (q *pipe) connect() {
+	c, upstream := q.conn, q.conn.p.upstream
+	c.p.mu.Unlock()
+	var d net.Dialer
+	server, err := d.DialContext(c.p.ctx, "tcp", upstream)
+	c.p.mu.Lock()
+	switch {
+	case c.closed:
+		if err == nil {
+			abort(server.(*net.TCPConn))
+		}
+	case err != nil: // the client learns it as a reset, by way of the replies
+		q.discard()
+		c.down.take(aborted, nil)
+	default:
+		q.dst, c.down.src = server.(*net.TCPConn), server.(*net.TCPConn)
+		c.p.wg.Go(c.down.read)
+	}
+}
+
+// send writes bytes of the first item.
+func (q *pipe) send() {
+	data := q.queue[0].data
+	q.writing = true
+	q.dst.SetWriteDeadline(time.Time{})
+	q.conn.p.mu.Unlock()
+	n, err := q.dst.Write(data)
+	q.conn.p.mu.Lock()
+	q.writing = false
+	q.cond.Broadcast()
+	if q.conn.closed || q.gap || q.broken {
+		return // the queue was lost meanwhile
+	}
+	q.size -= n
+	if q.queue[0].data = data[n:]; n == len(data) {
+		q.queue = q.queue[1:]
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		q.discard() // the other direction learns by itself, after what is still in its buffers
+	}
+}
+
+func abort(c *net.TCPConn) {
+	c.SetLinger(0)
+	c.Close()
+}

@@ -1,0 +1,120 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+var leftoverClauses = []Clause{
+	{
+		ID: "K1", Group: "leftovers", Slug: "goroutines-end-with-close", serial: true, run: goroutinesEndWithClose,
+		Rule: "after Close no goroutine of the driver runs",
+	},
+	{
+		ID: "K2", Group: "leftovers", Slug: "service-keeps-nothing", needs: needLeftovers, serial: true,
+		run:  serviceKeepsNothing,
+		Rule: "when all locks are released or have ended, the service keeps nothing of the driver's",
+	},
+}
+
+// use makes d do what drivers do: hold, wait in vain, wait with success, renew, release.
+func (t *trial) use(d, other backend.Driver) {
+	name := t.name()
+	g := t.take(d, t.request(name), "of a free name")
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			r := t.request(name)
+			r.Wait = true
+			if got, err := other.Acquire(ctx, r); err == nil {
+				t.release(other, got, "by a waiter")
+			}
+		})
+	}
+	all.Wait()
+	w := t.wait(t.within(5*slack), other, t.request(name))
+	t.queued(d, name, 1)
+	if r := t.renew(d, g); r.Err != nil {
+		t.Errorf("renewal = %v", r.Err)
+	}
+	t.release(d, g, "by the holder")
+	next := t.got(w, promptly, "after the release")
+	t.release(other, next, "by the waiter")
+}
+
+func goroutinesEndWithClose(t *trial) {
+	mine := t.name()
+	pprof.Do(t.Context(), pprof.Labels(goroutineLabel, mine), func(context.Context) {
+		inner := newRecorder(t.TB)
+		defer inner.cleanup() // what the harness opened for the driver is its own business
+		a, b := t.h.New(inner), t.h.New(inner)
+		t.use(a, b)
+		for _, d := range []backend.Driver{a, b} {
+			if err := closeWithin(d, slack); err != nil {
+				t.Errorf("Close = %v", err)
+			}
+		}
+		for _, m := range inner.failures {
+			t.Errorf("%s", m)
+		}
+	})
+	patience := t.within(slack)
+	left := goroutinesOf(t, mine)
+	for len(left) > 0 && patience.Err() == nil {
+		pause(patience, 20*time.Millisecond)
+		left = goroutinesOf(t, mine)
+	}
+	for _, g := range left {
+		t.Errorf("left behind after Close: %s", g)
+	}
+}
+
+// goroutineLabel marks the goroutines that a driver starts, directly or not: a label is inherited. Those of the harness, a
+// proxy's and an operator's client's, come and go meanwhile and have none.
+const goroutineLabel = "fencelock-conformance"
+
+// goroutinesOf returns the stacks of all goroutines whose label has the value mine.
+func goroutinesOf(t *trial, mine string) (stacks []string) {
+	var all strings.Builder
+	if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
+		t.Fatalf("the stacks of goroutines: %v", err)
+	}
+	label := fmt.Sprintf("%q:%q", goroutineLabel, mine)
+	for g := range strings.SplitSeq(all.String(), "\n\n") {
+		if strings.Contains(g, label) {
+			stacks = append(stacks, g)
+		}
+	}
+	return stacks
+}
+
+func serviceKeepsNothing(t *trial) {
+	a, b := t.client(), t.client()
+	t.use(a, b)
+	// Clauses before have let holders go silent: their entries end with the short TTL. Those of holders that were not
+	// released at all end with the long one, and must not exist.
+	patience := t.within(3*t.ttl + 2*slack)
+	var left []string
+	for {
+		var err error
+		if left, err = t.h.Leftovers(); err != nil {
+			t.Fatalf("Leftovers = %v", err)
+		}
+		if len(left) == 0 {
+			return
+		}
+		if patience.Err() != nil {
+			break
+		}
+		pause(patience, 50*time.Millisecond)
+	}
+	t.Errorf("the service keeps %d things: %.10q", len(left), left)
+}

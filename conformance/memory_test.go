@@ -1,0 +1,56 @@
+package conformance_test
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+func TestMain(m *testing.M) {
+	// The in-process driver needs nothing installed, so nothing may be skipped.
+	os.Setenv("FENCELOCK_REQUIRE", "all")
+	goleak.VerifyTestMain(m)
+}
+
+// memoryHarness is everything that a store of its own offers.
+func memoryHarness() conformance.Harness {
+	store := memory.NewStore(nil)
+	return conformance.Harness{
+		New: func(testing.TB) backend.Driver { return store.Driver() },
+		Linked: func(testing.TB) (backend.Driver, fault.Link) {
+			d := store.Driver()
+			return d, conformance.NetworkLink(d)
+		},
+		Server: conformance.Server{
+			Restart: func(testing.TB) { store.Restart() },
+			Stop:    func(testing.TB) { store.Stop() },
+			Start:   func(testing.TB) { store.Start() },
+			Pause:   func(testing.TB) { store.Pause() },
+			Resume:  func(testing.TB) { store.Resume() },
+			Evict:   func(_ testing.TB, name string) { store.Evict(name) },
+			Wipe:    func(testing.TB) { store.Wipe() },
+			Compact: func(testing.TB, string) { store.Compact() },
+		},
+		Leftovers: func() ([]string, error) { return make([]string, store.Names()), nil },
+		// There is no place beside the driver's own entries where anybody could leave something.
+		Intrude: func(testing.TB, string) {},
+	}
+}
+
+func TestMemory(t *testing.T) { conformance.Run(t, memoryHarness()) }
+
+// The suite runs through permits too: one of one, and two of three, of which no two fit at once.
+func TestMemoryAsPermits(t *testing.T) {
+	for name, h := range map[string]conformance.Harness{
+		"1 of 1": conformance.AsPermits(memoryHarness(), 1, 1),
+		"2 of 3": conformance.AsPermits(memoryHarness(), 2, 3),
+	} {
+		t.Run(name, func(t *testing.T) { conformance.Run(t, h) })
+	}
+}

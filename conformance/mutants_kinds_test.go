@@ -1,0 +1,279 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// asked makes the driver ask for something else than it was asked for, under what is still the old grant to its caller.
+func (b *broken) asked(change func(r *backend.Request)) {
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		own := r
+		change(&r)
+		g, err := b.Driver.Acquire(ctx, r)
+		g.Name, g.Kind, g.Permits, g.Limit, g.TTL = own.Name, own.Kind, own.Permits, own.Limit, own.TTL
+		return g, err
+	}
+}
+
+// under makes the driver keep requests of some kinds under another name.
+func (b *broken) under(other func(r backend.Request) string) {
+	b.asked(func(r *backend.Request) { r.Name = other(*r) })
+	b.release = func(ctx context.Context, g backend.Grant) error {
+		g.Name = other(backend.Request{Name: g.Name, Kind: g.Kind, Permits: g.Permits, Limit: g.Limit})
+		return b.Driver.Release(ctx, g)
+	}
+	b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+		kept := make([]backend.Grant, len(grants))
+		for i, g := range grants {
+			g.Name = other(backend.Request{Name: g.Name, Kind: g.Kind, Permits: g.Permits, Limit: g.Limit})
+			kept[i] = g
+		}
+		return b.Driver.Renew(ctx, kept)
+	}
+}
+
+// slips gives a hold that the service knows nothing of to whoever asks beside holders of which all satisfy beside.
+func (b *broken) slips(who func(r backend.Request) bool, beside func(h backend.Holder) bool) {
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		try := r
+		try.Wait = false
+		g, err := b.Driver.Acquire(ctx, try)
+		if errors.Is(err, backend.ErrHeld) && who(r) {
+			info, _ := b.Holder(ctx, r.Name)
+			fits := info.Held
+			for _, h := range info.Holders {
+				fits = fits && beside(h)
+			}
+			if fits {
+				g = r.Grant()
+				g.Token, g.Incarnation, g.SentAt = 1, "slipped", now()
+				return g, nil
+			}
+		}
+		if r.Wait && errors.Is(err, backend.ErrHeld) {
+			return b.Driver.Acquire(ctx, r)
+		}
+		return g, err
+	}
+	b.release = func(ctx context.Context, g backend.Grant) error {
+		if g.Incarnation == "slipped" {
+			return nil
+		}
+		return b.Driver.Release(ctx, g)
+	}
+}
+
+// kindMutants break holds that are not exclusive, several names at once, paths and the search for deadlocks.
+var kindMutants = []mutant{
+	{name: "shared holds exclude each other", breaks: []string{"R1", "R8"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) {
+			if r.Kind == backend.KindShared {
+				r.Kind = backend.KindExclusive
+			}
+		})
+	}},
+	{name: "readers have a lock of their own", breaks: []string{"R1", "R2", "R3", "R5", "R6"}, apply: func(b *broken) {
+		b.under(func(r backend.Request) string {
+			if r.Kind == backend.KindShared {
+				return r.Name + ":readers"
+			}
+			return r.Name
+		})
+	}},
+	{name: "readers pass a writer that waits", breaks: []string{"R3"}, apply: func(b *broken) {
+		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindShared },
+			func(h backend.Holder) bool { return h.Kind == backend.KindShared })
+	}},
+	{name: "a writer enters beside readers", breaks: []string{"R1", "R5", "R6"}, apply: func(b *broken) {
+		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindExclusive },
+			func(h backend.Holder) bool { return h.Kind == backend.KindShared })
+	}},
+	{name: "writers only try, and readers never let them", breaks: []string{"R4"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if r.Kind != backend.KindExclusive || !r.Wait {
+				return b.Driver.Acquire(ctx, r)
+			}
+			for r.Wait = false; ; {
+				g, err := b.Driver.Acquire(ctx, r)
+				if !errors.Is(err, backend.ErrHeld) {
+					return g, err
+				}
+				select {
+				case <-time.After(150 * time.Millisecond):
+				case <-ctx.Done():
+					return g, ctx.Err()
+				}
+			}
+		}
+	}},
+	{name: "tokens of shared holds and permits look exclusive", breaks: []string{"R7", "Q6"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if g.Kind != backend.KindExclusive {
+				g.Token ^= 1 << 63
+			}
+			return g, err
+		}
+	}},
+	{name: "shared holds are released all together", breaks: []string{"R1", "R8"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			info, _ := b.Holder(ctx, g.Name)
+			err := b.Driver.Release(ctx, g)
+			for _, h := range info.Holders {
+				if h.Kind == backend.KindShared {
+					_ = b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: h.RequestID}.Grant())
+				}
+			}
+			return err
+		}
+	}},
+	{name: "each request counts for one permit", breaks: []string{"Q1", "Q2"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Permits = min(r.Permits, 1) })
+	}},
+	{name: "a request takes all permits", breaks: []string{"Q2", "Q7"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Permits = r.Limit })
+	}},
+	{name: "each limit has its own permits", breaks: []string{"Q3"}, apply: func(b *broken) {
+		b.under(func(r backend.Request) string { return fmt.Sprintf("%s:%d", r.Name, r.Limit) })
+	}},
+	{name: "permits that do not fit are over the limit", breaks: []string{"Q1", "Q2"}, apply: func(b *broken) {
+		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindPermits },
+			func(h backend.Holder) bool { return h.Kind == backend.KindPermits })
+	}},
+	{name: "permits of the dead do not come back", breaks: []string{"Q4"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) {
+			if r.Kind == backend.KindPermits {
+				r.TTL = time.Hour
+			}
+		})
+	}},
+	{name: "big requests only try, and small ones never let them", breaks: []string{"Q5"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if r.Permits < 2 || !r.Wait {
+				return b.Driver.Acquire(ctx, r)
+			}
+			for r.Wait = false; ; {
+				g, err := b.Driver.Acquire(ctx, r)
+				if !errors.Is(err, backend.ErrHeld) {
+					return g, err
+				}
+				select {
+				case <-time.After(150 * time.Millisecond):
+				case <-ctx.Done():
+					return g, ctx.Err()
+				}
+			}
+		}
+	}},
+	{name: "several names one by one, without a way back", breaks: []string{"M1", "M2"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			var grants []backend.Grant
+			for _, r := range rs {
+				g, err := b.Acquire(ctx, r)
+				if err != nil {
+					return nil, err
+				}
+				grants = append(grants, g)
+			}
+			return grants, nil
+		}
+	}},
+	{name: "several names are granted in the order of their bytes", breaks: []string{"M1"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			grants, err := b.Driver.AcquireAll(ctx, rs)
+			if len(grants) > 1 {
+				grants[0], grants[1] = grants[1], grants[0]
+			}
+			return grants, err
+		}
+	}},
+	{name: "several names are always new requests", breaks: []string{"M3"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			for i := range rs {
+				rs[i].RequestID = backend.NewRequestID()
+			}
+			return b.Driver.AcquireAll(ctx, rs)
+		}
+	}},
+	{name: "several names without an answer are held", breaks: []string{"M4"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			grants, err := b.Driver.AcquireAll(ctx, rs)
+			if errors.Is(err, backend.ErrUnknown) {
+				err = &backend.HeldError{Name: rs[0].Name}
+			}
+			return grants, err
+		}
+	}},
+	{name: "several names are asked for in spite of the context", breaks: []string{"M5"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			for i := range rs {
+				rs[i].Wait = false
+			}
+			_, _ = b.Driver.AcquireAll(context.WithoutCancel(ctx), rs)
+			return b.Driver.AcquireAll(ctx, rs)
+		}
+	}},
+	{name: "a path is a name like any other", breaks: []string{"H1", "H2", "H3", "H4"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Hierarchical = false })
+	}},
+	{name: "every name is a path", breaks: []string{"H3"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Hierarchical = r.Kind != backend.KindPermits })
+	}},
+	{name: "shared paths are exclusive", breaks: []string{"H2"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) {
+			if r.Hierarchical {
+				r.Kind = backend.KindExclusive
+			}
+		})
+	}},
+	{name: "newcomers below pass who waits for a path", breaks: []string{"H4"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if r.Hierarchical && errors.Is(err, backend.ErrHeld) {
+				if info, _ := b.Holder(ctx, r.Name); !info.Held {
+					g, err = r.Grant(), nil
+					g.Token, g.SentAt = 1, now()
+				}
+			}
+			return g, err
+		}
+	}},
+	{name: "cycles are waited out", breaks: []string{"G1", "G3"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Agent = "" })
+	}},
+	{name: "all of one client are one agent", breaks: []string{"G2"}, apply: func(b *broken) {
+		b.asked(func(r *backend.Request) { r.Agent = "one" })
+	}},
+	{name: "an agent that holds something must not wait", breaks: []string{"G1", "G2"}, apply: func(b *broken) {
+		holding := map[string]bool{}
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			b.world.mu.Lock()
+			refuse := r.Wait && r.Agent != "" && holding[r.Agent]
+			b.world.mu.Unlock()
+			if refuse {
+				return backend.Grant{}, backend.ErrDeadlock
+			}
+			g, err := b.Driver.Acquire(ctx, r)
+			if err == nil {
+				b.world.mu.Lock()
+				holding[r.Agent] = true
+				b.world.mu.Unlock()
+			}
+			return g, err
+		}
+	}},
+	{name: "a cycle is told without its names", breaks: []string{"G1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if errors.Is(err, backend.ErrDeadlock) {
+				err = &backend.DeadlockError{}
+			}
+			return g, err
+		}
+	}},
+}

@@ -1,0 +1,562 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// mutants are in the order of the clauses that they break.
+var mutants = []mutant{
+	{name: "release does not look who asks", breaks: []string{"O1", "O3", "O4", "A5"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			info, err := b.Holder(ctx, g.Name)
+			if err != nil || !info.Held {
+				return b.Driver.Release(ctx, g)
+			}
+			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: info.Holders[0].RequestID}.Grant())
+		}
+	}},
+	{name: "release compares the owner instead of the request", breaks: []string{"O1", "O4"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			info, err := b.Holder(ctx, g.Name)
+			if err == nil && info.Held && info.Holders[0].Owner == g.Owner {
+				g = backend.Request{Name: g.Name, RequestID: info.Holders[0].RequestID}.Grant()
+			}
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "release ignores the incarnation", breaks: []string{"O5"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: g.RequestID}.Grant())
+		}
+	}},
+	{name: "second release succeeds", breaks: []string{"O2"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			if err := b.Driver.Release(ctx, g); !errors.Is(err, backend.ErrNotHeld) {
+				return err
+			}
+			return nil
+		}
+	}},
+	{name: "release by request does nothing", breaks: []string{"O7", "A3", "D9"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			if g.Token == 0 {
+				return nil
+			}
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "lost release reply is reported as success", breaks: []string{"A5"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			if err := b.Driver.Release(ctx, g); !errors.Is(err, backend.ErrUnknown) {
+				return err
+			}
+			return nil
+		}
+	}},
+	{name: "get, then set", breaks: []string{"X1", "X3"}, apply: getThenSet},
+	{name: "holds never end", breaks: []string{"L2", "L4", "F2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			short := r.TTL
+			r.TTL = time.Hour
+			g, err := b.Driver.Acquire(ctx, r)
+			g.TTL = short
+			return g, err
+		}
+	}},
+	{name: "holds end early", breaks: []string{"L1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			told := r.TTL
+			r.TTL = r.TTL * 3 / 4
+			g, err := b.Driver.Acquire(ctx, r)
+			g.TTL = told
+			return g, err
+		}
+	}},
+	{name: "SentAt is read at the receipt of the answer", breaks: []string{"L7"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			g.SentAt = now()
+			return g, err
+		}
+	}},
+	{name: "SentAt of renewals is read at the receipt of the answer", breaks: []string{"L7"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i := range out {
+				out[i].SentAt = now()
+			}
+			return out
+		}
+	}},
+	{name: "the lease is believed for a second too long", breaks: []string{"D1", "L6"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			g.SentAt = g.SentAt.Add(time.Second)
+			return g, err
+		}
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i := range out {
+				out[i].SentAt = out[i].SentAt.Add(time.Second)
+			}
+			return out
+		}
+	}},
+	{name: "the first SentAt of a long wait counts", breaks: []string{"W6"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			sent := now()
+			g, err := b.Driver.Acquire(ctx, r)
+			g.SentAt = sent
+			return g, err
+		}
+	}},
+	{name: "renewal does not look who asks", breaks: []string{"L4", "O1", "O2"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i := range out {
+				if errors.Is(out[i].Err, backend.ErrNotHeld) {
+					out[i] = backend.Renewal{SentAt: now(), TTL: grants[i].TTL}
+				}
+			}
+			return out
+		}
+	}},
+	{name: "nothing tells of a deletion", breaks: []string{"D2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.Lost = nil
+			return b.Driver.Acquire(ctx, r)
+		}
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i := range out {
+				if errors.Is(out[i].Err, backend.ErrNotHeld) {
+					out[i].Err = backend.ErrUnavailable
+				}
+			}
+			return out
+		}
+	}},
+	{name: "renewal creates what it does not find", breaks: []string{"L5", "O2"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i, g := range grants {
+				if !errors.Is(out[i].Err, backend.ErrNotHeld) {
+					continue
+				}
+				r := backend.Request{Name: g.Name, Owner: g.Owner, RequestID: g.RequestID, TTL: g.TTL}
+				if again, err := b.Driver.Acquire(ctx, r); err == nil {
+					out[i] = backend.Renewal{SentAt: again.SentAt, TTL: again.TTL}
+				}
+			}
+			return out
+		}
+	}},
+	{name: "renewals are answered in another order", breaks: []string{"L8"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			if len(out) > 2 {
+				out = append(out[1:], out[0])
+			}
+			return out
+		}
+	}},
+	{name: "one round trip for each renewal", breaks: []string{"L9"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			var out []backend.Renewal
+			for i := range grants {
+				out = append(out, b.Driver.Renew(ctx, grants[i:i+1])...)
+			}
+			return out
+		}
+	}},
+	{name: "a fault while renewing is a loss", breaks: []string{"A6", "D7", "S1"}, apply: func(b *broken) {
+		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			out := b.Driver.Renew(ctx, grants)
+			for i := range out {
+				if out[i].Err != nil {
+					out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
+				}
+			}
+			return out
+		}
+	}},
+	{name: "a timeout is reported as success", breaks: []string{"A1", "A2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if errors.Is(err, backend.ErrUnknown) {
+				g, err = r.Grant(), nil
+				g.SentAt = now()
+			}
+			return g, err
+		}
+	}},
+	{name: "a timeout is reported as held", breaks: []string{"A1", "C5", "S2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if errors.Is(err, backend.ErrUnknown) {
+				err = &backend.HeldError{Name: r.Name}
+			}
+			return g, err
+		}
+	}},
+	{name: "silent retries with another request id", breaks: []string{"A7"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if r.Wait {
+				return b.Driver.Acquire(ctx, r)
+			}
+			for {
+				try, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+				g, err := b.Driver.Acquire(try, r)
+				cancel()
+				if !errors.Is(err, backend.ErrUnknown) || ctx.Err() != nil {
+					g.RequestID = r.RequestID
+					return g, err
+				}
+				r.RequestID = backend.NewRequestID()
+			}
+		}
+	}},
+	{name: "a cancelled waiter stays in the queue", breaks: []string{"C3"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			type outcome struct {
+				g   backend.Grant
+				err error
+			}
+			done := make(chan outcome, 1)
+			go func() {
+				g, err := b.Driver.Acquire(context.WithoutCancel(ctx), r)
+				done <- outcome{g, err}
+			}()
+			select {
+			case o := <-done:
+				return o.g, o.err
+			case <-ctx.Done():
+				return backend.Grant{}, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
+			}
+		}
+	}},
+	{name: "an ended context is not looked at", breaks: []string{"C1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if ctx.Err() == nil || r.Wait {
+				return b.Driver.Acquire(ctx, r)
+			}
+			_, _ = b.Driver.Acquire(context.WithoutCancel(ctx), r)
+			return backend.Grant{}, ctx.Err()
+		}
+	}},
+	{name: "calls go on after their context", breaks: []string{"C5"}, apply: func(b *broken) {
+		b.renew = func(_ context.Context, grants []backend.Grant) []backend.Renewal {
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // as client libraries like to do
+			defer cancel()
+			return b.Driver.Renew(ctx, grants)
+		}
+	}},
+	{name: "the context's error is lost", breaks: []string{"C2", "C5", "E2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if err != nil && ctx.Err() != nil {
+				err = &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: errors.New("i/o timeout")}
+			}
+			return g, err
+		}
+	}},
+	{name: "errors do not say which call failed", breaks: []string{"E1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			var call *backend.CallError
+			if errors.As(err, &call) {
+				err = call.Err
+			}
+			return g, err
+		}
+	}},
+	{name: "unreachable is unknown", breaks: []string{"E3"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if errors.Is(err, backend.ErrUnavailable) {
+				err = &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: backend.ErrUnknown}
+			}
+			return g, err
+		}
+	}},
+	{name: "request ids are compared by their beginning", breaks: []string{"O3"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			whole := r.RequestID
+			r.RequestID = whole[:16]
+			g, err := b.Driver.Acquire(ctx, r)
+			g.RequestID = whole
+			return g, err
+		}
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			g.RequestID = g.RequestID[:16]
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "the same request is somebody else", breaks: []string{"O6", "A2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.RequestID = backend.NewRequestID()
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "the same owner is the same holder", breaks: []string{"O8"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if info, err := b.Holder(ctx, r.Name); err == nil && info.Held && info.Holders[0].Owner == r.Owner {
+				r.RequestID = info.Holders[0].RequestID
+			}
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "waiters live on pushes alone", breaks: []string{"W5"}, apply: func(b *broken) { b.broadcast(time.Hour) }},
+	{name: "a release wakes everybody", breaks: []string{"W4", "W2", "W3"}, apply: func(b *broken) {
+		b.broadcast(time.Second / 2)
+	}},
+	{name: "waiters only poll", breaks: []string{"W1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			wait := r.Wait
+			r.Wait = false
+			for {
+				g, err := b.Driver.Acquire(ctx, r)
+				if !wait || !errors.Is(err, backend.ErrHeld) {
+					return g, err
+				}
+				select {
+				case <-time.After(800 * time.Millisecond):
+				case <-ctx.Done():
+					return g, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
+				}
+			}
+		}
+	}},
+	{name: "each client counts its own tokens", breaks: []string{"F1", "F2", "F4"}, apply: func(b *broken) {
+		var mu sync.Mutex
+		var own fencing.Token
+		b.renumber(func(string, fencing.Token) fencing.Token {
+			mu.Lock()
+			defer mu.Unlock()
+			own++
+			return own
+		})
+	}},
+	{name: "tokens begin anew after deletion and restart", breaks: []string{"F3", "S4", "S5"}, apply: func(b *broken) {
+		b.renumber(func(name string, real fencing.Token) fencing.Token {
+			b.world.mu.Lock()
+			defer b.world.mu.Unlock()
+			if base, ok := b.world.base[name]; ok {
+				return real - base
+			}
+			b.world.base[name] = real - 1
+			return 1
+		})
+	}},
+	{name: "tokens are taken before the grant", breaks: []string{"F4"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			b.world.mu.Lock()
+			b.world.next++
+			mine := b.world.next
+			b.world.mu.Unlock()
+			time.Sleep(rand.N(time.Millisecond)) // the round trip between the two steps
+			g, err := b.Driver.Acquire(ctx, r)
+			if g.Token != 0 {
+				g.Token = mine
+			}
+			return g, err
+		}
+		b.restoreToken()
+	}},
+	{name: "tokens without declaring fencing", breaks: []string{"P1", "P2"}, apply: func(b *broken) {
+		b.describe = func() backend.Description {
+			d := b.Driver.Describe()
+			d.Capabilities &^= backend.CapFencing
+			return d
+		}
+	}},
+	{name: "undeclared options are taken and ignored", breaks: []string{"P1"}, apply: func(b *broken) {
+		b.describe = func() backend.Description {
+			d := b.Driver.Describe()
+			d.Capabilities &^= backend.CapMinHold | backend.CapMetadata
+			return d
+		}
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.MinHold, r.Metadata = 0, nil
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "shared holds are taken as exclusive", breaks: []string{"P1"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.Kind = backend.KindExclusive
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "a minimum hold ends with the release", breaks: []string{"P3"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: g.RequestID}.Grant())
+		}
+	}},
+	{name: "losses are not pushed", breaks: []string{"P7"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.Lost = nil
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "a watch misses events", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			n := 0
+			return func(e backend.Event) []backend.Event {
+				if n++; n%5 == 0 {
+					return nil
+				}
+				return []backend.Event{e}
+			}
+		})
+	}},
+	{name: "a watch yields the grant before the end", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			var end []backend.Event
+			return func(e backend.Event) []backend.Event {
+				if e.Type != backend.EventAcquired {
+					end = []backend.Event{e}
+					return nil
+				}
+				return append([]backend.Event{e}, end...)
+			}
+		})
+	}},
+	{name: "a watch yields other names", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			return func(e backend.Event) []backend.Event {
+				beside := e
+				beside.Name += "x"
+				return []backend.Event{e, beside}
+			}
+		})
+	}},
+	{name: "a watch leaves out the token of ends", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			return func(e backend.Event) []backend.Event {
+				if e.Type != backend.EventAcquired {
+					e.Token = 0
+				}
+				return []backend.Event{e}
+			}
+		})
+	}},
+	{name: "a watch counts revisions anew", breaks: []string{"P10"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			var n uint64
+			return func(e backend.Event) []backend.Event {
+				n++
+				e.Revision = n
+				return []backend.Event{e}
+			}
+		})
+	}},
+	{name: "a watch yields from now on only", breaks: []string{"P10", "P14"}, apply: func(b *broken) {
+		b.watch = func(ctx context.Context, name string, _ uint64) iter.Seq2[backend.Event, error] {
+			return b.Driver.Watch(ctx, name, 0)
+		}
+	}},
+	{name: "a watch yields the event of its revision again", breaks: []string{"P10"}, apply: func(b *broken) {
+		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+			return b.Driver.Watch(ctx, name, max(since, 2)-1)
+		}
+	}},
+	{name: "a watch forgets the reason", breaks: []string{"P11"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			return func(e backend.Event) []backend.Event {
+				e.Reason = ""
+				return []backend.Event{e}
+			}
+		})
+	}},
+	{name: "every end is a release", breaks: []string{"P11", "P12"}, apply: func(b *broken) {
+		b.retell(func() func(backend.Event) []backend.Event {
+			return func(e backend.Event) []backend.Event {
+				if e.Type != backend.EventAcquired {
+					e.Type = backend.EventReleased
+				}
+				return []backend.Event{e}
+			}
+		})
+	}},
+	{name: "a watch goes on after its context", breaks: []string{"P13"}, apply: func(b *broken) {
+		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+			return b.Driver.Watch(context.WithoutCancel(ctx), name, since)
+		}
+	}},
+	{name: "a watch ends without a word", breaks: []string{"P13"}, apply: func(b *broken) {
+		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+			return func(yield func(backend.Event, error) bool) {
+				for e, err := range b.Driver.Watch(ctx, name, since) {
+					if err != nil || !yield(e, nil) {
+						return
+					}
+				}
+			}
+		}
+	}},
+	{name: "a watch leaves out what is compacted", breaks: []string{"P14"}, apply: func(b *broken) {
+		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+			return func(yield func(backend.Event, error) bool) {
+				for e, err := range b.Driver.Watch(ctx, name, since) {
+					if errors.Is(err, backend.ErrCompacted) {
+						break
+					}
+					if !yield(e, err) {
+						return
+					}
+				}
+				for e, err := range b.Driver.Watch(ctx, name, 0) {
+					if !yield(e, err) {
+						return
+					}
+				}
+			}
+		}
+	}},
+	{name: "two names share a key", breaks: []string{"N1"}, apply: func(b *broken) {
+		lossy := func(name string) string { return strings.ReplaceAll(name, "%", "_") }
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			whole := r.Name
+			r.Name = lossy(r.Name)
+			g, err := b.Driver.Acquire(ctx, r)
+			g.Name = whole
+			return g, err
+		}
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			g.Name = lossy(g.Name)
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "Close leaves a goroutine", alone: true, breaks: []string{"K1"}, apply: func(b *broken) {
+		stop := make(chan struct{})
+		b.world.t.Cleanup(func() { close(stop) })
+		go func() { <-stop }()
+	}},
+	{name: "releases leave an entry", breaks: []string{"K2"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			_, err := b.Driver.Acquire(ctx, backend.Request{
+				Name: g.Name + ":tombstone", RequestID: backend.NewRequestID(), TTL: time.Hour,
+			})
+			return errors.Join(err, b.Driver.Release(ctx, g))
+		}
+	}},
+	{name: "calls after Close go on", breaks: []string{"E4"}, apply: func(b *broken) {
+		late := b.world.store.Driver()
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if errors.Is(err, backend.ErrClosed) {
+				return late.Acquire(ctx, r)
+			}
+			return g, err
+		}
+	}},
+}

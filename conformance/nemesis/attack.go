@@ -1,0 +1,176 @@
+package nemesis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// step is what the attacks of one Step share.
+type step struct {
+	mu      sync.Mutex // protects the following fields
+	victims map[*client]bool
+	kept    map[string]bool // names
+	nodes   map[int]bool
+}
+
+// attack is one draw of a step that is carried out.
+type attack struct {
+	*run
+	Draw
+	kind   Kind
+	step   *step
+	victim *client // that keeps name, or is about to be hit
+	name   string  // empty: nothing is kept
+	freed  bool    // nothing is kept any more
+	killed bool    // the one who kept it has gone
+
+	// What it has shown.
+	outage time.Duration // from the fault until others had what a victim kept, or all went on beside a broken node
+	told   time.Duration // from an operator's intervention until the holder knew
+	// The holder was told another reason than the true one.
+	unexplained bool
+}
+
+// prepare chooses the victim, and lets it hold a name.
+func (a *attack) prepare(ctx context.Context) error {
+	var fit []*client
+	for _, c := range a.clients {
+		if !a.step.victims[c] && (c.own || !a.kind.process) {
+			fit = append(fit, c)
+		}
+	}
+	if len(fit) == 0 {
+		return errors.New("no client is left to be hit")
+	}
+	a.victim = fit[int(a.Target)%len(fit)]
+	a.step.victims[a.victim] = true
+	if a.kind.waits {
+		return nil
+	}
+	i := int(a.Name) % keepable
+	for a.step.kept[slots[i].name(a.epoch)] {
+		i = (i + 1) % keepable
+	}
+	a.name = slots[i].name(a.epoch)
+	a.step.kept[a.name] = true
+	r := a.victim.now()
+	if err := r.send(lineKeep + strconv.Itoa(i)); err != nil {
+		return err
+	}
+	return a.within(ctx, func(ctx context.Context) error {
+		_, err := r.await(ctx, lineKept+a.name)
+		return err
+	})
+}
+
+// finish gives back what was kept, if the one who kept it still lives.
+func (a *attack) finish(ctx context.Context) error {
+	if a.name == "" || a.freed || a.killed {
+		return nil
+	}
+	a.freed = true
+	r := a.victim.now()
+	if err := r.send(lineFree); err != nil {
+		return err
+	}
+	return a.within(ctx, func(ctx context.Context) error {
+		_, err := r.await(ctx, lineFreed)
+		return err
+	})
+}
+
+// within bounds what an attack waits for.
+func (a *attack) within(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		ctx, cancel := context.WithTimeout(ctx, a.plan.Patience)
+		err := step(ctx)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// last lets a fault that began then last for as long as was drawn.
+func (a *attack) last(ctx context.Context, began time.Time) { pause(ctx, a.Length-time.Since(began)) }
+
+// outlasted reports whether the fault is longer than any hold that is not renewed.
+func (a *attack) outlasted() bool { return a.Length > a.TTL*6/5 }
+
+// goOn waits until those that are not hit get all names that nobody keeps, and also, if rival is set, the one that the
+// victim has kept. It notes how long that took from began. Where a fault stops all that there is, nothing is waited for.
+func (a *attack) goOn(ctx context.Context, began time.Time, rival bool) error {
+	spared := func(id string) bool {
+		a.step.mu.Lock()
+		defer a.step.mu.Unlock()
+		for c := range a.step.victims {
+			if c.id() == id {
+				return false
+			}
+		}
+		return true
+	}
+	var wants []want
+	for _, s := range a.slots {
+		name := s.name(a.epoch)
+		if a.step.kept[name] && !(rival && name == a.name) {
+			continue
+		}
+		wants = append(wants, want{name, func(g grantee) bool { return g.name == name && spared(g.client) }})
+	}
+	err := a.within(ctx, func(ctx context.Context) error {
+		return a.all.granted(ctx, "during the fault", wants)
+	})
+	if a.outage == 0 && (rival || a.kind.where != onClient) {
+		a.outage = time.Since(began)
+	}
+	return err
+}
+
+// lost waits until the victim is told that it has lost what it kept, and returns the reason.
+func (a *attack) lost(ctx context.Context) (reason string, err error) {
+	err = a.within(ctx, func(ctx context.Context) (err error) {
+		reason, err = a.victim.now().await(ctx, lineLost)
+		return err
+	})
+	return reason, err
+}
+
+// eventually waits for a condition that nobody tells of.
+func (a *attack) eventually(ctx context.Context, otherwise string, is func(context.Context) bool) error {
+	return a.within(ctx, func(ctx context.Context) error {
+		for !is(ctx) {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%w: %s", errNoFault, otherwise)
+			}
+			pause(ctx, 10*time.Millisecond)
+		}
+		return nil
+	})
+}
+
+// errNoFault: a fault was to happen and did not.
+var errNoFault = errors.New("the fault did not happen")
+
+func (a *attack) String() string {
+	var parts []string
+	if a.victim != nil {
+		parts = append(parts, a.victim.now().name)
+	}
+	if a.name != "" {
+		parts = append(parts, a.name)
+	}
+	return a.Kind + " " + strings.Join(slices.Compact(parts), " ")
+}
+
+// reasonForced is what the victim of an operator is told.
+const reasonForced = string(backend.ReasonForceReleased)

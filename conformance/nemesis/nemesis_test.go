@@ -1,0 +1,408 @@
+package nemesis_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/conformance/nemesis"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+func TestMain(m *testing.M) {
+	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(dial)})
+	os.Exit(m.Run())
+}
+
+const ttl = 500 * time.Millisecond
+
+// world is a lock service in this process.
+type world struct {
+	store     *memory.Store
+	processes atomic.Int64 // of the server, so far
+	wrap      func(client int, d *memory.Driver) backend.Driver
+
+	mu      sync.Mutex
+	drivers []*memory.Driver
+}
+
+// service returns the service of a new world, whose drivers are what wrap makes of them.
+func service(wrap func(client int, d *memory.Driver) backend.Driver) nemesis.Service {
+	w := &world{store: memory.NewStore(nil), wrap: wrap}
+	probe := w.store.Driver()
+	does := func(act func()) func(context.Context, int) error {
+		return func(context.Context, int) error {
+			act()
+			return nil
+		}
+	}
+	return nemesis.Service{
+		Driver: "memory", TTL: ttl, Processes: -1, Inside: 4,
+		Client: func(testing.TB) (string, fault.Links) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			d := w.store.Driver()
+			w.drivers = append(w.drivers, d)
+			return fmt.Sprint(len(w.drivers) - 1), fault.Links{conformance.NetworkLink(d)}
+		},
+		Open: func(_ context.Context, target string) (backend.Driver, error) {
+			var i int
+			if _, err := fmt.Sscan(target, &i); err != nil {
+				return nil, err
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.wrap == nil {
+				return w.drivers[i], nil
+			}
+			return w.wrap(i, w.drivers[i]), nil
+		},
+		Kill: does(w.store.Stop),
+		Start: does(func() {
+			w.processes.Add(1)
+			w.store.Start()
+		}),
+		Pause: does(w.store.Pause), Resume: does(w.store.Resume),
+		Probe: func(ctx context.Context, _ int) (string, error) {
+			return fmt.Sprint(w.processes.Load()), probe.Ping(ctx)
+		},
+		More: []nemesis.Kind{
+			nemesis.NewLapse("delete", "one name is deleted", func(_ context.Context, name string) error {
+				w.store.Evict(name)
+				return nil
+			}),
+			nemesis.NewLapse("wipe", "everything is deleted", func(context.Context, string) error {
+				w.store.Wipe()
+				return nil
+			}),
+			nemesis.NewKind("hiccup", "the server freezes briefly", 0, 0.1,
+				func(ctx context.Context, _ uint32, d time.Duration) error {
+					w.store.Pause()
+					defer w.store.Resume()
+					time.Sleep(d)
+					return nil
+				}),
+		},
+		Leftovers: func() ([]string, error) {
+			if n := w.store.Names(); n > 0 {
+				return []string{fmt.Sprint(n, " names")}, nil
+			}
+			return nil, nil
+		},
+	}
+}
+
+// plan is short.
+func plan(kinds ...string) nemesis.Plan {
+	return nemesis.Plan{Seed: 3, Duration: 4 * time.Second, Kinds: kinds}
+}
+
+func TestWholeDriverPasses(t *testing.T) {
+	t.Parallel()
+	p := plan()
+	p.Duration = 8 * time.Second
+	r := nemesis.Play(t, service(nil), p)
+	t.Log(r)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+	if r.Steps != len(r.Schedule.Steps) || r.Faults < r.Steps || r.Grants < 100 {
+		t.Errorf("%d of %d steps, %d faults, %d grants: too little to tell anything", r.Steps, len(r.Schedule.Steps), r.Faults, r.Grants)
+	}
+	summary := r.String()
+	for _, want := range []string{"soak: driver=memory seed=3 ", " violations=0 ", " worst margin=", " recovery max=", "fault=node-kill count="} {
+		if !strings.Contains(summary, want) {
+			t.Errorf("the summary lacks %q:\n%s", want, summary)
+		}
+	}
+}
+
+// Two runs with one seed are told to do the same.
+func TestSameSeedSameSchedule(t *testing.T) {
+	t.Parallel()
+	var printed []string
+	for range 2 {
+		p := plan()
+		p.Duration = time.Second
+		r := nemesis.Play(quiet{t}, service(nil), p)
+		for _, v := range r.Violations {
+			t.Error(v)
+		}
+		printed = append(printed, r.Schedule.String())
+	}
+	if printed[0] != printed[1] || !strings.Contains(printed[0], " for ") {
+		t.Errorf("one seed, two schedules:\n%s\n%s", printed[0], printed[1])
+	}
+}
+
+// mutant is a driver with one method replaced.
+type mutant struct {
+	*memory.Driver
+	acquire func(context.Context, backend.Request) (backend.Grant, error)
+	renew   func(context.Context, []backend.Grant) []backend.Renewal
+}
+
+func (m *mutant) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if m.acquire != nil {
+		return m.acquire(ctx, r)
+	}
+	return m.Driver.Acquire(ctx, r)
+}
+
+func (m *mutant) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	return nil, backend.ErrUnsupported
+}
+
+func (m *mutant) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	if m.renew != nil {
+		return m.renew(ctx, grants)
+	}
+	return m.Driver.Renew(ctx, grants)
+}
+
+// Drivers that are broken must be caught, also those that are right as long as nothing breaks.
+func TestMutantsAreCaught(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		wrap  func(client int, d *memory.Driver) backend.Driver
+		kinds []string
+		want  []check.Kind // one of them
+	}{
+		"one client locks other names": {
+			func(client int, d *memory.Driver) backend.Driver {
+				if client != 2 {
+					return d
+				}
+				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+					name := r.Name
+					r.Name += "/mine"
+					g, err := d.Acquire(ctx, r)
+					g.Name = name
+					return g, err
+				}, renew: func(_ context.Context, grants []backend.Grant) []backend.Renewal {
+					all := make([]backend.Renewal, len(grants))
+					for i, g := range grants {
+						all[i] = backend.Renewal{SentAt: backend.SystemClock().Now(), TTL: g.TTL}
+					}
+					return all
+				}}
+			},
+			nil, []check.Kind{check.Overlap, check.Early},
+		},
+		"validity that was never granted": {
+			func(_ int, d *memory.Driver) backend.Driver {
+				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+					g, err := d.Acquire(ctx, r)
+					g.SentAt = backend.SystemClock().Now().Add(2 * ttl)
+					return g, err
+				}}
+			},
+			[]string{"link-drop", "link-hold", "link-requests"}, []check.Kind{check.Overlap, check.Early},
+		},
+		"tokens that go back": {
+			func(client int, d *memory.Driver) backend.Driver {
+				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+					g, err := d.Acquire(ctx, r)
+					if err == nil && client == 1 && r.Kind == backend.KindExclusive {
+						g.Token = fencing.Token(1)
+					}
+					return g, err
+				}}
+			},
+			[]string{"link-reset"}, []check.Kind{check.TokenOrder, check.TokenTwice},
+		},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			p := plan(c.kinds...)
+			p.Search = time.Second // what is illegal may take for ever
+			r := nemesis.Play(quiet{t}, service(c.wrap), p)
+			if !slices.ContainsFunc(r.Violations, func(v check.Violation) bool { return slices.Contains(c.want, v.Kind) }) {
+				t.Errorf("survived, with %v", r.Violations)
+			}
+			left(t, r, "run.txt", "history.jsonl")
+		})
+	}
+}
+
+// quiet keeps the log of runs that are to fail out of that of the test, and their dumps in its folder.
+type quiet struct{ testing.TB }
+
+func (q quiet) Log(...any)          {}
+func (q quiet) Logf(string, ...any) {}
+
+// left looks for the files of a dump, and removes it.
+func left(t *testing.T, r nemesis.Result, names ...string) {
+	t.Helper()
+	if r.Dump == "" {
+		t.Error("nothing was dumped")
+		return
+	}
+	for _, name := range names {
+		if text, err := os.ReadFile(r.Dump + "/" + name); err != nil || len(text) == 0 {
+			t.Errorf("%s: %d bytes, %v", name, len(text), err)
+		}
+	}
+	if !strings.HasPrefix(r.Dump, os.TempDir()) {
+		return // an artifact folder, which go test keeps
+	}
+	if err := os.RemoveAll(r.Dump); err != nil {
+		t.Error(err)
+	}
+}
+
+// deaf is a link that does nothing of what it is told.
+type deaf struct{ fault.Link }
+
+func (deaf) Hold(fault.Direction)                 {}
+func (deaf) Drop(fault.Direction)                 {}
+func (deaf) Delay(fault.Direction, time.Duration) {}
+func (deaf) Refuse()                              {}
+func (deaf) Reset()                               {}
+
+// unused is a link that nothing goes through.
+type unused struct{ deaf }
+
+func (unused) Seen(fault.Direction) int64 { return 0 }
+
+// severed is a link that has severed nothing.
+type severed struct{ deaf }
+
+func (severed) Severed() int64 { return 0 }
+
+// A fault that does not happen tells nothing, and must fail the run.
+func TestFaultThatDoesNotHappen(t *testing.T) {
+	t.Parallel()
+	links := func(s *nemesis.Service, other func(fault.Link) fault.Link) {
+		client := s.Client
+		s.Client = func(t testing.TB) (string, fault.Links) {
+			target, links := client(t)
+			return target, fault.Links{other(links[0])}
+		}
+	}
+	nothing := func(context.Context, int) error { return nil }
+	quorum := func(s *nemesis.Service) {
+		s.Nodes = 3
+		s.Leader = func(context.Context, uint64) (int, uint64, error) { return 1, 7, nil }
+		s.Cut, s.Heal, s.Said = func(int, int) {}, func() {}, func(int, int) int64 { return 0 }
+	}
+	for name, c := range map[string]struct {
+		kind  string
+		spoil func(*nemesis.Service)
+	}{
+		"the server lives":          {"node-kill", func(s *nemesis.Service) { s.Kill = nothing }},
+		"the server goes on":        {"node-pause", func(s *nemesis.Service) { s.Pause = nothing }},
+		"the same process":          {"node-kill", func(s *nemesis.Service) { same(s) }},
+		"nothing is held":           {"link-hold", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) }},
+		"nothing passes":            {"link-replies", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) }},
+		"nothing is slow":           {"link-delay", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) }},
+		"nothing is refused":        {"link-refuse", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) }},
+		"there is no connection":    {"link-reset", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return severed{deaf{l}} }) }},
+		"the leader leads again":    {"leader-partition", quorum},
+		"the follower is not alone": {"minority", quorum},
+		"nobody is cut one way":     {"one-way-peers", quorum},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			s := service(nil)
+			c.spoil(&s)
+			p := plan(c.kind)
+			p.Patience = 3 * time.Second
+			r := nemesis.Play(quiet{t}, s, p)
+			if !slices.ContainsFunc(r.Violations, func(v check.Violation) bool { return v.Kind == check.NoFault }) {
+				t.Errorf("%d faults, found %v; want that the fault did not happen", r.Faults, r.Violations)
+			}
+			left(t, r, "run.txt")
+		})
+	}
+}
+
+// same lets the server end and come back as the process that it was.
+func same(s *nemesis.Service) {
+	probe := s.Probe
+	s.Probe = func(ctx context.Context, node int) (string, error) {
+		_, err := probe(ctx, node)
+		return "the same", err
+	}
+}
+
+// What no driver promises to survive is counted.
+func TestReported(t *testing.T) {
+	t.Parallel()
+	p := plan()
+	p.Reported = true
+	r := nemesis.Play(t, service(nil), p)
+	t.Log(r)
+	if len(r.Failures()) > 0 || r.Kinds["delete"] == nil || r.Kinds["wipe"] == nil {
+		t.Errorf("failures %v, kinds %v", r.Failures(), r.Kinds)
+	}
+	if len(r.Violations) == 0 {
+		t.Error("holds vanished and nobody lost anything")
+	}
+}
+
+// dial opens a driver of the bundled server, for the clients that are processes.
+func dial(ctx context.Context, target string) (backend.Driver, error) {
+	proxy, addr, _ := strings.Cut(target, ",")
+	d := builtin.New([]string{addr}, &builtin.Options{
+		Dial: func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", proxy)
+		},
+	})
+	return d, d.Ping(ctx)
+}
+
+// Real processes are stopped and killed.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	addr := port.Addresses(t, 1)[0]
+	s, err := server.Start(t.Context(), server.Config{DataDir: t.TempDir(), Listen: addr, MinTTL: 100 * time.Millisecond, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	kinds := []string{"stop-holder", "stop-waiter", "kill-holder"}
+	p := plan(kinds...)
+	p.Duration, p.OneByOne = 9*time.Second, true
+	r := nemesis.Play(t, nemesis.Service{
+		Driver: "one", TTL: 2 * ttl, Processes: 2, Inside: 1,
+		Client: func(t testing.TB) (string, fault.Links) {
+			proxy, err := fault.NewProxy(addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { proxy.Close() })
+			return proxy.Addr() + "," + addr, fault.Links{proxy}
+		},
+		Open: dial,
+	}, p)
+	t.Log(r)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+	for _, kind := range kinds {
+		if r.Kinds[kind] == nil {
+			t.Errorf("no %s in %d steps", kind, r.Steps)
+		}
+	}
+}

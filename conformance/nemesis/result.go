@@ -1,0 +1,292 @@
+package nemesis
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/check"
+)
+
+// Failed is the kind of violation that a run finds by itself: something was waited for in vain.
+const Failed check.Kind = "failed"
+
+// Result is what a run has shown.
+type Result struct {
+	Driver   string
+	Seed     uint64
+	Planned  time.Duration
+	Took     time.Duration
+	Reported bool
+	Schedule Schedule
+	Steps    int // of the schedule that were carried out
+	Faults   int
+	Kinds    map[string]*KindResult // by slug
+
+	check.Figures
+	Violations []check.Violation
+	Dump       string // the folder with all that is known of a failure
+
+	worst *check.Report // with violations
+}
+
+// KindResult is what the faults of one kind have shown.
+type KindResult struct {
+	Count      int
+	Recoveries []time.Duration // from the end of the fault until every client and every name had a turn
+	Outages    []time.Duration // from its beginning until all who were not hit went on, also with what the victim kept
+	Told       []time.Duration // until a holder knew that its lock was taken away
+	// Unexplained is how often the holder was told another reason than the true one.
+	Unexplained int
+	Violated    int // after how many of them something was violated, until the next step
+}
+
+// played is a step that began then.
+type played struct {
+	since    backend.Instant
+	step     Step
+	violated bool
+}
+
+// Failures are the violations that are no mere figures.
+func (r *Result) Failures() []check.Violation {
+	if !r.Reported {
+		return r.Violations
+	}
+	return slices.DeleteFunc(slices.Clone(r.Violations), func(v check.Violation) bool {
+		return v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
+	})
+}
+
+// kind is what is known of a kind.
+func (r *Result) kind(slug string) *KindResult {
+	k := r.Kinds[slug]
+	if k == nil {
+		k = &KindResult{}
+		r.Kinds[slug] = k
+	}
+	return k
+}
+
+func (r *Result) count(a *attack, recovered time.Duration) {
+	k := r.kind(a.Kind)
+	r.Faults++
+	k.Count++
+	k.Recoveries = append(k.Recoveries, recovered)
+	if a.outage > 0 {
+		k.Outages = append(k.Outages, a.outage)
+	}
+	if a.unexplained {
+		k.Unexplained++
+	}
+	if a.told > 0 {
+		k.Told = append(k.Told, a.told)
+	}
+}
+
+// String is the summary: a line for the run, and one for each kind. Reports read it.
+func (r Result) String() string {
+	var b strings.Builder
+	margin := "none"
+	if r.Margins > 0 {
+		margin = r.Margin.Round(100 * time.Microsecond).String()
+	}
+	var recoveries []time.Duration
+	for _, k := range r.Kinds {
+		recoveries = append(recoveries, k.Recoveries...)
+	}
+	what := "soak"
+	if r.Reported {
+		what = "reported"
+	}
+	fmt.Fprintf(&b, "%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d unknown=%d violations=%d "+
+		"worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v late context max=%v recovery max=%v search=%v",
+		what, r.Driver, r.Seed, r.Took.Round(100*time.Millisecond), r.Steps, len(r.Schedule.Steps), r.Faults, r.Operations, r.Grants,
+		r.Losses, r.Unknowns, len(r.Violations), margin, r.ToldBefore, r.ToldAfter, r.NeverTold, r.Overlaps,
+		r.Overlapped.Round(100*time.Microsecond), r.LateContext.Round(100*time.Microsecond), most(recoveries), r.Search.Round(time.Millisecond))
+	for _, slug := range sortedKeys(r.Kinds) {
+		k := r.Kinds[slug]
+		fmt.Fprintf(&b, "\n%s: driver=%s fault=%s count=%d recovery median=%v max=%v", what, r.Driver, slug, k.Count,
+			median(k.Recoveries), most(k.Recoveries))
+		if k.Violated > 0 {
+			fmt.Fprintf(&b, " violated=%d", k.Violated)
+		}
+		if len(k.Outages) > 0 {
+			fmt.Fprintf(&b, " others went on median=%v max=%v", median(k.Outages), most(k.Outages))
+		}
+		if len(k.Told) > 0 {
+			fmt.Fprintf(&b, " told median=%v max=%v unexplained=%d", median(k.Told), most(k.Told), k.Unexplained)
+		}
+	}
+	counts := map[check.Kind]int{}
+	for _, v := range r.Violations {
+		counts[v.Kind]++
+	}
+	for _, kind := range sortedKeys(counts) {
+		fmt.Fprintf(&b, "\n%s: driver=%s violation=%q count=%d", what, r.Driver, kind, counts[kind])
+	}
+	return b.String()
+}
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {
+	var all []K
+	for k := range m {
+		all = append(all, k)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func median(all []time.Duration) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	all = slices.Clone(all)
+	slices.Sort(all)
+	return all[(len(all)-1)/2].Round(time.Millisecond)
+}
+
+func most(all []time.Duration) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	return slices.Max(all).Round(time.Millisecond)
+}
+
+// failed notes that the run cannot go on.
+func (r *run) failed(err error) {
+	kind := Failed
+	if errors.Is(err, errNoFault) {
+		kind = check.NoFault
+	}
+	r.found(kind, err.Error())
+}
+
+func (r *run) found(kind check.Kind, text string) {
+	r.result.Violations = append(r.result.Violations, check.Violation{Kind: kind, At: r.all.marks.Now(), Text: text})
+}
+
+// verify checks what was done with the names of the present epoch.
+func (r *run) verify(ctx context.Context) {
+	h := r.all.epoch(r.epoch)
+	report := check.Verify(ctx, h, check.Rules{
+		Fencing: tierOf(r.admin) == fencelock.Correctness, TTL: r.TTL, Patience: patience, Recovery: r.plan.Recovery, Timeout: r.plan.Search,
+		Seed: fmt.Sprintf("%s=%d", SeedEnv, r.plan.Seed),
+	})
+	r.result.add(report.Figures)
+	r.result.Violations = append(r.result.Violations, report.Violations...)
+	r.blame(report.Violations)
+	if r.result.worst == nil || len(report.Violations) > len(r.result.worst.Violations) || len(r.result.Failures()) > 0 && len(r.result.worst.Violations) == 0 {
+		r.result.worst = &report
+	}
+	if keepsArtifacts() {
+		if err := report.Dump(filepath.Join(r.t.ArtifactDir(), fmt.Sprintf("epoch-%d", r.epoch))); err != nil {
+			r.t.Logf("epoch %d is not dumped: %v", r.epoch, err)
+		}
+	}
+	if r.all.broken != nil {
+		r.failed(r.all.broken)
+	}
+}
+
+// blame says of each step of the epoch whether something was violated from its beginning to that of the next one.
+func (r *run) blame(found []check.Violation) {
+	for _, v := range found {
+		for i, p := range slices.Backward(r.played) {
+			if v.At == 0 || v.At < p.since {
+				continue
+			}
+			if !p.violated {
+				r.played[i].violated = true
+				for _, d := range p.step.Draws {
+					r.result.kind(d.Kind).Violated++
+				}
+			}
+			break
+		}
+	}
+	r.played = nil
+}
+
+// add adds what another epoch has shown.
+func (r *Result) add(f check.Figures) {
+	if f.Margins > 0 && (r.Margins == 0 || f.Margin < r.Margin) {
+		r.Margin = f.Margin
+	}
+	for _, n := range []struct{ sum, add *int }{
+		{&r.Operations, &f.Operations}, {&r.Grants, &f.Grants}, {&r.Refusals, &f.Refusals}, {&r.Unknowns, &f.Unknowns},
+		{&r.Renewals, &f.Renewals}, {&r.Losses, &f.Losses}, {&r.ToldBefore, &f.ToldBefore}, {&r.ToldAfter, &f.ToldAfter},
+		{&r.NeverTold, &f.NeverTold}, {&r.Margins, &f.Margins}, {&r.Overlaps, &f.Overlaps}, {&r.Searched, &f.Searched},
+	} {
+		*n.sum += *n.add
+	}
+	for _, d := range []struct{ most, of *time.Duration }{
+		{&r.Overlapped, &f.Overlapped}, {&r.LateContext, &f.LateContext}, {&r.Idle, &f.Idle},
+	} {
+		*d.most = max(*d.most, *d.of)
+	}
+	r.Scans += f.Scans
+	r.Search += f.Search
+}
+
+// dump writes all that is known of a failure into a folder that the result names.
+func (r *run) dump(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	dir, err := dumpDir(r.t, r.Driver)
+	if err != nil {
+		r.t.Logf("nothing is dumped: %v", err)
+		return
+	}
+	r.result.Dump = dir
+	var errs []error
+	if r.result.worst != nil {
+		errs = append(errs, r.result.worst.Dump(dir))
+	}
+	write := func(name, text string) {
+		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
+	var found []string
+	for _, v := range r.result.Violations {
+		found = append(found, v.String())
+	}
+	write("run.txt", fmt.Sprintf("%v\n\n%v\n\n%s\n", r.result, r.result.Schedule, strings.Join(found, "\n")))
+	for _, c := range r.clients {
+		if now := c.now(); now != nil && now.child != nil {
+			write(now.name+".stderr", now.child.Stderr())
+		}
+	}
+	if r.Logs != nil {
+		for name, text := range r.Logs(ctx) {
+			write(name+".log", text)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		r.t.Logf("not everything was dumped: %v", err)
+	}
+	r.t.Logf("the last history, or the one with most violations, the schedule and the servers' logs are in %s", dir)
+}
+
+// keepsArtifacts reports whether go test keeps the artifact folders of tests. Then also a run without failure is dumped.
+func keepsArtifacts() bool {
+	f := flag.Lookup("test.artifacts")
+	return f != nil && f.Value.String() == "true"
+}
+
+// dumpDir is the artifact folder of the test if go test keeps those, and one that stays otherwise.
+func dumpDir(t testing.TB, driver string) (string, error) {
+	if keepsArtifacts() {
+		return t.ArtifactDir(), nil
+	}
+	return os.MkdirTemp("", "fencelock-soak-"+driver+"-")
+}

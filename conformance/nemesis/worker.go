@@ -1,0 +1,321 @@
+package nemesis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// Role is the name of the role that Client plays in a child process.
+const Role = "nemesis-client"
+
+// Client is the role of a child process that contends for locks, for fault.RunRole in TestMain. open is what
+// Service.Open does.
+func Client(open func(ctx context.Context, target string) (backend.Driver, error)) fault.Role {
+	return func(in <-chan string, args []string) int {
+		var c config
+		err := json.Unmarshal([]byte(args[0]), &c)
+		if err == nil {
+			err = work(c, open, in, os.Stdout)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+}
+
+// config is what a client is told at its start.
+type config struct {
+	Target string
+	Client string // its name: another one for each process
+	TTL    time.Duration
+	Epoch  int
+	Seed   uint64 // of the lengths of holds and pauses, which no schedule fixes
+}
+
+// The lines to a client, and those from it that are no events.
+const (
+	lineEpoch = "epoch " // and its number: contend for its names, and leave those of before
+	lineKeep  = "keep "  // and the number of a name: hold it until told otherwise
+	lineFree  = "free"   // release what is kept
+	lineStop  = "stop"   // release everything, and end
+
+	lineReady = "ready"   // the client contends
+	lineLeft  = "left "   // and the number of an epoch: nothing of it is under way
+	lineKept  = "kept "   // and a name
+	lineLost  = "lost "   // and the reason: what was kept
+	lineFreed = "freed"   // what was kept is given back, or was lost
+	lineBye   = "stopped" // nothing is left
+)
+
+// slot is one name that all clients contend for, in each epoch another one.
+type slot struct {
+	slug string
+	kind backend.Kind // KindShared: shared or exclusive, as chance wills
+}
+
+// slots are the names. The first ones can be kept: they are always held exclusively.
+var slots = []slot{
+	{"a", backend.KindExclusive},
+	{"b", backend.KindExclusive},
+	{"c", backend.KindExclusive},
+	{"s", backend.KindShared},
+	{"p", backend.KindPermits},
+}
+
+const (
+	keepable    = 3
+	permitLimit = 3
+)
+
+// name of a slot in an epoch.
+func (s slot) name(epoch int) string { return fmt.Sprintf("soak/%d/%s", epoch, s.slug) }
+
+// slotsOf returns those that a driver can serve.
+func slotsOf(caps backend.Capabilities) []slot {
+	var all []slot
+	for _, s := range slots {
+		if s.kind == backend.KindShared && !caps.Has(backend.CapShared) ||
+			s.kind == backend.KindPermits && !caps.Has(backend.CapPermits) {
+			continue
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// worker is one client, in a process of its own or in that of the test.
+type worker struct {
+	config
+	out       io.Writer
+	recorder  *check.Recorder
+	locks     *check.Locker
+	inspector backend.Inspector // nil if the driver cannot
+	slots     []slot
+	ctx       context.Context    // ends with the worker
+	free      context.CancelFunc // ends what is kept; nil if nothing is
+	keeper    sync.WaitGroup
+}
+
+// work contends until it is told to stop, or in ends. Each line to out is one Write.
+func work(c config, opener func(context.Context, string) (backend.Driver, error), in <-chan string, out io.Writer) error {
+	// The first readings of a boot clock may lag behind it, on a machine that is busy: see backend.SystemClock.
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		for range 5 {
+			backend.SystemClock().Now()
+			time.Sleep(110 * time.Millisecond)
+		}
+	}()
+	opening, cancelOpening := context.WithTimeout(context.Background(), patience)
+	defer cancelOpening()
+	driver, err := open(opening, opener, c.Target)
+	if err != nil {
+		return err
+	}
+	client, err := fencelock.Open(driver, tierOf(driver), &fencelock.Options{TTL: c.TTL})
+	if err != nil {
+		return errors.Join(err, driver.Close(opening))
+	}
+	<-settled
+	recorder := check.NewRecorder(check.Options{Writer: out, StreamOnly: true, Client: c.Client})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	caps := driver.Describe().Capabilities
+	w := &worker{config: c, out: out, recorder: recorder, locks: recorder.Wrap("w", client), slots: slotsOf(caps), ctx: ctx}
+	if inspector, ok := backend.As[backend.Inspector](driver); ok && caps.Has(backend.CapInspect) {
+		w.inspector = inspector
+	}
+	w.say(lineReady)
+	w.contendUntilStopped(in)
+	closing, cancelClosing := context.WithTimeout(context.Background(), patience)
+	defer cancelClosing()
+	err = errors.Join(client.Close(closing), driver.Close(closing), recorder.Err())
+	w.say(lineBye)
+	return err
+}
+
+func (w *worker) say(prefix string, args ...any) {
+	_, _ = io.WriteString(w.out, prefix+fmt.Sprint(args...)+"\n") // whoever does not listen has gone
+}
+
+func (w *worker) contendUntilStopped(in <-chan string) {
+	stopEpoch := w.startEpoch(w.Epoch)
+	for line := range in {
+		switch {
+		case strings.HasPrefix(line, lineEpoch):
+			stopEpoch()
+			w.say(lineLeft, w.Epoch)
+			w.Epoch, _ = strconv.Atoi(strings.TrimPrefix(line, lineEpoch))
+			stopEpoch = w.startEpoch(w.Epoch)
+		case strings.HasPrefix(line, lineKeep):
+			i, _ := strconv.Atoi(strings.TrimPrefix(line, lineKeep))
+			w.startKeeping(w.slots[i].name(w.Epoch))
+		case line == lineFree:
+			w.stopKeeping()
+		case line == lineStop:
+			stopEpoch()
+			w.stopKeeping()
+			return
+		}
+	}
+	stopEpoch()
+	w.stopKeeping()
+}
+
+// startEpoch starts contenders for the names of an epoch. The function that it returns stops them, and returns when they
+// have released.
+func (w *worker) startEpoch(epoch int) (stop func()) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	var all sync.WaitGroup
+	for i, s := range w.slots {
+		r := rand.New(rand.NewPCG(w.Seed, uint64(epoch)<<8|uint64(i)))
+		all.Go(func() { w.contend(ctx, s, s.name(epoch), r) })
+	}
+	return func() {
+		cancel()
+		all.Wait()
+	}
+}
+
+// contend acquires, holds and releases one name, most of the time briefly.
+func (w *worker) contend(ctx context.Context, s slot, name string, r *rand.Rand) {
+	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
+	for ctx.Err() == nil {
+		acquire := w.locks.Acquire
+		if r.IntN(6) == 0 {
+			acquire = w.locks.TryAcquire
+		}
+		waiting, cancel := context.WithTimeout(ctx, w.TTL/4+upTo(4*w.TTL))
+		held, err := acquire(waiting, name, s.options(r)...)
+		cancel()
+		if err != nil {
+			pause(ctx, 10*time.Millisecond+upTo(40*time.Millisecond)) // refused connections fail at once
+			continue
+		}
+		length := upTo(20 * time.Millisecond)
+		if r.IntN(20) == 0 {
+			length = upTo(w.TTL / 3)
+		}
+		w.hold(ctx, held, length)
+		w.release(held)
+		pause(ctx, upTo(60*time.Millisecond))
+	}
+}
+
+// options of one acquire.
+func (s slot) options(r *rand.Rand) []fencelock.AcquireOption {
+	switch {
+	case s.kind == backend.KindPermits:
+		return []fencelock.AcquireOption{fencelock.Permits(1+r.IntN(2), permitLimit)}
+	case s.kind == backend.KindShared && r.IntN(3) > 0:
+		return []fencelock.AcquireOption{fencelock.Shared()}
+	}
+	return nil
+}
+
+// hold keeps what is held for d, while it is held and ctx lives. It records renewals, since the process may be killed and then
+// nobody else knows of them, and what the service says about the holder.
+func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
+	end := time.NewTimer(d)
+	defer end.Stop()
+	renewed := time.NewTicker(w.TTL / 6)
+	defer renewed.Stop()
+	for {
+		select {
+		case <-renewed.C:
+			held.Renewed()
+			w.ask(ctx, held.Lease())
+		case <-end.C:
+			return
+		case <-held.Lease().Context().Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ask records who holds a name that is held exclusively here, where the driver can tell.
+func (w *worker) ask(ctx context.Context, lease *fencelock.Lease) {
+	if w.inspector == nil || lease.Grant().Kind != backend.KindExclusive {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.TTL/2)
+	defer cancel()
+	defer context.AfterFunc(lease.Context(), cancel)() // whoever has lost it has something else to do
+	call := w.recorder.Begin(ctx, "w", check.OpAsk, lease.Name())
+	info, err := w.inspector.Holder(ctx, lease.Name())
+	if err != nil {
+		call.Return(check.Unknown, err)
+		return
+	}
+	var tokens []fencing.Token
+	for _, h := range info.Holders {
+		tokens = append(tokens, h.Token)
+	}
+	call.Saw(tokens)
+}
+
+func (w *worker) release(held *check.Held) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.TTL)
+	defer cancel()
+	_ = held.Release(ctx) // the recorder has the outcome
+}
+
+// startKeeping holds a name until stopKeeping.
+func (w *worker) startKeeping(name string) {
+	w.stopKeeping()
+	ctx, cancel := context.WithCancel(w.ctx)
+	w.free = cancel
+	w.keeper.Go(func() { w.keep(ctx, name) })
+}
+
+func (w *worker) keep(ctx context.Context, name string) {
+	var held *check.Held
+	for held == nil {
+		waiting, cancel := context.WithTimeout(ctx, 4*w.TTL)
+		held, _ = w.locks.Acquire(waiting, name)
+		cancel()
+		if held == nil && ctx.Err() != nil {
+			return
+		}
+	}
+	w.say(lineKept, name)
+	w.hold(ctx, held, forever)
+	if lost := (*fencelock.LostError)(nil); errors.As(held.Lease().Err(), &lost) {
+		w.say(lineLost, lost.Reason)
+		<-ctx.Done()
+	}
+	w.release(held)
+}
+
+const forever = time.Duration(1<<63 - 1)
+
+// stopKeeping releases what is kept, if anything.
+func (w *worker) stopKeeping() {
+	if w.free == nil {
+		return
+	}
+	w.free()
+	w.free = nil
+	w.keeper.Wait()
+	w.say(lineFreed)
+}

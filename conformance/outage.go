@@ -1,0 +1,183 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+)
+
+var outageClauses = []Clause{
+	{
+		ID: "S1", Group: "outages", Slug: "stopped-service", needs: needStop, serial: true, run: stoppedService,
+		Rule: "while the service is down calls fail in time and nothing is lost; afterwards the same driver works",
+	},
+	{
+		ID: "S2", Group: "outages", Slug: "paused-service", needs: needPause, serial: true, run: pausedService,
+		Rule: "while the service is frozen calls return within their context; afterwards the same driver works",
+	},
+	{
+		ID: "S3", Group: "outages", Slug: "restarted-service", needs: needRestart, serial: true,
+		run:  restartedService,
+		Rule: "after a restart a waiter acquires, and a holder either holds on or is told that it lost",
+	},
+	{
+		ID: "S4", Group: "outages", Slug: "increases-across-restart", caps: backend.CapFencing,
+		needs: needRestart, serial: true,
+		run:  increasesAcrossRestart,
+		Rule: "a token is greater than every earlier token of the same name, across restarts of the service",
+	},
+	{
+		ID: "S5", Group: "outages", Slug: "increases-across-a-wipe", caps: backend.CapFencing,
+		needs: needWipe, serial: true,
+		run:  increasesAcrossAWipe,
+		Rule: "a token is greater than every earlier token of the same name, across the deletion of everything",
+	},
+	{
+		ID: "S6", Group: "outages", Slug: "wiped-service", needs: needWipe, serial: true, run: wipedService,
+		Rule: "after everything was deleted holders learn that they lost, waiters acquire, and the same driver works",
+	},
+}
+
+// recovers checks that d works again.
+func (t *trial) recovers(d backend.Driver, after string) {
+	name := t.name()
+	if err := t.settled(func(ctx context.Context) error {
+		g, err := d.Acquire(ctx, t.request(name))
+		if err == nil {
+			t.release(d, g, after)
+		}
+		return err
+	}); err != nil {
+		t.Errorf("acquire after %s = %v, want a grant", after, err)
+	}
+}
+
+// failsInTime makes each call once, which must fail within its context and say nothing about the lock.
+func (t *trial) failsInTime(d backend.Driver, held backend.Grant, while string) {
+	const bound = 400 * time.Millisecond
+	acquire := func(ctx context.Context) error { _, err := d.Acquire(ctx, t.brief(t.name())); return err }
+	renew := func(ctx context.Context) error { return t.renewIn(ctx, d, held).Err }
+	for _, c := range []struct {
+		what string
+		call func(ctx context.Context) error
+	}{{"Acquire", acquire}, {"Renew", renew}, {"Acquire behind an unanswered Renew", acquire}} {
+		what, began := c.what, time.Now()
+		err := c.call(t.within(bound))
+		if late := time.Since(began) - bound; late > grace {
+			t.Errorf("%s %s returned %v after its context ended", what, while, late)
+		}
+		if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("%s %s = %v, want ErrUnavailable or ErrUnknown", what, while, err)
+		}
+		if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("%s %s = %v, which nobody can know", what, while, err)
+		}
+	}
+}
+
+func stoppedService(t *trial) {
+	d := t.client()
+	held := t.take(d, t.request(t.name()), "before the stop")
+	t.h.Server.Stop(t)
+	t.failsInTime(d, held, "while the service is down")
+	t.h.Server.Start(t)
+	t.recovers(d, "the service is up again")
+	t.recovers(t.client(), "the service is up again, from a new client")
+	_ = d.Release(t.within(slack), held)
+}
+
+func pausedService(t *trial) {
+	d := t.client()
+	held := t.take(d, t.request(t.name()), "before the pause")
+	t.h.Server.Pause(t)
+	t.failsInTime(d, held, "while the service is frozen")
+	t.h.Server.Resume(t)
+	t.recovers(d, "the service goes on")
+	if err := t.renewSettled(d, held); err != nil {
+		t.Errorf("renewal after the service went on = %v, want nil", err)
+	}
+	t.release(d, held, "after the service went on")
+}
+
+func restartedService(t *trial) {
+	a, b := t.client(), t.client()
+	c := t.core(a, nil)
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	w := t.wait(t.within(10*slack), b, t.request(lease.Name()))
+	t.queued(b, lease.Name(), 1)
+	t.h.Server.Restart(t)
+	held := t.now()
+	pause(t.Context(), t.ttl)
+	if err := lease.Err(); err == nil {
+		if w.ended(0) && w.err == nil {
+			t.Errorf("a waiter holds since %v after the restart, and the holder believes that it does", w.at.Sub(held))
+		}
+		if err := lease.Release(t.within(2 * slack)); err != nil && !errors.Is(err, fencelock.ErrLost) {
+			t.Errorf("Release after the restart = %v", err)
+		}
+	} else if !errors.Is(err, fencelock.ErrLost) {
+		t.Errorf("the lease after the restart = %v, want it held or ErrLost", err)
+	}
+	g := t.got(w, 3*t.ttl+3*slack, "after the restart and the release")
+	if err := t.releaseSettled(b, g); err != nil {
+		t.Errorf("release by the waiter = %v", err)
+	}
+}
+
+func increasesAcrossRestart(t *trial) {
+	d := t.client()
+	name := t.name()
+	k := tokens{t: t}
+	for range 3 {
+		var g backend.Grant
+		if err := t.settled(func(ctx context.Context) (err error) {
+			g, err = d.Acquire(ctx, t.request(name))
+			return err
+		}); err != nil {
+			t.Fatalf("acquire after a restart = %v", err)
+		}
+		k.next(g, "restarts")
+		t.release(d, g, "by the holder")
+		t.h.Server.Restart(t)
+	}
+	t.recovers(d, "the last restart")
+}
+
+func increasesAcrossAWipe(t *trial) {
+	d := t.client()
+	name := t.name()
+	k := tokens{t: t}
+	for range 3 {
+		var g backend.Grant
+		if err := t.settled(func(ctx context.Context) (err error) {
+			g, err = d.Acquire(ctx, t.request(name))
+			return err
+		}); err != nil {
+			t.Fatalf("acquire after everything was deleted = %v", err)
+		}
+		k.next(g, "the deletion of everything")
+		t.h.Server.Wipe(t)
+	}
+}
+
+func wipedService(t *trial) {
+	a, b := t.client(), t.client()
+	c := t.core(a, func(o *fencelock.Options) { o.TTL = 3 * t.ttl })
+	lease, err := c.Acquire(t.within(slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	w := t.wait(t.within(10*slack), b, t.request(lease.Name()))
+	t.queued(b, lease.Name(), 1)
+	t.h.Server.Wipe(t)
+	t.lostWith(lease, 3*t.ttl+slack, "after everything was deleted")
+	g := t.got(w, 3*t.ttl+2*slack, "after everything was deleted")
+	t.release(b, g, "by the waiter")
+	t.recovers(b, "everything was deleted")
+}

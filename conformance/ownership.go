@@ -1,0 +1,217 @@
+package conformance
+
+import (
+	"errors"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+var ownershipClauses = []Clause{
+	{
+		ID: "O1", Group: "ownership", Slug: "only-the-holder-releases", run: onlyTheHolderReleases,
+		Rule: "a release by another request is ErrNotHeld and changes nothing",
+	},
+	{
+		ID: "O2", Group: "ownership", Slug: "second-release-is-not-held", run: secondReleaseIsNotHeld,
+		Rule: "releasing what was released before, or never held, is ErrNotHeld",
+	},
+	{
+		ID: "O3", Group: "ownership", Slug: "request-ids-compare-whole", run: requestIDsCompareWhole,
+		Rule: "a request id that is a prefix or an extension of the holder's, or differs in case, is another request",
+	},
+	{
+		ID: "O4", Group: "ownership", Slug: "stale-release-keeps-the-successor", run: staleReleaseKeepsTheSuccessor,
+		Rule: "a release repeated after the name went to somebody else is ErrNotHeld and leaves the successor alone",
+	},
+	{
+		ID: "O5", Group: "ownership", Slug: "incarnation-is-compared", run: incarnationIsCompared,
+		Rule: "a grant of an earlier hold neither releases nor renews a later hold of the same request id",
+	},
+	{
+		ID: "O6", Group: "ownership", Slug: "same-request-is-the-same-hold", run: sameRequestIsTheSameHold,
+		Rule: "acquiring again with the id of a living hold answers that hold with its token; one release ends it",
+	},
+	{
+		ID: "O7", Group: "ownership", Slug: "release-by-request", run: releaseByRequest,
+		Rule: "Release(Request.Grant()) ends the hold or the wait of that request and nothing else",
+	},
+	{
+		ID: "O8", Group: "ownership", Slug: "owner-decides-nothing", run: ownerDecidesNothing,
+		Rule: "two requests with the same Owner exclude each other; Owner is text for people",
+	},
+}
+
+func onlyTheHolderReleases(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	g := t.take(a, t.request(name), "of a free name")
+	forged := g
+	forged.RequestID = backend.NewRequestID()
+	for _, d := range []backend.Driver{a, b} {
+		if err := d.Release(t.within(slack), forged); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release with another request id = %v, want ErrNotHeld", err)
+		}
+		if err := d.Release(t.within(slack), t.request(name).Grant()); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release of a request that never came = %v, want ErrNotHeld", err)
+		}
+	}
+	if r := t.renew(b, forged); !errors.Is(r.Err, backend.ErrNotHeld) {
+		t.Errorf("renewal with another request id = %v, want ErrNotHeld", r.Err)
+	}
+	t.mustBeHeld(b, name, "after releases by others")
+	t.release(a, g, "by the holder")
+}
+
+func secondReleaseIsNotHeld(t *trial) {
+	d := t.client()
+	name := t.name()
+	g := t.take(d, t.request(name), "of a free name")
+	t.release(d, g, "by the holder")
+	if err := d.Release(t.within(slack), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("second release = %v, want ErrNotHeld", err)
+	}
+	if r := t.renew(d, g); !errors.Is(r.Err, backend.ErrNotHeld) {
+		t.Errorf("renewal after the release = %v, want ErrNotHeld", r.Err)
+	}
+	never := t.request(t.name())
+	if err := d.Release(t.within(slack), never.Grant()); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("release of what was never held = %v, want ErrNotHeld", err)
+	}
+	t.mustBeFree(d, name, "after the second release")
+	t.mustBeFree(d, never.Name, "after the release of what was never held")
+}
+
+func requestIDsCompareWhole(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	r := t.request(name)
+	r.RequestID = "Abcdefghijklmnop-" + backend.NewRequestID()
+	g := t.take(a, r, "of a free name")
+	for what, id := range map[string]string{
+		"a prefix of it":     r.RequestID[:len(r.RequestID)-1],
+		"its first half":     r.RequestID[:17],
+		"an extension of it": r.RequestID + "0",
+		"it in another case": "a" + r.RequestID[1:],
+	} {
+		other := t.request(name)
+		other.RequestID = id
+		if _, err := t.try(b, other); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("acquire with %s = %v, want ErrHeld", what, err)
+		}
+		if err := b.Release(t.within(slack), other.Grant()); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release with %s = %v, want ErrNotHeld", what, err)
+		}
+		forged := g
+		forged.RequestID = id
+		if err := b.Release(t.within(slack), forged); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release of the grant with %s = %v, want ErrNotHeld", what, err)
+		}
+		if renewal := t.renew(b, forged); !errors.Is(renewal.Err, backend.ErrNotHeld) {
+			t.Errorf("renewal with %s = %v, want ErrNotHeld", what, renewal.Err)
+		}
+	}
+	t.release(a, g, "by the holder")
+}
+
+func staleReleaseKeepsTheSuccessor(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	first := t.take(a, t.request(name), "of a free name")
+	t.release(a, first, "by the first holder")
+	second := t.take(b, t.request(name), "after the release")
+	if err := a.Release(t.within(slack), first); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("stale release = %v, want ErrNotHeld", err)
+	}
+	t.mustBeHeld(a, name, "after a stale release")
+	if r := t.renew(b, second); r.Err != nil {
+		t.Errorf("renewal by the successor after a stale release = %v, want nil", r.Err)
+	}
+	t.release(b, second, "by the successor")
+}
+
+func incarnationIsCompared(t *trial) {
+	a, b := t.client(), t.client()
+	r := t.request(t.name())
+	first := t.take(a, r, "of a free name")
+	t.release(a, first, "of the first hold")
+	second := t.take(a, r, "with the same request id")
+	if first.Token == second.Token && first.Incarnation == second.Incarnation {
+		t.Fatal("two holds one after the other have the same token and the same incarnation: nothing tells them apart")
+	}
+	if err := a.Release(t.within(slack), first); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("release with the grant of the earlier hold = %v, want ErrNotHeld", err)
+	}
+	if renewal := t.renew(a, first); !errors.Is(renewal.Err, backend.ErrNotHeld) {
+		t.Errorf("renewal with the grant of the earlier hold = %v, want ErrNotHeld", renewal.Err)
+	}
+	t.mustBeHeld(b, r.Name, "after a release with the earlier grant")
+	t.release(a, second, "of the later hold")
+}
+
+func sameRequestIsTheSameHold(t *trial) {
+	a, b := t.client(), t.client()
+	r := t.request(t.name())
+	first := t.take(a, r, "of a free name")
+	for _, d := range []backend.Driver{a, b} {
+		for _, wait := range []bool{false, true} {
+			r.Wait = wait
+			again, err := d.Acquire(t.within(slack), r)
+			if err != nil {
+				t.Fatalf("acquire with the id of a living hold (wait %v) = %v, want the same hold", wait, err)
+			}
+			if again.Token != first.Token {
+				t.Errorf("acquire with the id of a living hold: token %v, want %v as before", again.Token, first.Token)
+			}
+			if again.SentAt < first.SentAt {
+				t.Errorf("the repeated grant counts from before the first one")
+			}
+			first = again
+		}
+	}
+	t.mustBeHeld(b, r.Name, "after repeated acquires")
+	t.release(b, first, "of the one hold")
+	t.mustBeFree(a, r.Name, "after one release")
+}
+
+func releaseByRequest(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	holder := t.request(name)
+	t.take(a, holder, "of a free name")
+	waiting := t.request(name)
+	ctx := t.within(20 * slack)
+	w := t.wait(ctx, b, waiting)
+	t.queued(a, name, 1)
+	t.release(b, holder.Grant(), "of a hold by its request alone, from another client")
+	g := t.got(w, promptly, "after the release by request")
+	if err := a.Release(t.within(slack), holder.Grant()); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("second release by request = %v, want ErrNotHeld", err)
+	}
+	t.mustBeHeld(a, name, "after the second release by request")
+	t.release(b, g, "by the successor")
+}
+
+func ownerDecidesNothing(t *trial) {
+	a, b := t.client(), t.client()
+	first := t.request(t.name())
+	second := first
+	second.RequestID = backend.NewRequestID()
+	g := t.take(a, first, "of a free name")
+	for _, d := range []backend.Driver{a, b} {
+		if _, err := t.try(d, second); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("acquire by another request of the same owner = %v, want ErrHeld", err)
+		}
+	}
+	// The text may be long and need not be ASCII.
+	odd := t.request(t.name())
+	odd.Owner = "host:1 {a} \"q\" 世界/"
+	for len(odd.Owner) < backend.MaxOwnerBytes {
+		odd.Owner += "x"
+	}
+	h := t.take(b, odd, "with a long owner")
+	if h.Owner != odd.Owner {
+		t.Errorf("Grant.Owner = %q, want %q", h.Owner, odd.Owner)
+	}
+	t.release(b, h, "with a long owner")
+	t.release(a, g, "by the holder")
+}

@@ -1,0 +1,166 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// recorder is the testing.TB that clauses and harness functions get: it takes down failures instead of failing the test.
+type recorder struct {
+	testing.TB
+
+	mu       sync.Mutex // protects the following fields
+	failures []string
+	logs     []string
+	skipped  string
+	ended    bool
+	cleanups []func()
+
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func newRecorder(tb testing.TB) *recorder {
+	r := &recorder{TB: tb}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r
+}
+
+// stopped is what FailNow and SkipNow panic with, so that deferred calls of the clause run.
+type stopped struct{}
+
+// catch ends a clause that failed, skipped or panicked.
+func (r *recorder) catch() {
+	switch p := recover().(type) {
+	case nil, stopped:
+	default:
+		r.Errorf("panic: %v", p)
+	}
+}
+
+// cleanup runs what Cleanup collected, last first.
+func (r *recorder) cleanup() {
+	r.cancel()
+	for {
+		r.mu.Lock()
+		n := len(r.cleanups)
+		if n == 0 {
+			r.ended = true
+			r.mu.Unlock()
+			return
+		}
+		f := r.cleanups[n-1]
+		r.cleanups = r.cleanups[:n-1]
+		r.mu.Unlock()
+		func() {
+			defer r.catch()
+			f()
+		}()
+	}
+}
+
+func (r *recorder) result(c Clause) Result {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	result := Result{Clause: c, Outcome: Passed}
+	switch {
+	case len(r.failures) > 0:
+		result.Outcome, result.Messages = Failed, append(r.failures, r.logs...)
+	case r.skipped != "":
+		result.Outcome, result.Messages = Skipped, []string{r.skipped}
+	}
+	return result
+}
+
+// Cleanup implements testing.TB.
+func (r *recorder) Cleanup(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cleanups = append(r.cleanups, f)
+}
+
+// Context implements testing.TB.
+func (r *recorder) Context() context.Context { return r.ctx }
+
+// Helper implements testing.TB.
+func (r *recorder) Helper() {}
+
+// Errorf implements testing.TB. A clause repeats itself in loops; the first messages tell enough.
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.failures) < 10 {
+		r.failures = append(r.failures, fmt.Sprintf(format, args...))
+	}
+}
+
+// Error implements testing.TB.
+func (r *recorder) Error(args ...any) {
+	r.Errorf("%s", strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
+}
+
+// Fail implements testing.TB.
+func (r *recorder) Fail() { r.Errorf("failed") }
+
+// FailNow implements testing.TB.
+func (r *recorder) FailNow() {
+	if !r.Failed() {
+		r.Fail()
+	}
+	panic(stopped{})
+}
+
+// Failed implements testing.TB.
+func (r *recorder) Failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.failures) > 0
+}
+
+// Fatal implements testing.TB.
+func (r *recorder) Fatal(args ...any) {
+	r.Error(args...)
+	panic(stopped{})
+}
+
+// Fatalf implements testing.TB.
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	panic(stopped{})
+}
+
+// Log implements testing.TB.
+func (r *recorder) Log(args ...any) { r.Logf("%s", strings.TrimSuffix(fmt.Sprintln(args...), "\n")) }
+
+// Logf implements testing.TB.
+func (r *recorder) Logf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.logs) < 50 {
+		r.logs = append(r.logs, fmt.Sprintf(format, args...))
+	}
+}
+
+// Skip implements testing.TB.
+func (r *recorder) Skip(args ...any) { r.Skipf("%s", strings.TrimSuffix(fmt.Sprintln(args...), "\n")) }
+
+// Skipf implements testing.TB.
+func (r *recorder) Skipf(format string, args ...any) {
+	r.mu.Lock()
+	r.skipped = fmt.Sprintf(format, args...)
+	r.mu.Unlock()
+	panic(stopped{})
+}
+
+// SkipNow implements testing.TB.
+func (r *recorder) SkipNow() { r.Skipf("skipped") }
+
+// Skipped implements testing.TB.
+func (r *recorder) Skipped() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.skipped != ""
+}

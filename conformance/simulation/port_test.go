@@ -1,0 +1,291 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// service is what a mutant replaces.
+type service struct {
+	acquire func(context.Context, backend.Request) (backend.Grant, error)
+	all     func(context.Context, []backend.Request) ([]backend.Grant, error)
+	renew   func(context.Context, []backend.Grant) []backend.Renewal
+	release func(context.Context, backend.Grant) error
+}
+
+// port is the driver of one client: the in-process driver behind a process that may be paused and that has a clock of its
+// own. It adds a few microseconds before and after each call, so that no two of them fall on one instant.
+type port struct {
+	*memory.Driver
+	node *node
+	service
+
+	// The following fields are protected by node.mu.
+
+	failed map[string]plan        // by request id: renewals of which the last one failed
+	known  map[string]uint64      // the requests, numbered as they came
+	gone   map[fencing.Token]bool // holds that ended here
+}
+
+// plan is when an attempt at a renewal leaves, and when it is given up.
+type plan struct{ next, end time.Duration }
+
+func newPort(n *node, d *memory.Driver) *port {
+	p := &port{Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{}, gone: map[fencing.Token]bool{}}
+	p.service = service{acquire: d.Acquire, all: d.AcquireAll, renew: d.Renew, release: d.Release}
+	return p
+}
+
+// message is what the seed knows a message by.
+type message struct {
+	call   string
+	name   string
+	number uint64
+}
+
+// about makes the message about a request. Its id is random; its number is not.
+func (p *port) about(call, name, id string) message {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	n := p.known[id]
+	if n == 0 {
+		n = uint64(len(p.known) + 1)
+		p.known[id] = n
+	}
+	return message{call, name, n}
+}
+
+// leave lets a request out. It returns the context's error if that ended before.
+func (p *port) leave(ctx context.Context, m message) error {
+	p.node.w.rec.operation()
+	p.node.pass(m, 1)
+	if err := ctx.Err(); err != nil {
+		return &backend.CallError{Driver: "simulation", Call: m.call, Name: m.name, Err: err}
+	}
+	p.node.vary(p.Driver, m)
+	p.node.w.rec.trace(p.node, m, "leaves")
+	return nil
+}
+
+// arrive lets an answer in.
+func (p *port) arrive(m message) {
+	p.node.w.rec.trace(p.node, m, "returns")
+	p.node.pass(m, 2)
+}
+
+// Acquire implements backend.Driver.
+func (p *port) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if err := p.node.stand(ctx); err != nil {
+		return backend.Grant{}, err
+	}
+	m := p.about("acquire", r.Name, r.RequestID)
+	if err := p.leave(ctx, m); err != nil {
+		return backend.Grant{}, err
+	}
+	r.Lost = p.late(r.Lost)
+	g, err := p.acquire(ctx, r)
+	p.arrive(m)
+	p.node.stood()
+	return p.local(g), err
+}
+
+// AcquireAll implements backend.MultiAcquirer.
+func (p *port) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	rs = slices.Clone(rs)
+	var m message
+	for i := range rs {
+		rs[i].Lost = p.late(rs[i].Lost)
+		m = p.about("acquire", rs[i].Name, rs[i].RequestID)
+	}
+	if err := p.leave(ctx, m); err != nil {
+		return nil, err
+	}
+	grants, err := p.all(ctx, rs)
+	p.arrive(m)
+	for i := range grants {
+		grants[i] = p.local(grants[i])
+	}
+	return grants, err
+}
+
+// Renew implements backend.Driver.
+//
+// The core spreads its retries by chance of its own, which no seed reaches. So a renewal waits here for the latest instant
+// that this chance could have drawn, and is given up at the earliest: the seed decides again. See the package comment for
+// what that does not reach.
+func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	byHand := ctx.Value(byHand{}) != nil
+	var deadline backend.Instant // the nearest, by the client's clock
+	if end, ok := ctx.Deadline(); ok {
+		deadline = p.node.clock.Now().Add(3 * time.Until(end))
+	}
+	if !byHand {
+		f := p.planned(grants, deadline)
+		if f.end == 0 {
+			<-ctx.Done()
+			out := make([]backend.Renewal, len(grants))
+			for i := range out {
+				out[i].Err = backend.ErrUnavailable
+			}
+			return out
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, max(f.end-p.node.w.now(), 0))
+		defer cancel()
+		p.node.w.until(ctx, f.next)
+	}
+	out := make([]backend.Renewal, len(grants))
+	var sent []int // those that the client still has; chance decides their order
+	for i := range grants {
+		out[i].Err = backend.ErrUnavailable
+		if !p.ended(grants[i].Token) {
+			sent = append(sent, i)
+		}
+	}
+	if len(sent) == 0 {
+		return out
+	}
+	slices.SortFunc(sent, func(i, j int) int { return cmp.Compare(grants[i].Token.Order(), grants[j].Token.Order()) })
+	ordered := make([]backend.Grant, len(sent))
+	for k, i := range sent {
+		ordered[k] = grants[i]
+	}
+	m := p.about("renew", ordered[0].Name, ordered[0].RequestID)
+	err := p.leave(ctx, m)
+	var renewals []backend.Renewal
+	if err == nil {
+		renewals = p.renew(ctx, ordered)
+		p.arrive(m)
+	}
+	for k, i := range sent {
+		if err != nil {
+			out[i].Err = err
+			continue
+		}
+		out[i] = renewals[k]
+		out[i].SentAt = p.node.clock.local(out[i].SentAt)
+	}
+	if !byHand {
+		p.note(grants, out, deadline.Sub(p.node.clock.Now()))
+	}
+	return out
+}
+
+func (p *port) ended(t fencing.Token) bool {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	return p.gone[t]
+}
+
+// byHand is the context key of an Extend, which no chance is in.
+type byHand struct{}
+
+// planned tells when the renewal of a batch leaves, and when it is given up.
+func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	var last plan
+	for i := range grants {
+		if f := p.failed[grants[i].RequestID]; f.next > last.next {
+			last = f
+		}
+	}
+	if last.next != 0 {
+		return last
+	}
+	// A third of the validity is over. The core's timer may be late by its own slack.
+	c := p.node.clock
+	sent := grants[0].SentAt
+	due := p.node.w.now() + c.real(sent.Add(deadline.Sub(sent)/3).Sub(c.Now()))
+	return plan{next: tick(due), end: tick(due) + rung(deadline.Sub(sent)*2/3)*3/10}
+}
+
+// lastAttempt is the time before a deadline from which on no renewal leaves any more: retries follow each other so quickly
+// then that chance would show.
+const lastAttempt = 40 * time.Millisecond
+
+// tick is a whole millisecond, one or two after d.
+func tick(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) + 2*time.Millisecond }
+
+// rung is the greatest power of two milliseconds that is not more than d, which is not exact: it was counted from an
+// instant that chance drew, and chance is seldom next to a power of two.
+func rung(d time.Duration) time.Duration {
+	r := 4 * time.Millisecond
+	for r*2 <= d {
+		r *= 2
+	}
+	return r
+}
+
+// note remembers for which grants the renewal failed, with so much time left.
+func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Duration) {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	now, r := p.node.w.now(), rung(left)
+	for i := range grants {
+		id := grants[i].RequestID
+		if out[i].Err == nil {
+			delete(p.failed, id)
+			continue
+		}
+		if left < lastAttempt {
+			p.failed[id] = plan{next: now}
+			continue
+		}
+		// The core waits for at most a tenth of the time left, or a second, and gives it a third of what is left then.
+		p.failed[id] = plan{next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + r*3/10}
+	}
+}
+
+// Release implements backend.Driver.
+func (p *port) Release(ctx context.Context, g backend.Grant) error {
+	p.node.mu.Lock()
+	delete(p.failed, g.RequestID)
+	p.node.mu.Unlock()
+	m := p.about("release", g.Name, g.RequestID)
+	if err := p.leave(ctx, m); err != nil {
+		return err
+	}
+	err := p.release(ctx, g)
+	p.arrive(m)
+	p.node.stood()
+	return err
+}
+
+// Holder implements backend.Inspector.
+func (p *port) Holder(ctx context.Context, name string) (backend.Info, error) {
+	m := message{call: "holder", name: name}
+	if err := p.leave(ctx, m); err != nil {
+		return backend.Info{}, err
+	}
+	info, err := p.Driver.Holder(ctx, name)
+	p.arrive(m)
+	return info, err
+}
+
+// local puts the client's clock in place of the service's.
+func (p *port) local(g backend.Grant) backend.Grant {
+	g.SentAt = p.node.clock.local(g.SentAt)
+	g.MinHoldUntil = p.node.clock.local(g.MinHoldUntil)
+	return g
+}
+
+// late keeps pushed losses back while the client is paused.
+func (p *port) late(lost func(backend.Reason)) func(backend.Reason) {
+	if lost == nil {
+		return nil
+	}
+	return func(reason backend.Reason) {
+		if left := p.node.pausedFor(); left > 0 {
+			time.AfterFunc(left, func() { lost(reason) })
+			return
+		}
+		lost(reason)
+	}
+}

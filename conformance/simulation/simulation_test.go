@@ -1,0 +1,190 @@
+package simulation
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/check"
+)
+
+// TestSimulation runs worlds until so many hours have been simulated. See the package comment for the environment.
+func TestSimulation(t *testing.T) {
+	if text := os.Getenv("FENCELOCK_SEED"); text != "" {
+		one(t, text)
+		return
+	}
+	s := &sum{closest: forever, want: time.Duration(hours(t) * float64(time.Hour))}
+	t.Cleanup(func() { s.report(t) })
+	for i := range runtime.GOMAXPROCS(0) {
+		t.Run(fmt.Sprint("worker-", i), func(t *testing.T) {
+			t.Parallel()
+			for seed, more := s.next(); more; seed, more = s.next() {
+				s.add(t, simulate(t, seed, how{}))
+			}
+		})
+	}
+}
+
+// one runs one seed and tells all that happens.
+func one(t *testing.T, text string) {
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("FENCELOCK_SEED: %v", err)
+	}
+	o := simulate(t, seed, how{logged: true, traced: true})
+	for _, e := range o.log {
+		t.Log(e)
+	}
+	for _, v := range o.violations {
+		t.Error(v)
+	}
+	t.Logf("seed %d: %v, %d operations, %d faults, %d grants, %d losses, exact replay: %v", seed, o.length, o.operations, o.faults,
+		o.acquires, o.losses, o.single)
+}
+
+// hours is how much to simulate.
+func hours(t *testing.T) float64 {
+	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {
+		h, err := strconv.ParseFloat(text, 64)
+		if err != nil || h <= 0 {
+			t.Fatalf("FENCELOCK_SIM_HOURS is %q, want a positive number", text)
+		}
+		return h
+	}
+	switch {
+	case raced:
+		return 10 // the race detector slows all of it down
+	case os.Getenv("FENCELOCK_REQUIRE") == "all":
+		return 1000
+	}
+	return 50
+}
+
+// sum adds up what all worlds have shown.
+type sum struct {
+	want time.Duration
+
+	mu      sync.Mutex // protects the following fields
+	started uint64     // seeds
+	seeds   int
+	failed  int
+	done    time.Duration
+	closest time.Duration
+
+	operations, acquires, renewals, losses, refused, faults, violations int
+}
+
+const forever = time.Duration(1<<63 - 1)
+
+// next returns the next seed, and false if that was enough.
+func (s *sum) next() (uint64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const enough = 10 // failures to look at
+	if s.done >= s.want || s.failed >= enough {
+		return 0, false
+	}
+	s.started++
+	return s.started, true
+}
+
+func (s *sum) add(t *testing.T, o outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seeds++
+	s.done += o.length
+	s.closest = min(s.closest, o.closest)
+	s.operations += o.operations
+	s.acquires += o.acquires
+	s.renewals += o.renewals
+	s.losses += o.losses
+	s.refused += o.refused
+	s.faults += o.faults
+	s.violations += len(o.violations)
+	if len(o.violations) > 0 {
+		s.failed++
+		exact := "it repeats exactly"
+		if !o.single {
+			exact = "it may take another turn: try -count=20"
+		}
+		t.Errorf("seed %d: %d violations, the first:\n    %s\n%s # %s", o.seed, len(o.violations), o.violations[0], replay(o.seed), exact)
+	}
+}
+
+// report tells the sum, and demands that the hours were busy ones.
+func (s *sum) report(t *testing.T) {
+	h := s.done.Hours()
+	t.Logf("simulation: %.1f h, %d seeds, %d operations, %d grants, %d renewals, %d faults, %d losses, %d stale writes refused, "+
+		"shortest time from a loss to the rival %.1f ms, %d violations", h, s.seeds, s.operations, s.acquires, s.renewals, s.faults,
+		s.losses, s.refused, s.closest.Seconds()*1000, s.violations)
+	if s.failed > 0 || s.done < 10*time.Hour {
+		return
+	}
+	for _, d := range []struct {
+		what     string
+		n, least int // in an hour
+	}{
+		{"operations", s.operations, 3000},
+		{"grants", s.acquires, 500},
+		{"renewals", s.renewals, 500},
+		{"faults", s.faults, 60},
+		{"losses", s.losses, 5},
+	} {
+		if float64(d.n) < float64(d.least)*h {
+			t.Errorf("%d %s in %.1f h, want at least %d in an hour: the hours are idle ones", d.n, d.what, h, d.least)
+		}
+	}
+}
+
+// What a world shows follows from its seed: twice the same log, whatever the scheduler does.
+func TestReplayIsExact(t *testing.T) {
+	t.Parallel()
+	worlds := 40
+	if raced {
+		worlds = 8
+	}
+	for seed := uint64(1); worlds > 0; seed++ {
+		first := simulate(t, seed, how{logged: true, traced: true})
+		if !first.single {
+			continue
+		}
+		worlds--
+		second := simulate(t, seed, how{logged: true, traced: true})
+		for i := range max(len(first.log), len(second.log)) {
+			if i >= len(first.log) || i >= len(second.log) || first.log[i] != second.log[i] {
+				t.Errorf("seed %d: two logs part at event %d:\n%v\n%v", seed, i, first.log[max(i-3, 0):min(i+3, len(first.log))],
+					second.log[max(i-3, 0):min(i+3, len(second.log))])
+				break
+			}
+		}
+	}
+}
+
+// Histories of short worlds are those of a lock with tokens: package check finds an order for each.
+func TestHistories(t *testing.T) {
+	t.Parallel()
+	worlds, calls := 60, 0
+	if raced {
+		worlds = 10
+	}
+	for seed := range uint64(worlds) {
+		o := simulate(t, seed, how{checked: true})
+		report := check.Verify(t.Context(), o.past, check.Rules{Fencing: true, Exact: true, Timeout: 20 * time.Second})
+		for _, v := range report.Violations {
+			t.Errorf("seed %d: %s: %s", seed, v.Kind, v.Text)
+		}
+		for _, v := range o.violations {
+			t.Errorf("seed %d: %s", seed, v)
+		}
+		calls += report.Operations
+	}
+	t.Logf("%d calls in %d worlds", calls, worlds)
+	if calls < 30*worlds {
+		t.Error("hardly anything happened")
+	}
+}

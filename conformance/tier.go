@@ -1,0 +1,84 @@
+package conformance
+
+import (
+	"errors"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+)
+
+var tierClauses = []Clause{
+	{
+		ID: "T1", Group: "tier", Slug: "correctness-needs-fencing", run: correctnessNeedsFencing,
+		Rule: "the correctness tier accepts a driver that fences and hands out its tokens; any other is ErrTier, by name",
+	},
+	{
+		ID: "T2", Group: "tier", Slug: "efficiency-carries-no-token", run: efficiencyCarriesNoToken,
+		Rule: "a lease of the efficiency tier carries the zero token, also where the driver could fence",
+	},
+	{
+		ID: "T3", Group: "tier", Slug: "promise-is-not-inherited", run: promiseIsNotInherited,
+		Rule: "a wrapper that does not promise fencing itself is ErrTier, whatever it wraps",
+	},
+}
+
+func correctnessNeedsFencing(t *trial) {
+	d := t.client()
+	t.warm(d)
+	c, err := fencelock.Open(d, fencelock.Correctness, &fencelock.Options{TTL: t.ttl, Clock: t.h.Clock})
+	if !t.desc.Capabilities.Has(backend.CapFencing) {
+		var tier *fencelock.TierError
+		if !errors.Is(err, fencelock.ErrTier) || !errors.As(err, &tier) {
+			t.Fatalf("Open for correctness of a driver that does not fence = %v, want ErrTier with a *TierError", err)
+		}
+		if tier.Driver != t.desc.Name || tier.Lacks == "" {
+			t.Errorf("TierError = %+v, want driver %q and what it lacks", tier, t.desc.Name)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatalf("Open for correctness of a driver that fences = %v", err)
+	}
+	lease, err := c.Acquire(t.within(2*slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	if !lease.Token().Exclusive() {
+		t.Errorf("token %v of the correctness tier is not exclusive", lease.Token())
+	}
+	if lease.TokenSpace() == "" {
+		t.Errorf("TokenSpace is empty")
+	}
+	if err := lease.Release(t.within(slack)); err != nil {
+		t.Errorf("Release = %v", err)
+	}
+	if err := c.Close(t.within(slack)); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+}
+
+func efficiencyCarriesNoToken(t *trial) {
+	c := t.core(t.client(), nil)
+	lease, err := c.Acquire(t.within(2*slack), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	if lease.Token() != 0 || lease.TokenSpace() != "" {
+		t.Errorf("token %v of space %q in the efficiency tier, want none", lease.Token(), lease.TokenSpace())
+	}
+	if err := lease.Release(t.within(slack)); err != nil {
+		t.Errorf("Release = %v", err)
+	}
+}
+
+// silentWrapper keeps what it wraps reachable, and promises nothing.
+type silentWrapper struct{ backend.Driver }
+
+func (w silentWrapper) Unwrap() backend.Driver { return w.Driver }
+
+func promiseIsNotInherited(t *trial) {
+	_, err := fencelock.Open(silentWrapper{t.client()}, fencelock.Correctness, nil)
+	if !errors.Is(err, fencelock.ErrTier) {
+		t.Errorf("Open for correctness of a wrapper without the promise = %v, want ErrTier", err)
+	}
+}

@@ -1,0 +1,269 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause (Fatal
+// and what is documented to end it), which belong to the clause's own.
+type trial struct {
+	*recorder
+
+	h      *Harness
+	desc   backend.Description
+	clause Clause
+	ttl    time.Duration // short: clauses let it pass
+	links  []fault.Link
+	named  atomic.Int32
+}
+
+// slack is what a busy machine may add to anything that should happen at once.
+const slack = 3 * time.Second
+
+// promptly is the bound for what must be immediate. It is far above what a healthy driver takes and far below long.
+const promptly = 2 * time.Second
+
+// long returns a TTL that does not end while a clause runs.
+func (t *trial) long() time.Duration {
+	d := max(60*time.Second, 20*t.ttl)
+	if step := t.desc.TTLGranularity; step > 0 {
+		d -= d % step
+	}
+	if t.desc.MaxTTL > 0 {
+		d = min(d, t.desc.MaxTTL)
+	}
+	return d
+}
+
+// client returns one more driver.
+func (t *trial) client() backend.Driver {
+	d := t.h.New(t)
+	t.Cleanup(func() { _ = closeWithin(d, slack) })
+	return d
+}
+
+// linked returns one more driver behind a link that can be broken.
+func (t *trial) linked() (backend.Driver, fault.Link) {
+	d, link := t.h.Linked(t)
+	t.links = append(t.links, link)
+	t.Cleanup(func() {
+		t.heal()
+		_ = closeWithin(d, slack)
+	})
+	return d, link
+}
+
+// heal passes every link again, so that nothing hangs on them while the clause cleans up.
+func (t *trial) heal() {
+	for _, link := range t.links {
+		link.Pass()
+	}
+}
+
+func closeWithin(d backend.Driver, bound time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	return d.Close(ctx)
+}
+
+// name returns a name that no other clause and no other run uses.
+func (t *trial) name() string {
+	return fmt.Sprintf("conformance/%s/%s-%d", t.clause.Slug, backend.NewRequestID()[:12], t.named.Add(1))
+}
+
+// request returns a fresh request for name with a TTL that does not end meanwhile.
+func (t *trial) request(name string) backend.Request {
+	return backend.Request{
+		Name: name, Owner: "conformance " + t.clause.ID, RequestID: backend.NewRequestID(), TTL: t.long(),
+	}
+}
+
+// brief is request with the short TTL.
+func (t *trial) brief(name string) backend.Request {
+	r := t.request(name)
+	r.TTL = t.ttl
+	return r
+}
+
+// within returns a context that ends after d, or with the clause.
+func (t *trial) within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// try makes one attempt.
+func (t *trial) try(d backend.Driver, r backend.Request) (backend.Grant, error) {
+	r.Wait = false
+	return d.Acquire(t.within(2*slack), r)
+}
+
+// take makes one attempt that must succeed, or ends the clause.
+func (t *trial) take(d backend.Driver, r backend.Request, when string) backend.Grant {
+	g, err := t.try(d, r)
+	if err != nil {
+		t.Fatalf("Acquire %s = %v, want a grant", when, err)
+	}
+	return g
+}
+
+// release must succeed.
+func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
+	if err := d.Release(t.within(2*slack), g); err != nil {
+		t.Errorf("Release %s = %v, want nil", when, err)
+	}
+}
+
+// renew prolongs one grant.
+func (t *trial) renew(d backend.Driver, g backend.Grant) backend.Renewal {
+	return t.renewIn(t.within(2*slack), d, g)
+}
+
+func (t *trial) renewIn(ctx context.Context, d backend.Driver, g backend.Grant) backend.Renewal {
+	renewals := d.Renew(ctx, []backend.Grant{g})
+	if len(renewals) != 1 {
+		t.Errorf("Renew of one grant answered %d renewals", len(renewals))
+		return backend.Renewal{Err: errors.New("no answer")}
+	}
+	return renewals[0]
+}
+
+// mustBeHeld makes an attempt of somebody else that must find name held.
+func (t *trial) mustBeHeld(d backend.Driver, name, when string) bool {
+	g, err := t.try(d, t.brief(name))
+	if errors.Is(err, backend.ErrHeld) {
+		return true
+	}
+	t.Errorf("%s: an attempt by another request = %v, want ErrHeld", when, err)
+	if err == nil {
+		_ = d.Release(t.within(slack), g)
+	}
+	return false
+}
+
+// mustBeFree makes an attempt that must succeed, and gives the lock back.
+func (t *trial) mustBeFree(d backend.Driver, name, when string) bool {
+	g, err := t.try(d, t.request(name))
+	if err != nil {
+		t.Errorf("%s: an attempt = %v, want a grant", when, err)
+		return false
+	}
+	t.release(d, g, when)
+	return true
+}
+
+// opensWithin waits for name for at most d and gives the lock back.
+func (t *trial) opensWithin(driver backend.Driver, name string, d time.Duration, when string) bool {
+	r := t.request(name)
+	r.Wait = true
+	began := time.Now()
+	g, err := driver.Acquire(t.within(d), r)
+	if err != nil {
+		t.Errorf("%s: the name did not open within %v: %v", when, d, err)
+		return false
+	}
+	t.Logf("%s: the name opened after %v", when, time.Since(began).Round(time.Millisecond))
+	t.release(driver, g, when)
+	return true
+}
+
+// settled repeats f until its error says something definite about the lock.
+func (t *trial) settled(f func(ctx context.Context) error) error {
+	ctx := t.within(3 * slack)
+	for {
+		err := f(ctx)
+		if !vague(err) || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx, 20*time.Millisecond)
+	}
+}
+
+// vague reports whether err says nothing about the lock.
+func vague(err error) bool {
+	return errors.Is(err, backend.ErrUnknown) || errors.Is(err, backend.ErrUnavailable) ||
+		errors.Is(err, context.DeadlineExceeded)
+}
+
+// pause lets time pass: for clauses in which time itself is the matter.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// now reads the drivers' clock.
+func (t *trial) now() backend.Instant { return t.h.Clock.Now() }
+
+// waiter is an acquire in another goroutine.
+type waiter struct {
+	done chan struct{}
+	// The following fields are valid after done.
+	grant backend.Grant
+	err   error
+	at    backend.Instant // when Acquire returned
+}
+
+// wait starts to wait for r. The clause waits for its end.
+func (t *trial) wait(ctx context.Context, d backend.Driver, r backend.Request) *waiter {
+	r.Wait = true
+	w := &waiter{done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.grant, w.err = d.Acquire(ctx, r)
+		w.at = t.now()
+	}()
+	t.Cleanup(func() { <-w.done })
+	return w
+}
+
+// ended reports whether the acquire returned within d.
+func (w *waiter) ended(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-w.done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// got ends the clause unless the waiter is granted the lock within d.
+func (t *trial) got(w *waiter, d time.Duration, when string) backend.Grant {
+	if !w.ended(d) {
+		t.Fatalf("%s: a waiter did not get the lock within %v", when, d)
+	}
+	if w.err != nil {
+		t.Fatalf("%s: a waiter = %v, want a grant", when, w.err)
+	}
+	return w.grant
+}
+
+// queued waits until n requests wait for name, as far as the driver tells; otherwise for as long as it should take.
+func (t *trial) queued(d backend.Driver, name string, n int) {
+	inspector, ok := backend.As[backend.Inspector](d)
+	bound := 400 * time.Millisecond
+	if ok {
+		bound = slack
+	}
+	patience := t.within(bound)
+	for patience.Err() == nil {
+		if ok {
+			if info, err := inspector.Holder(t.within(slack), name); err == nil && info.Waiters >= n {
+				return
+			}
+		}
+		pause(patience, 10*time.Millisecond)
+	}
+}

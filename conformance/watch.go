@@ -1,0 +1,376 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// These clauses belong to the group capabilities and stand apart because they share what follows here.
+var watchClauses = []Clause{
+	{
+		ID: "P9", Group: "capabilities", Slug: "watch-tells-in-order", caps: backend.CapWatch, run: watchTellsInOrder,
+		Rule: "Watch yields each grant and end of its name in order, with owner and token, and nothing of other names",
+	},
+	{
+		ID: "P10", Group: "capabilities", Slug: "watch-replays-without-a-gap",
+		caps: backend.CapWatchReplay | backend.CapInspect, run: watchReplaysWithoutAGap,
+		Rule: "Watch since the revision that Holder, or an event, tells yields all that follows, and nothing twice",
+	},
+	{
+		ID: "P11", Group: "capabilities", Slug: "watch-tells-why-by-force",
+		caps: backend.CapWatch | backend.CapForceRelease, run: watchTellsWhyByForce,
+		Rule: "Watch yields force-released, with the reason, for a hold that ForceRelease ended",
+	},
+	{
+		ID: "P12", Group: "capabilities", Slug: "watch-tells-of-expiry", caps: backend.CapWatch, needs: needLink,
+		run:  watchTellsOfExpiry,
+		Rule: "Watch yields expired for the hold of a holder that went silent, and not before its end",
+	},
+	{
+		ID: "P13", Group: "capabilities", Slug: "watch-ends", caps: backend.CapWatch, run: watchEnds,
+		Rule: "Watch ends with the loop, with its context and with Close, the latter two with their error last",
+	},
+	{
+		ID: "P14", Group: "capabilities", Slug: "compaction-is-told", caps: backend.CapWatchReplay | backend.CapInspect,
+		needs: needCompact, serial: true, run: compactionIsTold,
+		Rule: "Watch since a revision whose events are no longer kept is ErrCompacted, and never a gap",
+	},
+}
+
+// watched is a watch in another goroutine.
+type watched struct {
+	t      *trial
+	events chan backend.Event
+	end    chan error // one value: what came last
+	cancel context.CancelFunc
+}
+
+// watch starts to watch name. The clause waits for its end.
+func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
+	watcher, _ := backend.As[backend.Watcher](d)
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &watched{t: t, events: make(chan backend.Event, 1024), end: make(chan error, 1), cancel: cancel}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		var last error
+		for e, err := range watcher.Watch(ctx, name, since) {
+			if last != nil {
+				t.Errorf("Watch went on after the error %v with %+v, %v", last, e, err)
+				break
+			}
+			if last = err; err == nil {
+				w.events <- e
+			}
+		}
+		w.end <- last
+	}()
+	t.Cleanup(func() {
+		cancel()
+		// A watch that ignores its context ends with the driver, which is closed after this.
+		select {
+		case <-gone:
+		case <-time.After(slack):
+		}
+	})
+	return w
+}
+
+// await returns what pick finds among the events that come within d, or ends the clause.
+func (w *watched) await(d time.Duration, what string, pick func(backend.Event) bool) backend.Event {
+	patience := time.NewTimer(d)
+	defer patience.Stop()
+	for {
+		select {
+		case e := <-w.events:
+			if pick(e) {
+				return e
+			}
+		case err := <-w.end:
+			w.end <- err
+			w.t.Fatalf("the watch ended with %v before %s", err, what)
+		case <-patience.C:
+			w.t.Fatalf("the watch did not tell of %s within %v", what, d)
+		}
+	}
+}
+
+// next returns the n events that come next within d each, or ends the clause.
+func (w *watched) next(n int, d time.Duration) []backend.Event {
+	var all []backend.Event
+	for i := range n {
+		all = append(all, w.await(d, fmt.Sprintf("event %d of %d", i+1, n), func(backend.Event) bool { return true }))
+	}
+	return all
+}
+
+// ended returns the error that came last, or ends the clause if none comes within d.
+func (w *watched) ended(d time.Duration, when string) error {
+	patience := time.NewTimer(d)
+	defer patience.Stop()
+	select {
+	case err := <-w.end:
+		return err
+	case <-patience.C:
+		w.t.Fatalf("%s: the watch goes on after %v", when, d)
+		return nil
+	}
+}
+
+// follow starts to watch name from now on, and returns once the watch tells: a watch says of nothing when it has begun.
+// Events of a passer-by may still come; those of others follow.
+func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
+	w := t.watch(d, name, 0)
+	patience := t.within(2 * slack)
+	for len(w.events) == 0 {
+		if patience.Err() != nil {
+			t.Fatalf("the watch told of nothing within %v", 2*slack)
+		}
+		r := t.request(name)
+		r.Owner = "passer-by"
+		t.release(passerBy, t.take(passerBy, r, "of a free name"), "by a passer-by")
+		pause(patience, 20*time.Millisecond)
+	}
+	return w
+}
+
+// story is what the events must be: a grant and its end for each hold.
+type story struct {
+	grants []backend.Grant
+	ends   []backend.EventType
+}
+
+func (s *story) add(g backend.Grant, end backend.EventType) {
+	s.grants = append(s.grants, g)
+	s.ends = append(s.ends, end)
+}
+
+// events is how many events it takes.
+func (s *story) events() int { return 2 * len(s.grants) }
+
+// check compares: one event for each grant, one for each end, one hold after the other.
+func (s *story) check(t *trial, got []backend.Event) {
+	var last uint64
+	for i, e := range got {
+		g, want := s.grants[i/2], backend.EventAcquired
+		if i%2 == 1 {
+			want = s.ends[i/2]
+		}
+		if e.Type != want || e.Name != g.Name || e.Owner != g.Owner || e.Token != g.Token {
+			t.Errorf("event %d = %+v, want %q of %q with token %v of %q", i+1, e, want, g.Owner, g.Token, g.Name)
+		}
+		if e.Revision == 0 || e.Revision < last {
+			t.Errorf("event %d has revision %d after %d, want none that decreases", i+1, e.Revision, last)
+		}
+		last = e.Revision
+	}
+}
+
+// live through n holds of name that pass from hand to hand, and some of names beside it.
+func (t *trial) live(d backend.Driver, name string, n int) *story {
+	s := &story{}
+	for i := range n {
+		r := t.request(name)
+		r.Owner = fmt.Sprintf("owner %d", i)
+		g := t.take(d, r, "of a free name")
+		for _, other := range []string{name + "/beside", name + "x", name[:len(name)-1]} {
+			t.release(d, t.take(d, t.request(other), "of another name"), "of another name")
+		}
+		t.release(d, g, "by the holder")
+		s.add(g, backend.EventReleased)
+	}
+	return s
+}
+
+func watchTellsInOrder(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	w := t.follow(b, a, name)
+	s := t.live(a, name, 5)
+	// A hold that passes to a waiter: its end comes before the grant that it made possible.
+	r, heir := t.request(name), t.request(name)
+	r.Owner, heir.Owner = "first", "heir"
+	g := t.take(a, r, "of a free name")
+	waiting := t.wait(t.within(10*slack), a, heir)
+	t.queued(a, name, 1)
+	t.release(a, g, "by the holder")
+	s.add(g, backend.EventReleased)
+	got := t.got(waiting, t.ttl+slack, "after the release")
+	t.release(a, got, "by the heir")
+	s.add(got, backend.EventReleased)
+	first := w.await(slack, "the first hold", func(e backend.Event) bool { return e.Owner != "passer-by" })
+	s.check(t, append([]backend.Event{first}, w.next(s.events()-1, slack)...))
+}
+
+func watchReplaysWithoutAGap(t *trial) {
+	a, b := t.client(), t.client()
+	inspector, _ := backend.As[backend.Inspector](b)
+	name := t.name()
+	info, err := inspector.Holder(t.within(slack), name)
+	if err != nil || info.Revision == 0 {
+		t.Fatalf("Holder of a free name = %+v, %v; want a revision", info, err)
+	}
+	s := t.live(a, name, 4)
+	w := t.watch(b, name, info.Revision)
+	got := w.next(4, slack)
+	later := t.live(a, name, 4) // replayed and new events join
+	s.grants, s.ends = append(s.grants, later.grants...), append(s.ends, later.ends...)
+	got = append(got, w.next(s.events()-4, slack)...)
+	s.check(t, got)
+	for i, e := range got {
+		rest := got[i+1:]
+		for len(rest) > 0 && rest[0].Revision == e.Revision {
+			rest = rest[1:]
+		}
+		w := t.watch(b, name, e.Revision)
+		again := w.next(len(rest), slack)
+		w.cancel()
+		if !slices.Equal(again, rest) {
+			t.Errorf("a watch since the revision of event %d yielded\n%+v, want\n%+v", i+1, again, rest)
+		}
+	}
+	held := t.take(a, t.request(name), "of a free name")
+	if info, err = inspector.Holder(t.within(slack), name); err != nil || !info.Held {
+		t.Fatalf("Holder of a held name = %+v, %v", info, err)
+	}
+	t.release(a, held, "by the holder")
+	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.EventReleased || e.Token != held.Token {
+		t.Errorf("what follows the revision at which %v held is %+v, want its release", held.Token, e)
+	}
+}
+
+func watchTellsWhyByForce(t *trial) {
+	a, b := t.client(), t.client()
+	force, _ := backend.As[backend.ForceReleaser](b)
+	name := t.name()
+	w := t.follow(b, a, name)
+	const reason = "node 7f9c is gone: \"drained\" {1}"
+	g := t.take(a, t.request(name), "of a free name")
+	if err := force.ForceRelease(t.within(slack), name, reason); err != nil {
+		t.Fatalf("ForceRelease = %v", err)
+	}
+	e := w.await(slack, "the end of the hold", func(e backend.Event) bool {
+		return e.Token == g.Token && e.Owner == g.Owner && e.Type != backend.EventAcquired
+	})
+	if e.Type != backend.EventForceReleased || e.Reason != reason {
+		t.Errorf("the end by force = %+v, want %q with the reason %q", e, backend.EventForceReleased, reason)
+	}
+}
+
+func watchTellsOfExpiry(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+	w := t.follow(b, a, name)
+	_, _, g := t.silent(name)
+	e := w.await(g.TTL+2*slack, "the end of the hold", func(e backend.Event) bool {
+		return e.Owner == g.Owner && e.Type != backend.EventAcquired
+	})
+	if early := g.SentAt.Add(t.desc.Validity(g.TTL)).Sub(t.now()); early > 0 {
+		t.Errorf("the end of a silent holder was told %v before SentAt + validity", early)
+	}
+	if e.Type != backend.EventExpired || e.Token != g.Token {
+		t.Errorf("the end of a silent holder = %+v, want %q with token %v", e, backend.EventExpired, g.Token)
+	}
+}
+
+func watchEnds(t *trial) {
+	a, b := t.client(), t.client()
+	name := t.name()
+
+	w := t.follow(b, a, name)
+	w.cancel()
+	if err := w.ended(grace+promptly, "after its context"); !errors.Is(err, context.Canceled) {
+		t.Errorf("the end of a watch whose context was cancelled = %v, want the context's error", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	watcher, _ := backend.As[backend.Watcher](b)
+	var last error
+	for _, err := range watcher.Watch(ended, name, 0) {
+		last = err
+	}
+	if !errors.Is(last, context.Canceled) {
+		t.Errorf("the end of a watch whose context had ended before = %v, want the context's error", last)
+	}
+
+	// A watch that is left is over: nothing of it is in the way of the next.
+	live := t.within(4 * slack)
+	n := 0
+	busy := t.busy(live, a, name)
+	for range 3 {
+		for _, err := range watcher.Watch(live, name, 0) {
+			if err != nil {
+				t.Fatalf("Watch beside others = %v", err)
+			}
+			n++
+			break
+		}
+	}
+	busy()
+	if n != 3 {
+		t.Errorf("three loops that were left after one event saw %d", n)
+	}
+
+	c := t.client()
+	w = t.follow(c, a, name)
+	if err := closeWithin(c, slack); err != nil {
+		t.Errorf("Close under a watch = %v", err)
+	}
+	if err := w.ended(promptly, "after Close"); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("the end of a watch whose driver was closed = %v, want ErrClosed", err)
+	}
+}
+
+// busy takes and releases name again and again until what it returns is called.
+func (t *trial) busy(ctx context.Context, d backend.Driver, name string) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if g, err := t.try(d, t.request(name)); err != nil {
+				t.Errorf("acquire by the only contender = %v", err)
+			} else {
+				t.release(d, g, "by the only contender")
+			}
+			pause(ctx, 10*time.Millisecond)
+		}
+	}()
+	stop := func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
+}
+
+func compactionIsTold(t *trial) {
+	a, b := t.client(), t.client()
+	inspector, _ := backend.As[backend.Inspector](b)
+	name := t.name()
+	revision := func() uint64 {
+		info, err := inspector.Holder(t.within(slack), name)
+		if err != nil || info.Revision == 0 {
+			t.Fatalf("Holder = %+v, %v; want a revision", info, err)
+		}
+		return info.Revision
+	}
+	since := revision()
+	t.release(a, t.take(a, t.request(name), "of a free name"), "by the holder")
+	t.h.Server.Compact(t, name)
+	w := t.watch(b, name, since)
+	if err := w.ended(slack, "since a revision that is compacted"); !errors.Is(err, backend.ErrCompacted) {
+		t.Errorf("the end of a watch since a revision that is compacted = %v, want ErrCompacted", err)
+	}
+	if n := len(w.events); n > 0 {
+		t.Errorf("a watch since a revision that is compacted yielded %d events before that", n)
+	}
+	s := &story{}
+	w = t.watch(b, name, revision())
+	g := t.take(a, t.request(name), "of a free name")
+	t.release(a, g, "by the holder")
+	s.add(g, backend.EventReleased)
+	s.check(t, w.next(2, slack))
+}
