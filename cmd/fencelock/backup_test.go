@@ -1,0 +1,135 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/builtin/server"
+)
+
+func TestBackupAndRestore(t *testing.T) {
+	p, url := serving(t, "--data-dir", filepath.Join(t.TempDir(), "old"))
+	tokenAt(t, url)
+	file := filepath.Join(t.TempDir(), "locks.backup")
+	all := objects[backup](t, succeed(t, "backup", file, "--backend", url, "--json"))
+	info, err := os.Stat(file)
+	if err != nil || len(all) != 1 || all[0].Cluster == "" || all[0].Revision == 0 || all[0].Bytes != info.Size() {
+		t.Fatalf("printed %+v; the file: %v, %v", all, info, err)
+	}
+	last := tokenAt(t, url) // issued after the backup
+	p.terminate()
+
+	dir := filepath.Join(t.TempDir(), "new")
+	if text := succeed(t, "restore", file, "--data-dir", dir, "--closed-for", "100ms"); !strings.Contains(text, all[0].Cluster) ||
+		!strings.Contains(text, "serves nobody for 100ms") {
+		t.Errorf("restore prints:\n%s", text)
+	}
+	start(t, "restore", file, "--data-dir", dir).expectExit(exitNoCreate, "not empty")
+	p, url = serving(t, "--data-dir", dir)
+	if next := tokenAt(t, url); next <= last+1<<32 {
+		t.Errorf("token %d after the restore; %d was issued after the backup", next, last)
+	}
+	again := filepath.Join(filepath.Dir(file), "again.backup")
+	if text := succeed(t, "backup", again, "--backend", url); !strings.Contains(text, all[0].Cluster) {
+		t.Errorf("it is another cluster:\n%s", text)
+	}
+	p.terminate()
+
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, whole[:len(whole)-1], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir = filepath.Join(t.TempDir(), "none")
+	start(t, "restore", file, "--data-dir", dir).expectExit(exitNoInput, server.ErrNoBackup.Error())
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory is there: %v", err)
+	}
+}
+
+// brokenLeader says that it leads, sends a piece of a backup, and ends it with an error or as if that were all.
+type brokenLeader struct {
+	lockpb.UnimplementedAdminServiceServer
+	err error
+}
+
+func (b *brokenLeader) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberStatus, error) {
+	return &lockpb.MemberStatus{NodeId: "x", Leader: true}, nil
+}
+
+func (b *brokenLeader) Backup(_ *lockpb.BackupRequest, stream grpc.ServerStreamingServer[lockpb.BackupPiece]) error {
+	if err := stream.Send(&lockpb.BackupPiece{Data: []byte("half of it")}); err != nil {
+		return err
+	}
+	return b.err
+}
+
+// What is at FILE stays until the new backup is complete.
+func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "locks.backup")
+	old := []byte("the old one")
+	if err := os.WriteFile(file, old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		sent error
+		want string
+	}{{status.Error(codes.Internal, "out of paper"), "out of paper"}, {nil, server.ErrNoBackup.Error()}} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		lockpb.RegisterAdminServiceServer(s, &brokenLeader{err: c.sent})
+		var serving sync.WaitGroup
+		serving.Go(func() { s.Serve(listener) })
+		start(t, "backup", file, "--backend", "fencelock://"+listener.Addr().String()).expectExit(exitUnavailable, c.want)
+		s.Stop()
+		serving.Wait()
+	}
+	start(t, "backup", filepath.Join(file, "below"), "--backend", startServer(t)).expectExit(exitNoCreate, "not a directory")
+	left, err := os.ReadDir(filepath.Dir(file))
+	if now, failed := os.ReadFile(file); failed != nil || !bytes.Equal(now, old) || err != nil || len(left) != 1 {
+		t.Errorf("the file has %q, beside it are %v: %v, %v", now, left, failed, err)
+	}
+}
+
+func TestBackupUsage(t *testing.T) {
+	for _, c := range []struct {
+		args, want string
+		code       int
+	}{
+		{"backup", "FILE is missing", exitUsage},
+		{"backup a b", `"b"`, exitUsage},
+		{"backup a --backend redis://127.0.0.1", "neither fencelock nor fencelocks", exitUsage},
+		{"restore", "FILE is missing", exitUsage},
+		{"restore a b", `"b"`, exitUsage},
+		{"restore a --data-dir=", "--data-dir is empty", exitUsage},
+		{"restore a --closed-for -1s", "negative", exitUsage},
+		{"restore /nowhere/at-all", "no such file", exitNoInput},
+		{"help backup", "", exitOK},
+		{"help restore", "", exitOK},
+	} {
+		t.Run(c.args, func(t *testing.T) { start(t, strings.Fields(c.args)...).expectExit(c.code, c.want) })
+	}
+	_, _, o, err := parseRestore([]string{"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--store", "bolt"})
+	if err != nil || o != (server.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: server.StoreBolt}) {
+		t.Errorf("understood %+v, %v", o, err)
+	}
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const forceReleaseHelp = `Usage: fencelock force-release NAME --reason TEXT [options]
+
+Takes the lock NAME away from all who hold it. Whoever waits for it gets it at once, while the former holder may still be
+at work: only a fencing token keeps its writes out. Make sure that it is dead, or that this is better than waiting.
+
+Options:
+
+  --reason TEXT  why, for the holder and for those who look later
+` + lookOptions + `
+Exit codes:
+
+    0  the lock was taken away
+    1  nobody holds NAME
+   64  the command line makes no sense, or the backend cannot do it
+   69  the lock service cannot be reached, or is not fit for locks; or it did not answer, and may have done it
+`
+
+// forceReleaseMain is "fencelock force-release".
+func forceReleaseMain(args []string) int {
+	s, f := newLook("force-release")
+	reason := f.String("reason", "", "")
+	err := s.parse(f, args, "NAME")
+	if err == nil && *reason == "" {
+		err = errors.New("--reason is missing")
+	}
+	return s.run(err, forceReleaseHelp, func(ctx context.Context) error { return s.forceRelease(ctx, s.args[0], *reason) })
+}
+
+func (s *lookSettings) forceRelease(ctx context.Context, name, reason string) error {
+	d, closeDriver, err := open[backend.ForceReleaser](ctx, s, backend.CapForceRelease)
+	if err != nil {
+		return err
+	}
+	defer closeDriver()
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	err = d.ForceRelease(ctx, name, reason)
+	switch {
+	case errors.Is(err, backend.ErrNotHeld):
+		return nobodyError(name)
+	case err != nil:
+		return err
+	}
+	out := s.newPrinter("NAME", "EVENT", "REASON")
+	done := event{Type: string(backend.EventForceReleased), Name: name, Reason: reason}
+	if err := out.print(done, []string{done.Name, done.Type, done.Reason}); err != nil {
+		return err
+	}
+	return out.flush()
+}

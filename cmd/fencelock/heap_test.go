@@ -1,0 +1,35 @@
+package main
+
+import (
+	"runtime"
+	"testing"
+	"time"
+)
+
+func TestPercentForLiveBytes(t *testing.T) {
+	for live, want := range map[uint64]int{
+		0: 6300, 1 << 20: 6300, 4 << 20: 1500, 32 << 20: 100, 64 << 20: 100, 1 << 40: 100,
+	} {
+		if got := percentFor(live); got != want {
+			t.Errorf("percentFor(%d) = %d, want %d", live, got, want)
+		}
+	}
+}
+
+func TestAfterCollectionGoesOn(t *testing.T) {
+	called := make(chan struct{}, 100)
+	afterCollection(func() {
+		select {
+		case called <- struct{}{}:
+		default:
+		}
+	})
+	for range 3 {
+		runtime.GC()
+		select {
+		case <-called:
+		case <-time.After(10 * time.Second):
+			t.Fatal("not called after a collection")
+		}
+	}
+}

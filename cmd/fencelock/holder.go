@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const holderHelp = `Usage: fencelock holder NAME [options]
+
+Tells who holds the lock NAME. EXPIRES IN is how long a hold lasts unless it is renewed. The answer may be out of date when
+it arrives: it is for people, and no reason to write anything.
+
+Options:
+
+` + lookOptions + `
+Exit codes:
+
+    0  somebody holds NAME
+    1  nobody does
+   64  the command line makes no sense, or the backend does not tell
+   69  the lock service cannot be reached, or is not fit for locks
+`
+
+// holderMain is "fencelock holder".
+func holderMain(args []string) int {
+	s, f := newLook("holder")
+	return s.run(s.parse(f, args, "NAME"), holderHelp, func(ctx context.Context) error { return s.holder(ctx, s.args[0]) })
+}
+
+func (s *lookSettings) holder(ctx context.Context, name string) error {
+	d, closeDriver, err := open[backend.Inspector](ctx, s, backend.CapInspect)
+	if err != nil {
+		return err
+	}
+	defer closeDriver()
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	info, err := d.Holder(ctx, name)
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter(lockTitles...)
+	l := lockOf(&info)
+	if err := out.print(l, l.rows()...); err != nil {
+		return err
+	}
+	if err := out.flush(); err != nil || info.Held {
+		return err
+	}
+	return nobodyError(name)
+}

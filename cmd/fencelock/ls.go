@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const lsHelp = `Usage: fencelock ls [options]
+
+Lists the names that are held, one line for each holder. EXPIRES IN is how long a hold lasts unless it is renewed. Names
+that come or go meanwhile may be in the list or not.
+
+Options:
+
+  --prefix TEXT  only names that start with TEXT
+` + lookOptions + `
+Exit codes:
+
+    0  done, also if nothing is held
+   64  the command line makes no sense, or the backend cannot list
+   69  the lock service cannot be reached, or is not fit for locks
+`
+
+// lsMain is "fencelock ls".
+func lsMain(args []string) int {
+	s, f := newLook("ls")
+	prefix := f.String("prefix", "", "")
+	return s.run(s.parse(f, args), lsHelp, func(ctx context.Context) error { return s.list(ctx, *prefix) })
+}
+
+func (s *lookSettings) list(ctx context.Context, prefix string) error {
+	d, closeDriver, err := open[backend.Lister](ctx, s, backend.CapList)
+	if err != nil {
+		return err
+	}
+	defer closeDriver()
+	out := s.newPrinter(lockTitles...)
+	for info, err := range d.List(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+		l := lockOf(&info)
+		if err := out.print(l, l.rows()...); err != nil {
+			return err
+		}
+	}
+	return out.flush()
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+const memberHelp = `Usage: fencelock member list [options]
+       fencelock member add ADDRESS [options]
+       fencelock member remove NODE [options]
+
+Looks after the members of a cluster of bundled servers.
+
+list tells who belongs to the cluster. VOTE is no for members that have yet to catch up; ALIVE, whether a member answers the
+leader now.
+
+add takes in the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise. It must have no
+data yet and wait to be taken in: start it with its own address as the only one in --join. (With the address of a member
+there it joins by itself, and needs no add.) It gets its vote when it has caught up.
+
+remove takes the member with the id NODE out for good: stop it, and delete its data. To replace a member that is lost,
+remove it and add another one. It is refused if too few of the remaining members answer for a majority.
+
+Options:
+
+` + lookOptions + `
+Exit codes:
+
+    0  done
+    1  the cluster refuses it, or has no such member
+   64  the command line makes no sense
+   69  no leader can be reached; or it did not answer, and may have done it
+`
+
+// peer is what is printed of a member of the list.
+type peer struct {
+	NodeID        string `json:"nodeId"`
+	PeerAddress   string `json:"peerAddress"`
+	ClientAddress string `json:"clientAddress,omitempty"`
+	Voter         bool   `json:"voter"`
+	Alive         *bool  `json:"alive,omitempty"` // nil: not known
+}
+
+// memberMain is "fencelock member".
+func memberMain(args []string) int {
+	s, f := newLook("member")
+	actions := map[string]struct {
+		names []string
+		do    func(context.Context, *builtin.Admin) error
+	}{
+		"list":   {nil, s.listMembers},
+		"add":    {[]string{"ADDRESS"}, s.addMember},
+		"remove": {[]string{"NODE"}, s.removeMember},
+	}
+	if len(args) == 0 {
+		return usageError(s.word, errors.New("list, add or remove is missing"))
+	}
+	action, known := actions[args[0]]
+	if !known {
+		if err := s.parse(f, args); errors.Is(err, flag.ErrHelp) {
+			return s.run(err, memberHelp, nil)
+		}
+		return usageError(s.word, fmt.Errorf("%q: want list, add or remove", args[0]))
+	}
+	return s.run(s.parse(f, args[1:], action.names...), memberHelp, func(ctx context.Context) error {
+		admin, err := builtin.OpenAdmin(s.backend)
+		if err != nil {
+			return err
+		}
+		return action.do(ctx, admin)
+	})
+}
+
+func (s *lookSettings) listMembers(ctx context.Context, admin *builtin.Admin) error {
+	members, err := admin.Members(ctx)
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter("NODE", "PEER ADDRESS", "CLIENT ADDRESS", "VOTE", "ALIVE")
+	for _, m := range members {
+		p := peerOf(m)
+		p.Alive = &m.Alive
+		err := out.print(p, []string{p.NodeID, p.PeerAddress, p.ClientAddress, yesNo(p.Voter), yesNo(m.Alive)})
+		if err != nil {
+			return err
+		}
+	}
+	return out.flush()
+}
+
+func (s *lookSettings) addMember(ctx context.Context, admin *builtin.Admin) error {
+	m, err := admin.AddMember(ctx, s.args[0])
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter("NODE", "PEER ADDRESS", "VOTE")
+	if err := out.print(peerOf(m), []string{m.NodeId, m.PeerAddress, yesNo(m.Voter)}); err != nil {
+		return err
+	}
+	return out.flush()
+}
+
+func (s *lookSettings) removeMember(ctx context.Context, admin *builtin.Admin) error {
+	return admin.RemoveMember(ctx, s.args[0])
+}
+
+func peerOf(m *lockpb.Member) peer {
+	return peer{NodeID: m.NodeId, PeerAddress: m.PeerAddress, ClientAddress: m.ClientAddress, Voter: m.Voter}
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin/machine"
+	"github.com/fencelock/fencelock/builtin/server"
+)
+
+const serveHelpFormat = `Usage: fencelock serve [options]
+
+Runs a lock server. Without options: one member that keeps its data in ./fencelock-data and that this machine alone
+reaches. Clients find it at fencelock://127.0.0.1:7480.
+
+Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
+
+  --dev                  keep nothing: for trying out. Its tokens do not fence, and the correctness tier refuses it
+  --data-dir DIR         where the data is kept. Default: fencelock-data
+  --store KIND           how the log is kept: wal (default) or bolt. It cannot be changed later
+  --listen ADDRESS       for clients. Default: 127.0.0.1:7480
+  --advertise ADDRESS    what clients are told, if they reach --listen by another name
+  --peer-listen ADDRESS  for the other members. Default: 127.0.0.1:7482
+  --peer-advertise ADDRESS
+                         what the other members are told, if they reach --peer-listen by another name
+  --join A,B,C           peer addresses of the members of the cluster to be in; the own one may be among them
+  --bootstrap-expect N   make a new cluster once all N members of --join are there, this one included. Give all of them the
+                         same --join. Where a cluster exists already, it is joined
+  --min-ttl D            shortest TTL that clients may ask for. Default: 3s, which outlasts the election of a leader
+  --max-ttl D            longest TTL that clients may ask for. Default: 24h
+  --limit NAME=VALUE     how much the cluster takes on; may be given several times. Give all members the same: those of the
+                         one that leads count. NAME is one of
+%s
+  --tls-cert FILE --tls-key FILE
+                         certificate for clients, in PEM
+  --tls-client-ca FILE   accept clients with a certificate of this authority only
+  --peer-cert FILE --peer-key FILE --peer-ca FILE
+                         certificate for the other members, which must have one of the same authority
+  --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every lock
+  --verbose              log more
+
+Three members, each on a machine of its own, here on a:
+
+  fencelock serve --listen a:7480 --peer-listen a:7482 --join a:7482,b:7482,c:7482 --bootstrap-expect 3 --tls-cert …
+
+Standard output gets one line when clients can connect; the log goes to standard error.
+
+INT and TERM hand the leadership to another member, end the connections and the server; locks stay as they are. A second
+one ends it at once, which loses nothing either.
+
+Exit codes:
+
+    0  ended by INT or TERM
+   64  the command line makes no sense
+   69  the server cannot start or go on
+`
+
+// serveHelp has the limits in their place.
+func serveHelp() string {
+	defaults := machine.DefaultLimits()
+	var lines []string
+	for _, l := range defaults.All() {
+		lines = append(lines, fmt.Sprintf("%25s%-17s %s. Default: %d", "", l.Name, limitsAre[l.Name], *l.Value))
+	}
+	return fmt.Sprintf(serveHelpFormat, strings.Join(lines, "\n"))
+}
+
+// limitsAre says what each limit counts.
+var limitsAre = map[string]string{
+	"sessions":         "open sessions",
+	"holds":            "holds of all sessions",
+	"waits":            "waiters of all sessions",
+	"waiters-per-name": "waiters in one queue",
+	"unacked":          "answers that one session has not acknowledged",
+	"requests":         "names in one acquire",
+	"name-bytes":       "bytes of a name; at most 512",
+	"levels":           "levels of a hierarchical name",
+	"metadata-bytes":   "bytes of the metadata of one request",
+	"deadlock-steps":   "holders and waiters that a search for a deadlock looks at",
+}
+
+// setLimit understands NAME=VALUE.
+func setLimit(all *machine.Limits, text string) error {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok {
+		return errors.New("want NAME=VALUE")
+	}
+	for _, l := range all.All() {
+		if l.Name != name {
+			continue
+		}
+		n, err := strconv.Atoi(value)
+		if err != nil || n < 1 || n > l.Most {
+			return fmt.Errorf("%s is between 1 and %d", name, l.Most)
+		}
+		*l.Value = n
+		return nil
+	}
+	return fmt.Errorf("there is no limit %q", name)
+}
+
+// serveSettings are the command line of "fencelock serve".
+type serveSettings struct {
+	config   server.Config
+	dev      bool
+	join     string
+	store    string
+	client   certificates
+	clientCA string
+	peer     certificates
+	peerCA   string
+	verbose  bool
+}
+
+// serveMain is "fencelock serve".
+func serveMain(args []string) int {
+	s, err := parseServe(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Print(serveHelp())
+		return exitOK
+	case err != nil:
+		return usageError("serve", err)
+	}
+	steadyHeap()
+	return s.serve()
+}
+
+func parseServe(args []string) (*serveSettings, error) {
+	s := &serveSettings{}
+	c := &s.config
+	f := flag.NewFlagSet("serve", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // serveMain prints the error, and the help
+	f.BoolVar(&s.dev, "dev", false, "")
+	f.StringVar(&c.DataDir, "data-dir", "fencelock-data", "")
+	f.StringVar(&s.store, "store", string(server.StoreWAL), "")
+	f.StringVar(&c.Listen, "listen", "127.0.0.1:7480", "")
+	f.StringVar(&c.Advertise, "advertise", "", "")
+	f.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "")
+	f.StringVar(&c.PeerAdvertise, "peer-advertise", "", "")
+	f.StringVar(&s.join, "join", "", "")
+	f.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "")
+	f.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "")
+	f.DurationVar(&c.MaxTTL, "max-ttl", server.DefaultMaxTTL, "")
+	f.Func("limit", "", func(text string) error { return setLimit(&c.Limits, text) })
+	f.StringVar(&s.client.cert, "tls-cert", "", "")
+	f.StringVar(&s.client.key, "tls-key", "", "")
+	f.StringVar(&s.clientCA, "tls-client-ca", "", "")
+	f.StringVar(&s.peer.cert, "peer-cert", "", "")
+	f.StringVar(&s.peer.key, "peer-key", "", "")
+	f.StringVar(&s.peerCA, "peer-ca", "", "")
+	f.BoolVar(&c.Insecure, "insecure", false, "")
+	f.BoolVar(&s.verbose, "verbose", false, "")
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	switch {
+	case f.NArg() > 0:
+		return nil, fmt.Errorf("%q: serve takes no arguments", f.Arg(0))
+	case s.dev && (given["data-dir"] || given["store"]):
+		return nil, errors.New("--dev keeps nothing: it excludes --data-dir and --store")
+	case c.DataDir == "":
+		return nil, errors.New("--data-dir is empty; --dev keeps nothing")
+	}
+	if s.dev {
+		c.DataDir = ""
+	}
+	if s.dev && s.join == "" && !given["peer-listen"] {
+		c.PeerListen = ""
+	}
+	if s.join != "" {
+		c.Join = strings.Split(s.join, ",")
+	}
+	c.Store = server.Store(s.store)
+	c.Version = version()
+	var err error
+	if c.TLS, err = s.client.forClients(s.clientCA); err != nil {
+		return nil, err
+	}
+	c.PeerTLS, err = s.peer.forPeers(s.peerCA)
+	return s, err
+}
+
+// stopTime bounds the polite end: the hand-over of the leadership.
+const stopTime = 10 * time.Second
+
+func (s *serveSettings) serve() int {
+	level := slog.LevelInfo
+	if s.verbose {
+		level = slog.LevelDebug
+	}
+	s.config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	srv, err := server.Start(ctx, s.config)
+	var mistake *server.ConfigError
+	switch {
+	case errors.As(err, &mistake):
+		return usageError("serve", err)
+	case err != nil:
+		say("%v", err)
+		return exitUnavailable
+	}
+	if s.dev {
+		say("this server keeps nothing: for trying out")
+	}
+	fmt.Printf("fencelock: serving clients at %s\n", srv.Addr())
+	select {
+	case <-ctx.Done():
+	case <-srv.Done():
+	}
+	stop() // the next signal ends the process
+	bounded, cancel := context.WithTimeout(context.Background(), stopTime)
+	defer cancel()
+	if err := errors.Join(srv.Close(bounded), srv.Err()); err != nil {
+		say("%v", err)
+		return exitUnavailable
+	}
+	return exitOK
+}

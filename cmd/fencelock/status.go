@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+)
+
+const statusHelp = `Usage: fencelock status [options]
+
+Asks the members of a cluster of bundled servers what they know: those at the addresses of --backend, and the others of
+which these know. Each has two seconds to answer. The log positions tell how far a member is behind.
+
+Options:
+
+` + lookOptions + `
+ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable. DURABLE is no for a server
+with --dev.
+
+Exit codes:
+
+    0  all members at the addresses of --backend answer and know a leader, so that this can serve as a health check
+   64  the command line makes no sense
+   69  one of them does not answer, or knows no leader
+`
+
+// member is what is printed of a member's status.
+type member struct {
+	Address      string `json:"address"`
+	NodeID       string `json:"nodeId,omitempty"`
+	ClusterID    string `json:"clusterId,omitempty"`
+	Role         string `json:"role"`
+	LeaderID     string `json:"leaderId,omitempty"`
+	Term         uint64 `json:"term,string"`
+	LastIndex    uint64 `json:"lastIndex,string"`
+	CommitIndex  uint64 `json:"commitIndex,string"`
+	AppliedIndex uint64 `json:"appliedIndex,string"`
+	Durable      bool   `json:"durable"`
+	Version      string `json:"version,omitempty"`
+	Error        string `json:"error,omitempty"`
+}
+
+// statusMain is "fencelock status".
+func statusMain(args []string) int {
+	s, f := newLook("status")
+	return s.run(s.parse(f, args), statusHelp, s.status)
+}
+
+func (s *lookSettings) status(ctx context.Context) error {
+	admin, err := builtin.OpenAdmin(s.backend)
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE", "VERSION")
+	var wrong []error
+	for _, answer := range admin.Status(ctx) {
+		m := memberOf(&answer)
+		if err := out.print(m, m.row()); err != nil {
+			return err
+		}
+		switch {
+		case answer.Err != nil:
+			err = fmt.Errorf("%s: %w", m.Address, answer.Err)
+		case m.Role == roleLeaderless:
+			err = fmt.Errorf("%s: %w: it knows no leader", m.Address, backend.ErrUnavailable)
+		default:
+			continue
+		}
+		if answer.Named {
+			wrong = append(wrong, err)
+		} else {
+			defer say("%v", err) // after the table
+		}
+	}
+	return errors.Join(append(wrong, out.flush())...)
+}
+
+// What a member does in its cluster.
+const (
+	roleLeader      = "leader"
+	roleFollower    = "follower"
+	roleLearner     = "learner"
+	roleLeaderless  = "leaderless"
+	roleUnreachable = "unreachable"
+)
+
+func memberOf(s *builtin.MemberStatus) member {
+	m := member{
+		Address: s.Address, NodeID: s.NodeId, ClusterID: s.ClusterId, LeaderID: s.LeaderId, Role: roleOf(s),
+		Term: s.Term, LastIndex: s.LastIndex, CommitIndex: s.CommitIndex, AppliedIndex: s.AppliedIndex,
+		Durable: s.Durable, Version: s.ServerVersion,
+	}
+	if s.Err != nil {
+		m.Error = s.Err.Error()
+	}
+	return m
+}
+
+func roleOf(s *builtin.MemberStatus) string {
+	switch {
+	case s.Err != nil:
+		return roleUnreachable
+	case s.Leader:
+		return roleLeader
+	case s.LeaderId == "" || s.LeaderId == s.NodeId: // elected, and not yet or not any more able to serve
+		return roleLeaderless
+	}
+	for _, m := range s.Members {
+		if m.NodeId == s.NodeId && !m.Voter {
+			return roleLearner
+		}
+	}
+	return roleFollower
+}
+
+func (m *member) row() []string {
+	if m.Role == roleUnreachable {
+		return []string{m.Address, m.NodeID, "", m.Role}
+	}
+	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	return []string{
+		m.Address, m.NodeID, m.ClusterID, m.Role, number(m.Term), number(m.LastIndex), number(m.CommitIndex),
+		number(m.AppliedIndex), yesNo(m.Durable), m.Version,
+	}
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/examples/internal/story"
+	"github.com/fencelock/fencelock/fencing/sqlguard"
+)
+
+func open(ctx context.Context, s *story.Story, owner string) (b *bank, err error) {
+	b = &bank{}
+	if b.db, err = s.Database(ctx); err != nil {
+		return nil, err
+	}
+	tier := fencelock.Efficiency
+	if !s.Unsafe {
+		tier = fencelock.Correctness
+		if b.guard, err = story.Guard(ctx, b.db, sqlguard.SQLite); err != nil {
+			return nil, err
+		}
+	}
+	b.locks, err = s.Open(ctx, tier, owner)
+	return b, err
+}
+
+// transfer moves money under the locks of both accounts. It calls between after the debit and before the credit.
+func (b *bank) transfer(
+	ctx context.Context, from, to string, amount int, between func(), opts ...fencelock.AcquireOption,
+) error {
+	return b.locks.DoAll(ctx, []string{"accounts/" + from, "accounts/" + to},
+		func(ctx context.Context, leases fencelock.Leases) error {
+			if b.guard == nil {
+				return move(ctx, b.db, from, to, amount, between)
+			}
+			return story.InTx(ctx, b.db, func(tx *sql.Tx) error {
+				guard := b.guard.In(tx)
+				for _, lease := range leases {
+					if err := guard.Check(ctx, lease.Name(), lease.Token()); err != nil {
+						return err
+					}
+				}
+				return move(ctx, tx, from, to, amount, between)
+			})
+		}, opts...)
+}
+
+// database is a *sql.DB, where each statement is a transaction of its own, or a *sql.Tx.
+type database interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// move reads, computes and writes, as programs do that have more to decide than a sum.
+func move(ctx context.Context, db database, from, to string, amount int, between func()) error {
+	var payer, payee int
+	if err := db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE name = ?`, from).Scan(&payer); err != nil {
+		return err
+	}
+	if err := db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE name = ?`, to).Scan(&payee); err != nil {
+		return err
+	}
+	if payer < amount {
+		return fmt.Errorf("%s has %d and cannot pay %d", from, payer, amount)
+	}
+	if _, err := db.ExecContext(ctx, `UPDATE accounts SET balance = ? WHERE name = ?`, payer-amount, from); err != nil {
+		return err
+	}
+	between()
+	_, err := db.ExecContext(ctx, `UPDATE accounts SET balance = ? WHERE name = ?`, payee+amount, to)
+	return err
+}

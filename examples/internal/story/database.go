@@ -1,0 +1,49 @@
+package story
+
+import (
+	"context"
+	"database/sql"
+	"path/filepath"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/fencelock/fencelock/fencing/sqlguard"
+)
+
+// Database opens the story's SQLite database, story.db in its folder. It is closed when the story ends.
+func (s *Story) Database(ctx context.Context) (*sql.DB, error) {
+	db, err := sql.Open("sqlite", DSN(s.Dir))
+	if err != nil {
+		return nil, err
+	}
+	s.AtEnd(func(context.Context) error { return db.Close() })
+	return db, db.PingContext(ctx)
+}
+
+// DSN names the SQLite database in a story's folder. Transactions begin with the lock on writing, as the guard wants it, and
+// wait for each other; statements outside of one do, too.
+func DSN(dir string) string {
+	return "file:" + filepath.ToSlash(filepath.Join(dir, "story.db")) + "?_txlock=immediate&_pragma=busy_timeout(30000)"
+}
+
+// Guard returns the guard of a database, and makes its table, story_tokens.
+func Guard(ctx context.Context, db *sql.DB, dialect sqlguard.Dialect) (*sqlguard.Guard, error) {
+	guard, err := sqlguard.New(dialect, &sqlguard.Options{Table: "story_tokens"})
+	if err != nil {
+		return nil, err
+	}
+	return guard, guard.Create(ctx, db)
+}
+
+// InTx runs f in a transaction, and commits it if f returns nil.
+func InTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	if err := f(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/examples/internal/story"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/sqlguard"
+)
+
+type replica struct {
+	story  *story.Story
+	number int
+	locks  *fencelock.Client
+	db     *sql.DB
+	guard  *sqlguard.Guard
+}
+
+// boot is what a replica does before it serves. It may be called anew after an error.
+func (r *replica) boot(ctx context.Context, meet func()) error {
+	if r.story.Unsafe {
+		version, err := r.version(ctx, 0)
+		meet()
+		if err != nil {
+			return err
+		}
+		return r.migrate(ctx, version, 0)
+	}
+	meet()
+	return r.locks.Do(ctx, schema, func(ctx context.Context, lease *fencelock.Lease) error {
+		version, err := r.version(ctx, lease.Token())
+		if err != nil {
+			return err
+		}
+		return r.migrate(ctx, version, lease.Token())
+	})
+}
+
+// version reads the version of the schema, after the check: from then on nobody who had the lock before changes it.
+func (r *replica) version(ctx context.Context, token fencing.Token) (n int, err error) {
+	err = r.do(ctx, token, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, `SELECT version FROM schema_version`).Scan(&n)
+	})
+	return n, err
+}
+
+// migrate does the steps from version on.
+func (r *replica) migrate(ctx context.Context, version int, token fencing.Token) error {
+	from := version
+	for ; version < len(steps); version++ {
+		err := r.do(ctx, token, func(tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, steps[version]); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, `UPDATE schema_version SET version = ?`, version+1)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("replica %d: step %d: %w", r.number, version+1, err)
+		}
+	}
+	r.story.Tell("replica %d found version %d, left version %d, and serves", r.number, from, version)
+	return nil
+}
+
+// do runs f in a transaction, unless a later holder of the lock than the one with this token has been here.
+func (r *replica) do(ctx context.Context, token fencing.Token, f func(*sql.Tx) error) error {
+	return story.InTx(ctx, r.db, func(tx *sql.Tx) error {
+		if !r.story.Unsafe {
+			if err := r.guard.In(tx).Check(ctx, schema, token); err != nil {
+				return err
+			}
+		}
+		return f(tx)
+	})
+}

@@ -1,0 +1,136 @@
+// Command webhook books a payment once, although its provider delivers the news of it twice, to two replicas, at one time.
+//
+//	go run ./examples/webhook
+//	go run ./examples/webhook -unsafe
+//
+// Tier: correctness. Money that is booked twice is wrong. Providers deliver at least once: a replica that answers late is
+// asked again, or another is. A replica looks whether the payment is booked, asks the provider for the amount, and books. The
+// lock keeps the other delivery out meanwhile. It does not wait: the answer 503 makes the provider come again, and by then
+// the payment is booked. Look and booking check the token (package sqlguard), so that a replica that was paused for longer
+// than its lease cannot book after another. A table with one row for each payment needs none of this: its unique key is a
+// guard, and the lock only spares work (efficiency). A ledger has several rows for each.
+//
+// With -unsafe there is no lock. Both replicas find nothing booked, and both book.
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/examples/internal/story"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/sqlguard"
+)
+
+const payment = "pay-77"
+
+func main() { story.Main(tell) }
+
+func tell(ctx context.Context, s *story.Story) error {
+	p := &provider{story: s, client: s.HTTPClient()}
+	db, err := open(ctx, s, p)
+	if err != nil {
+		return err
+	}
+	s.Tell("ann pays 50; the provider tells replica 0")
+	if err := p.deliver(ctx, 0); err != nil { // and, since the answer takes its time, replica 1
+		return err
+	}
+	if err := p.deliver(ctx, 1); err != nil {
+		return err
+	}
+	var booked int
+	if err := db.QueryRowContext(ctx, `SELECT sum(amount) FROM ledger WHERE account = 'ann'`).Scan(&booked); err != nil {
+		return err
+	}
+	if s.Unsafe {
+		s.Tell("ann has %d: both replicas found nothing booked, and both booked", booked)
+	} else {
+		s.Tell("ann has %d", booked)
+	}
+	if (booked == 50) == s.Unsafe {
+		return fmt.Errorf("ann has %d with -unsafe=%t", booked, s.Unsafe)
+	}
+	return nil
+}
+
+// replica is one of those that serve the webhook.
+type replica struct {
+	unsafe   bool
+	locks    *fencelock.Client
+	db       *sql.DB
+	guard    *sqlguard.Guard
+	provider *provider
+}
+
+// ServeHTTP answers 200 only for what is booked. After any other answer the provider comes again.
+func (r *replica) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	answer, err := r.handle(req.Context(), req.PostFormValue("payment"))
+	switch {
+	case errors.Is(err, fencelock.ErrHeld):
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "another replica is on it", http.StatusServiceUnavailable)
+	case errors.Is(err, fencelock.ErrInvalidName):
+		http.Error(w, "no such payment", http.StatusBadRequest)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	default:
+		fmt.Fprintln(w, answer)
+	}
+}
+
+func (r *replica) handle(ctx context.Context, payment string) (answer string, err error) {
+	if r.unsafe {
+		return r.book(ctx, payment, 0)
+	}
+	lease, err := r.locks.TryAcquire(ctx, "payments/"+payment)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, lease.Release(context.WithoutCancel(ctx))) }()
+	return r.book(lease.Context(), payment, lease.Token())
+}
+
+// book enters a payment in the ledger, in two rows, unless it is there.
+func (r *replica) book(ctx context.Context, payment string, token fencing.Token) (answer string, err error) {
+	var booked bool
+	err = r.do(ctx, payment, token, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, `SELECT count(*) > 0 FROM ledger WHERE payment = ?`, payment).Scan(&booked)
+	})
+	if err != nil || booked {
+		return "was booked before", err
+	}
+	amount, err := r.provider.amount(ctx)
+	if err != nil {
+		return "", err
+	}
+	return "booked", r.do(ctx, payment, token, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ($1, 'ann', $2), ($1, 'provider', -$2)`, payment, amount)
+		return err
+	})
+}
+
+// do runs f in a transaction, unless a later holder of the lock than the one with this token has been here.
+func (r *replica) do(ctx context.Context, payment string, token fencing.Token, f func(*sql.Tx) error) error {
+	return story.InTx(ctx, r.db, func(tx *sql.Tx) error {
+		if !r.unsafe {
+			if err := r.guard.In(tx).Check(ctx, "payments/"+payment, token); err != nil {
+				return err
+			}
+		}
+		return f(tx)
+	})
+}
+
+// provider has taken the payment, and wants the shop to know.
+type provider struct {
+	story  *story.Story
+	client *http.Client
+	hooks  []string // the URLs of the replicas
+	asked  atomic.Int32
+}
