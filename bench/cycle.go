@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// cycle is the uncontended cost: callers that share one client, each with a name of its own, acquire and release.
+func cycle(callers int) scenario {
+	sc := scenario{
+		name:  fmt.Sprint("tput", callers),
+		about: fmt.Sprintf("%d callers, a name each, one client: acquire + release", callers),
+		columns: []column{
+			{key: "x", title: "x floor"}, {key: "x2", title: "x piped"}, {key: "ops", title: "cycles/s"},
+			{key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
+			{key: "trips", title: "trips/op"}, {key: "commands", title: "commands/op"},
+			{key: "client-us", title: "client CPU us/op"}, {key: "cpu-x", title: "CPU x floor"},
+			{key: "server-us", title: "server CPU us/op"},
+		},
+		floor: "raw pooled", second: []string{"raw autopipelined"},
+		curve:  &curve{name: "callers", at: callers, keys: []string{"ops", "p99", "client-us", "server-us"}},
+		rounds: 5, quickRounds: 1,
+		suits: func(_ system, p peer) bool { return p.role != roleFloor || !p.waits },
+		all:   interleaved(func(ctx context.Context, l *lab, p peer) (sample, error) { return runCycle(ctx, l, p, callers) }),
+	}
+	switch callers {
+	case 1:
+		sc.targets = map[string][]target{"redis": {
+			atMost("trips", 2.02, "round trips per acquire + release (2, rounded)"),
+			atMost("cpu-x", 1.3, "client CPU, x pooled floor"),
+		}, "etcd": {
+			atMost("trips", 2.05, "messages per acquire + release (2, and a keepalive now and then)"),
+		}, "builtin": {
+			atMost("commands", 2.05, "log entries per acquire + release"),
+		}}
+		sc.name, sc.about = "seq", "1 caller, 1 name: acquire + release (the curve's first point)"
+	case 64:
+		sc.targets = map[string][]target{"redis": {
+			atLeast("x", 2, "cycles/s, x pooled floor"),
+			atLeast("x2", 0.8, "cycles/s, x autopipelined floor"),
+		}, "etcd": {
+			atLeast("x", 0.9, "cycles/s, x raw floor"),
+		}, "zookeeper": {
+			atLeast("x", 0.7, "cycles/s, x raw floor"),
+		}, "builtin": {
+			atLeast("x", 5, "cycles/s, x raw etcd of three members"),
+		}}
+	case 256:
+		sc.targets = map[string][]target{"builtin": {
+			atLeast("ops", 25_000, "cycles/s: 50 000 lock operations/s, an acquire and a release being two"),
+			atMost("p99", 50_000, "acquire + release, p99 us"),
+		}}
+	}
+	return sc
+}
+
+func runCycle(ctx context.Context, l *lab, p peer, callers int) (sample, error) {
+	clients, closeAll, err := l.open(ctx, p, 1, clientOptions{ttl: 30 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll()
+	c := clients[0]
+
+	names := make([]string, callers)
+	for i := range names {
+		names[i] = l.fresh("cycle")
+		if err := l.seed(ctx, p, names[i]); err != nil {
+			return nil, err
+		}
+	}
+	m := newMeter()
+	var wg sync.WaitGroup
+	for _, name := range names {
+		wg.Go(func() {
+			m.repeat(func() error {
+				h, err := c.lock(ctx, name)
+				if err != nil {
+					return err
+				}
+				return h.unlock(ctx)
+			})
+		})
+	}
+	d, err := m.measure(ctx, l, p,
+		l.length(150*time.Millisecond, 50*time.Millisecond), l.length(500*time.Millisecond, 200*time.Millisecond))
+	wg.Wait()
+	if err := firstError(m.err(), err); err != nil {
+		return nil, err
+	}
+	return m.sample(d), nil
+}
+
+// sleep waits for d, or for the end of ctx.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

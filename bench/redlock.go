@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/go-redsync/redsync/v4"
+	syncbackend "github.com/go-redsync/redsync/v4/redis"
+	syncredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/redlock"
+)
+
+// redlockSystem is five independent Redis servers of which a majority decides. It has no single address, so scenarios
+// that break the network do not apply.
+type redlockSystem struct{ servers []*redisSystem }
+
+func startRedlock(ctx context.Context) (*redlockSystem, error) {
+	s := &redlockSystem{}
+	for range 5 {
+		one, err := startRedis(ctx, "")
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		s.servers = append(s.servers, one)
+	}
+	return s, nil
+}
+
+func (s *redlockSystem) name() string    { return "redlock" }
+func (s *redlockSystem) version() string { return "5 × " + s.servers[0].version() }
+func (s *redlockSystem) addr() string    { return "" }
+
+func (s *redlockSystem) peers() []peer {
+	return []peer{
+		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: s.openOurs},
+		{name: "redsync-5", role: rolePeer, waits: true, open: s.openRedsync},
+	}
+}
+
+func (s *redlockSystem) openOurs(o clientOptions) (client, error) {
+	var clients []goredis.UniversalClient
+	for _, one := range s.servers {
+		c := goredis.NewClient(&goredis.Options{Addr: one.address})
+		clients = append(clients, c)
+	}
+	d := redlock.New(clients, &redlock.Options{TrustFresh: true})
+	for _, c := range clients {
+		_ = c.Close() // the driver makes its own from their options, and these have not connected
+	}
+	return newOurs(d, o.ttl, func() {})
+}
+
+// openRedsync is redsync on five nodes, with its defaults and unbounded tries.
+func (s *redlockSystem) openRedsync(o clientOptions) (client, error) {
+	var clients manyClients
+	var pools []syncbackend.Pool
+	for _, one := range s.servers {
+		c := goredis.NewClient(&goredis.Options{Addr: one.address})
+		clients = append(clients, c)
+		pools = append(pools, syncredis.NewPool(c))
+	}
+	return &redsyncClient{redsync.New(pools...), clients, o.ttl}, nil
+}
+
+type manyClients []*goredis.Client
+
+func (m manyClients) Close() error {
+	var errs []error
+	for _, c := range m {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// counters are the sums over all servers.
+func (s *redlockSystem) counters(ctx context.Context) (counters, error) {
+	var sum counters
+	for _, one := range s.servers {
+		c, err := one.counters(ctx)
+		if err != nil {
+			return counters{}, err
+		}
+		sum.commands += c.commands
+		sum.trips += c.trips
+		sum.cpu += c.cpu
+	}
+	return sum, nil
+}
+
+func (s *redlockSystem) reset(ctx context.Context) error {
+	return s.each(func(one *redisSystem) error { return one.reset(ctx) })
+}
+
+func (s *redlockSystem) erase(ctx context.Context, key string) error {
+	return s.each(func(one *redisSystem) error { return one.erase(ctx, key) })
+}
+
+func (s *redlockSystem) missing(context.Context, []string) (int, error) {
+	return 0, errors.ErrUnsupported
+}
+
+func (s *redlockSystem) pause() bool { return false }
+func (s *redlockSystem) resume()     {}
+
+func (s *redlockSystem) close() error {
+	return s.each(func(one *redisSystem) error { return one.close() })
+}
+
+func (s *redlockSystem) each(act func(*redisSystem) error) error {
+	var errs []error
+	for _, one := range s.servers {
+		errs = append(errs, act(one))
+	}
+	return errors.Join(errs...)
+}
