@@ -1,0 +1,63 @@
+# One command per line of `make help`. The versions of the tools are here and nowhere else.
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+BACKEND ?= redis
+ROUNDS ?= 2
+DURATION ?= 10m
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: ## run all tests; says what it skips for lack of a server
+	go test ./...
+
+.PHONY: race
+race: ## run all tests with the race detector
+	go test -race ./...
+
+.PHONY: vet
+vet: ## go vet, and whether gofmt would change anything
+	go vet ./...
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w $$unformatted"; exit 1; }
+
+.PHONY: lint
+lint: ## golangci-lint; the first run builds it
+	go run $(GOLANGCI) run ./...
+
+.PHONY: conformance
+conformance: ## the conformance suite on real servers: BACKEND=redis, redlock, etcd, zookeeper, builtin or memory
+	FENCELOCK_REQUIRE=all go test -count=1 -v -run Conformance $(if $(filter memory,$(BACKEND)),./conformance,./$(BACKEND)/...)
+
+.PHONY: faults
+faults: ## break a cluster under contending clients: BACKEND=etcd, zookeeper or builtin, ROUNDS=2 of each fault
+	FENCELOCK_REQUIRE=all FENCELOCK_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 0 -parallel 4 -run 'ClusterFaults' ./$(BACKEND)
+
+.PHONY: soak
+soak: ## break a service as chance wills: BACKEND=redis, redlock, etcd, zookeeper or builtin, DURATION=10m, SEED= (else random)
+	FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
+
+.PHONY: report
+report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output
+	go run ./internal/reliability -o docs/RELIABILITY.md $(if $(FROM),-from $(FROM)) $(if $(KEEP),-keep $(KEEP))
+
+.PHONY: fuzz
+fuzz: ## run every fuzz test for FUZZTIME (10s)
+	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -r -n1 dirname | sort -u | while read -r dir; do \
+		go test -list '^Fuzz' "$$dir" | grep '^Fuzz' | while read -r name; do \
+			echo "$$dir $$name"; go test -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) "$$dir" || exit 1; \
+		done || exit 1; \
+	done
+
+.PHONY: bench
+bench: ## run the benchmarks beside the peers (module bench)
+	cd bench && go run .
+
+.PHONY: images
+images: ## build the server images for machines without an image registry; prints their environment
+	@.ci/images/build
+
+.PHONY: ci
+ci: ## all that the CI runs
+	.ci/run
