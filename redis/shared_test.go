@@ -180,7 +180,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 		start := time.Now()
 		leave(writer, w, cancel)
 		mustRelease(t, other, <-reader)
-		if took := time.Since(start); took > 500*time.Millisecond+slack {
+		if took := time.Since(start); took > time.Second { // its own look would come later
 			t.Errorf("%s: the reader got in after %v", what, took)
 		}
 		cancel()

@@ -157,7 +157,7 @@ func TestCancelledWaiterLeaves(t *testing.T) {
 		t.Error(err)
 	}
 	awaitQueue(t, s.admin(t), "n", 1)
-	if d := time.Since(start); d > 500*time.Millisecond {
+	if d := time.Since(start); d > slack {
 		t.Errorf("left after %v", d)
 	}
 	mustRelease(t, d, g)
