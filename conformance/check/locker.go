@@ -7,6 +7,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // Locker records what is done through a fencelock.Locker. It is safe for concurrent use.
@@ -165,4 +166,20 @@ func (h *Held) Release(ctx context.Context) error {
 		call.Return(Unknown, err)
 	}
 	return err
+}
+
+// Ask asks the service who holds a name, and records what it was shown.
+func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector, name string) (backend.Info, error) {
+	call := r.Begin(ctx, client, OpAsk, name)
+	info, err := service.Holder(ctx, name)
+	if err != nil {
+		call.Return(Unknown, err)
+		return info, err
+	}
+	var tokens []fencing.Token
+	for _, h := range info.Holders {
+		tokens = append(tokens, h.Token)
+	}
+	call.Saw(tokens)
+	return info, nil
 }

@@ -11,15 +11,13 @@
 //	rivals:  acquire, write, hold, release …            all the time, five clients, three names
 //	fault:   one client holds a name ─ break ─ wait until its effect shows and the others go on ─ heal ─ all go on
 //
-// What is checked:
+// All calls are recorded, and package check goes through the history afterwards: that beliefs do not overlap, that no
+// token is issued twice and a later hold has a higher one, that nobody is told of a loss while it may believe, that the
+// service knows of every hold that its holder believes in before and after it is asked, that every call ends, and that
+// there is an order in which a lock could have done all of it. A history with violations stays in a folder that the test
+// names. The rivals see besides:
 //
-//   - Of two holds of a name with tokens 5 and 6, the first is believed in no longer than until the second begins. A holder
-//     believes from the return of Acquire until it releases, its lease's context ends, or its deadline passes.
-//   - No token is issued twice, and a later hold has a higher one.
 //   - A guard admits every write of a holder, and refuses those of holders that were overtaken.
-//   - No acknowledged grant is lost: nobody is told of a loss while it may believe, and the service, when it is asked, knows of
-//     every hold that its holder believes in before and after.
-//   - Every waiter ends: no call goes on for long after its context.
 //   - The fault happened: another leader, bytes that were kept back, a loss that was told.
 //   - What a majority can serve goes on during the fault, and everything goes on after it.
 //   - When all clients are closed the service keeps nothing.
@@ -45,6 +43,7 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/conformance/internal/artifacts"
 )
 
 // Harness is one fresh cluster. All fields but Leftovers and Machines must be set. Nodes are numbered from 0.
@@ -176,18 +175,30 @@ func runFault(t *testing.T, f Fault, h Harness, rounds int) {
 		done++
 	}
 	b.finish(clients)
-	report := b.rivals.record.verify()
-	t.Logf("%s: %d rounds in %v, %v", f.Slug, done, time.Since(begin).Round(time.Second), report)
+	b.verdict(f, done, time.Since(begin))
+}
+
+// verdict says what all rounds have shown.
+func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
+	report := b.rivals.verify(b.t.Context())
+	b.t.Logf("%s: %d rounds in %v, %v", f.Slug, rounds, took.Round(time.Second), report)
 	if n := len(b.recoveries); n > 0 {
 		slices.Sort(b.recoveries)
-		t.Logf("%s: the locks went on after %.2f s in the median of %d, %.2f s in 95 of 100, %.2f s at most", f.Slug,
+		b.t.Logf("%s: the locks went on after %.2f s in the median of %d, %.2f s in 95 of 100, %.2f s at most", f.Slug,
 			b.recoveries[n/2].Seconds(), n, b.recoveries[(n*95+99)/100-1].Seconds(), b.recoveries[n-1].Seconds())
 	}
-	for _, v := range report.violations {
-		t.Error(v)
+	if len(report.Violations) > 0 {
+		b.t.Error(report.Text())
 	}
-	if report.grants < rounds*nameCount {
-		t.Errorf("%d grants are too few to tell anything", report.grants)
+	if report.Grants < rounds*nameCount {
+		b.t.Errorf("%d grants are too few to tell anything", report.Grants)
+	}
+	if b.t.Failed() || artifacts.Kept() {
+		dir, err := artifacts.Dir(b.t, "cluster-"+f.Slug)
+		if err == nil {
+			err = report.Dump(dir)
+		}
+		b.t.Logf("the history is in %s, %v", dir, err)
 	}
 }
 
@@ -196,11 +207,13 @@ func (b *bench) round(f Fault) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), 3*patience)
 	defer cancel()
 	begin := time.Now()
+	b.rivals.recorder.Fault(fmt.Sprintf("%s, round %d", f.Slug, b.n))
 	err := f.run(ctx, b)
 	if err != nil {
 		err = fmt.Errorf("%w\n%s", err, b.kept())
 	}
 	b.healAll(ctx)
+	b.rivals.recorder.Healed(f.Slug)
 	if err == nil {
 		healed, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
@@ -209,10 +222,10 @@ func (b *bench) round(f Fault) {
 		}
 	}
 	if err == nil {
-		err = b.rivals.record.alarm()
+		err = b.rivals.register.alarm()
 	}
 	if err != nil {
-		b.t.Errorf("%s, round %d, after %v: %v\n%s", f.Slug, b.n, time.Since(begin).Round(time.Millisecond), err, b.rivals.record.recent())
+		b.t.Errorf("%s, round %d, after %v: %v", f.Slug, b.n, time.Since(begin).Round(time.Millisecond), err)
 	}
 }
 

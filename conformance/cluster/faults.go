@@ -70,6 +70,23 @@ func (b *bench) giveBack(ctx context.Context, h *held) {
 	h.release(ctx, b.TTL)
 }
 
+// underFault lets a client hold a name while breakAndHeal goes on.
+func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leader int, term uint64) error) error {
+	h, err := b.hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.giveBack(ctx, h)
+	leader, term, err := b.Leader(ctx, 0)
+	if err != nil {
+		return err
+	}
+	return breakAndHeal(h, leader, term)
+}
+
+// steps are what a fault does, one after the other: see within.
+type steps []func(context.Context) error
+
 // within bounds what a fault waits for.
 func within(ctx context.Context, steps ...func(context.Context) error) error {
 	for _, step := range steps {
@@ -86,37 +103,35 @@ func within(ctx context.Context, steps ...func(context.Context) error) error {
 // goOn is the step that waits until the other names change hands.
 func (b *bench) goOn(ctx context.Context) error { return b.rivals.goOn(ctx, b.others(), anybody) }
 
+// another is the step that waits for another leader than the one that is broken.
+func (b *bench) another(broken int, term uint64) func(context.Context) error {
+	return func(ctx context.Context) error {
+		now, _, err := b.Leader(ctx, term)
+		if err == nil && now == broken {
+			err = fmt.Errorf("node %d leads again although it is broken", broken)
+		}
+		return err
+	}
+}
+
 // underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on, and
 // heals.
 func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx context.Context, leader int) error) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	leader, term, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	var broken time.Time
-	return within(ctx,
-		func(ctx context.Context) error {
-			broken = time.Now()
-			return breakIt(ctx, leader)
-		},
-		func(ctx context.Context) error {
-			now, _, err := b.Leader(ctx, term)
-			if err == nil && now == leader {
-				err = fmt.Errorf("node %d leads again although it is broken", leader)
-			}
-			return err
-		},
-		b.goOn,
-		func(ctx context.Context) error {
-			b.recoveries = append(b.recoveries, time.Since(broken))
-			return healIt(ctx, leader)
-		},
-	)
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		var broken time.Time
+		return within(ctx,
+			func(ctx context.Context) error {
+				broken = time.Now()
+				return breakIt(ctx, leader)
+			},
+			b.another(leader, term),
+			b.goOn,
+			func(ctx context.Context) error {
+				b.recoveries = append(b.recoveries, time.Since(broken))
+				return healIt(ctx, leader)
+			},
+		)
+	})
 }
 
 func leaderKill(ctx context.Context, b *bench) error { return b.underLeaderFault(ctx, b.Kill, b.Start) }
@@ -127,45 +142,35 @@ func leaderPause(ctx context.Context, b *bench) error {
 
 // overtakenLeader lets a holder speak to nobody but a leader that has been overtaken and does not know.
 func overtakenLeader(ctx context.Context, b *bench) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	leader, term, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	links := b.links[b.holder()]
-	defer links.Pass()
-	defer b.Heal()
-	b.isolate(leader) // before it freezes: what it has received by then it would read first
-	return within(ctx,
-		func(ctx context.Context) error { return b.Pause(ctx, leader) },
-		func(ctx context.Context) error {
-			_, _, err := b.Leader(ctx, term)
-			return err
-		},
-		b.goOn,
-		func(ctx context.Context) error {
-			for node, link := range links {
-				if node != leader {
-					link.Refuse()
+	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
+		links := b.links[b.holder()]
+		defer links.Pass()
+		defer b.Heal()
+		b.isolate(leader) // before it freezes: what it has received by then it would read first
+		return within(ctx,
+			func(ctx context.Context) error { return b.Pause(ctx, leader) },
+			b.another(leader, term),
+			b.goOn,
+			func(ctx context.Context) error {
+				for node, link := range links {
+					if node != leader {
+						link.Refuse()
+					}
 				}
-			}
-			for before := links[leader].Seen(fault.Requests); links[leader].Seen(fault.Requests) == before; {
-				if h.lease.Err() != nil {
-					break // too busy to ask in time
+				for before := links[leader].Seen(fault.Requests); links[leader].Seen(fault.Requests) == before; {
+					if h.lease.Err() != nil {
+						break // too busy to ask in time
+					}
+					pause(ctx, time.Millisecond) // nobody tells
 				}
-				pause(ctx, time.Millisecond) // nobody tells
-			}
-			return b.Resume(ctx, leader)
-		},
-		h.lost,
-		func(ctx context.Context) error {
-			return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
-		},
-	)
+				return b.Resume(ctx, leader)
+			},
+			h.lost,
+			func(ctx context.Context) error {
+				return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
+			},
+		)
+	})
 }
 
 func leaderPartition(ctx context.Context, b *bench) error {
@@ -196,114 +201,87 @@ func (b *bench) isolate(node int) {
 }
 
 func minorityPartition(ctx context.Context, b *bench) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	leader, _, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	follower := b.next(leader)
-	b.isolate(follower)
-	defer b.Heal()
-	return within(ctx,
-		func(ctx context.Context) error {
-			for {
-				has, err := b.HasLeader(ctx, follower)
-				if err == nil && !has {
-					return nil
+	return b.underFault(ctx, func(_ *held, leader int, _ uint64) error {
+		follower := b.next(leader)
+		b.isolate(follower)
+		defer b.Heal()
+		return within(ctx,
+			func(ctx context.Context) error {
+				for {
+					has, err := b.HasLeader(ctx, follower)
+					if err == nil && !has {
+						return nil
+					}
+					if ctx.Err() != nil {
+						return fmt.Errorf("node %d is cut off and still knows a leader: %w", follower, err)
+					}
+					pause(ctx, 20*time.Millisecond) // nobody tells
 				}
-				if ctx.Err() != nil {
-					return fmt.Errorf("node %d is cut off and still knows a leader: %w", follower, err)
-				}
-				pause(ctx, 20*time.Millisecond) // nobody tells
-			}
-		},
-		b.goOn,
-	)
+			},
+			b.goOn,
+		)
+	})
 }
 
 func rollingRestart(ctx context.Context, b *bench) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	_, term, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	for i := range b.Nodes {
-		node := (b.n + i) % b.Nodes
-		restart := func(ctx context.Context) error { return errors.Join(b.Kill(ctx, node), b.Start(ctx, node)) }
-		if err := within(ctx, restart, b.goOn); err != nil {
-			return fmt.Errorf("restart of node %d: %w", node, err)
+	return b.underFault(ctx, func(_ *held, _ int, term uint64) error {
+		for i := range b.Nodes {
+			node := (b.n + i) % b.Nodes
+			restart := func(ctx context.Context) error { return errors.Join(b.Kill(ctx, node), b.Start(ctx, node)) }
+			if err := within(ctx, restart, b.goOn); err != nil {
+				return fmt.Errorf("restart of node %d: %w", node, err)
+			}
 		}
-	}
-	// Every node has ended once, the leader among them.
-	return within(ctx, func(ctx context.Context) error {
-		_, _, err := b.Leader(ctx, term)
-		return err
+		// Every node has ended once, the leader among them.
+		return within(ctx, func(ctx context.Context) error {
+			_, _, err := b.Leader(ctx, term)
+			return err
+		})
 	})
 }
 
 func oneWayPeers(ctx context.Context, b *bench) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	leader, term, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	follower := b.next(leader)
-	from, to := leader, follower
-	switch b.n % 4 {
-	case 0: // the leader does not hear a follower
-		from, to = follower, leader
-		b.Cut(from, to)
-	case 1: // a follower does not hear the leader
-		b.Cut(from, to)
-	case 2: // nobody hears the leader: another one must be elected
-		for node := range b.Nodes {
-			if node != leader {
-				b.Cut(leader, node)
+	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
+		follower := b.next(leader)
+		from, to, overtaken := leader, follower, false
+		switch b.n % 4 {
+		case 0: // the leader does not hear a follower
+			from, to = follower, leader
+			b.Cut(from, to)
+		case 1: // a follower does not hear the leader
+			b.Cut(from, to)
+		case 2: // nobody hears the leader: another one must be elected
+			overtaken = true
+			for node := range b.Nodes {
+				if node != leader {
+					b.Cut(leader, node)
+				}
+			}
+		case 3: // the leader hears nobody: it must step down
+			overtaken = true
+			from, to = follower, leader
+			for node := range b.Nodes {
+				if node != leader {
+					b.Cut(node, leader)
+				}
 			}
 		}
-	case 3: // the leader hears nobody: it must step down
-		from, to = follower, leader
-		for node := range b.Nodes {
-			if node != leader {
-				b.Cut(node, leader)
-			}
+		defer b.Heal()
+		said := b.Said(from, to)
+		todo := steps{b.goOn}
+		if overtaken {
+			todo = b.without(leader, leader, term)
 		}
-	}
-	defer b.Heal()
-	said := b.Said(from, to)
-	steps := []func(context.Context) error{b.goOn}
-	if b.n%4 >= 2 {
-		another := func(ctx context.Context) error {
-			now, _, err := b.Leader(ctx, term)
-			if err == nil && now == leader {
-				err = fmt.Errorf("node %d leads again with its links cut one way", leader)
+		return within(ctx, append(todo, func(ctx context.Context) error {
+			for b.Said(from, to) == said {
+				if ctx.Err() != nil {
+					return fmt.Errorf("nothing was kept back from node %d to node %d", from, to)
+				}
+				pause(ctx, 10*time.Millisecond) // nobody tells
 			}
-			return err
-		}
-		steps = []func(context.Context) error{another, b.goOn}
-	}
-	steps = append(steps, func(ctx context.Context) error {
-		for b.Said(from, to) == said {
-			if ctx.Err() != nil {
-				return fmt.Errorf("nothing was kept back from node %d to node %d", from, to)
-			}
-			pause(ctx, 10*time.Millisecond) // nobody tells
-		}
-		return b.goOn(ctx)
+			return b.goOn(ctx)
+		})...)
 	})
-	return within(ctx, steps...)
 }
 
 func holderPartition(ctx context.Context, b *bench) error {
@@ -360,7 +338,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 			if err == nil {
 				// Only a name that changes hands within this client could be granted, and no reply of before proves that.
 				h.release(ctx, b.TTL)
-				return fmt.Errorf("%v was granted by a request that was not delivered", h.hold)
+				return fmt.Errorf("%v was granted by a request that was not delivered", h)
 			}
 		}
 		return nil
@@ -402,7 +380,7 @@ func lateRelease(ctx context.Context, b *bench) error {
 	if err := h.release(ctx, quick); err == nil {
 		return errors.New("a release that was not delivered is said to be done")
 	} else if errors.Is(err, fencelock.ErrLost) {
-		return fmt.Errorf("%v: %w before anything could be lost", h.hold, err)
+		return fmt.Errorf("%v: %w before anything could be lost", h, err)
 	}
 	if link.Seen(fault.Requests) == before {
 		return errors.New("no request was kept back")

@@ -65,26 +65,12 @@ func (m Machines) missing(names string) string {
 	return ""
 }
 
-// steps are what a fault does, one after the other: see within.
-type steps []func(context.Context) error
-
 // victim is the leader in one round and a follower in the next.
 func (b *bench) victim(leader int) int {
 	if b.n%2 == 0 {
 		return leader
 	}
 	return b.next(leader)
-}
-
-// another is the step that waits for another leader than the one that is broken.
-func (b *bench) another(broken int, term uint64) func(context.Context) error {
-	return func(ctx context.Context) error {
-		now, _, err := b.Leader(ctx, term)
-		if err == nil && now == broken {
-			err = fmt.Errorf("node %d leads again although it is broken", broken)
-		}
-		return err
-	}
 }
 
 // without is the steps that see that the others go on without node: another one leads if it did.
@@ -129,20 +115,6 @@ func (b *bench) refusingDisk(ctx context.Context, how Disk) error {
 			b.back(node),
 		)...)
 	})
-}
-
-// underFault lets a client hold a name while breakAndHeal goes on.
-func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leader int, term uint64) error) error {
-	h, err := b.hold(ctx)
-	if err != nil {
-		return err
-	}
-	defer b.giveBack(ctx, h)
-	leader, term, err := b.Leader(ctx, 0)
-	if err != nil {
-		return err
-	}
-	return breakAndHeal(h, leader, term)
 }
 
 // more waits until count says more of node than before: that the fault has happened.

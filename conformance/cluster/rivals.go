@@ -10,15 +10,17 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// rivals are clients that contend for all names until stop.
+// rivals are clients that contend for all names until stop. All that they do is recorded, for package check.
 type rivals struct {
-	clients []*fencelock.Client
-	drivers []backend.FencingDriver // of the clients
-	names   []string
-	ttl     time.Duration
-	record  *record
+	locks    []*check.Locker         // of each client
+	drivers  []backend.FencingDriver // of each client
+	names    []string
+	ttl      time.Duration
+	recorder *check.Recorder
+	register *register
 
 	ctx    context.Context // ends with stop
 	cancel context.CancelFunc
@@ -26,8 +28,11 @@ type rivals struct {
 }
 
 func startRivals(clients []*fencelock.Client, drivers []backend.FencingDriver, names []string, ttl time.Duration) *rivals {
-	r := &rivals{clients: clients, drivers: drivers, names: names, ttl: ttl, record: newRecord()}
+	r := &rivals{drivers: drivers, names: names, ttl: ttl, recorder: check.NewRecorder(check.Options{}), register: newRegister()}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
+	for i, c := range clients {
+		r.locks = append(r.locks, r.recorder.Wrap(label(i), c))
+	}
 	for i := range clients {
 		for _, name := range names {
 			r.work.Go(func() { r.contend(i, name) })
@@ -35,6 +40,9 @@ func startRivals(clients []*fencelock.Client, drivers []backend.FencingDriver, n
 	}
 	return r
 }
+
+// label is a client's name in the history.
+func label(client int) string { return fmt.Sprintf("client-%d", client) }
 
 // stop ends the contenders, and returns when the last one has released.
 func (r *rivals) stop() {
@@ -65,30 +73,40 @@ func (r *rivals) contend(client int, name string) {
 	}
 }
 
-// held is a lease that is recorded.
+// held is a lease of one of the rivals.
 type held struct {
-	*hold
-	r      *rivals
-	lease  *fencelock.Lease
-	unhook func() bool
+	turn
+	r        *rivals
+	recorded *check.Held
+	lease    *fencelock.Lease
+	unhook   func() bool
+}
+
+func (h *held) String() string {
+	return fmt.Sprintf("the hold of %s by %s with token %v", h.name, label(h.client), h.lease.Token())
 }
 
 // acquire waits for a name. The one who gets it writes at once.
 func (r *rivals) acquire(ctx context.Context, client int, name string) (*held, error) {
-	l, err := r.clients[client].Acquire(ctx, name)
-	if end, ok := ctx.Deadline(); ok && time.Since(end) > patience {
-		r.record.failed("acquire", fmt.Errorf("client %d waited for %s until %v after its deadline", client, name, time.Since(end)), false)
-	}
+	recorded, err := r.locks[client].Acquire(ctx, name)
 	if err != nil {
-		r.record.failed("acquire", err, errors.Is(err, fencelock.ErrUnavailable) || errors.Is(err, fencelock.ErrUnknown) ||
-			errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
+		r.register.failed("acquire", err, explained(err))
 		return nil, err
 	}
-	h := &held{hold: r.record.granted(client, name, l.Token(), l), r: r, lease: l}
-	h.unhook = context.AfterFunc(l.Context(), func() { r.record.ended(h.hold, true) })
-	r.record.write(h.hold)
+	h := &held{turn: turn{client, name}, r: r, recorded: recorded, lease: recorded.Lease()}
+	h.unhook = context.AfterFunc(h.lease.Context(), func() { r.register.lost(name, h.lease.Token()) })
+	r.register.granted(h.turn)
+	h.write()
 	return h, nil
 }
+
+// explained tells whether a fault may cause err.
+func explained(err error) bool {
+	return errors.Is(err, fencelock.ErrUnavailable) || errors.Is(err, fencelock.ErrUnknown) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+func (h *held) write() { h.r.register.write(h.name, h.lease.Token(), h.lease.Err) }
 
 // during holds for d, unless the lock is lost before or ctx ends, and writes at the end.
 func (h *held) during(ctx context.Context, d time.Duration) {
@@ -99,10 +117,10 @@ func (h *held) during(ctx context.Context, d time.Duration) {
 	case <-h.lease.Context().Done():
 	case <-ctx.Done():
 	}
-	h.r.record.write(h.hold)
+	h.write()
 }
 
-// confirm asks the service who holds the name, if its driver can ask, and notes the answer, if one comes.
+// confirm asks the service who holds the name, if its driver can ask. The recorder has the answer, if one comes.
 func (h *held) confirm(ctx context.Context) {
 	inspector, ok := h.r.drivers[h.client].(backend.Inspector)
 	if !ok {
@@ -110,24 +128,26 @@ func (h *held) confirm(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.r.ttl)
 	defer cancel()
-	if info, err := inspector.Holder(ctx, h.name); err == nil {
-		h.r.record.asked(h.hold, info)
+	if _, err := h.r.recorder.Ask(ctx, label(h.client), inspector, h.name); err == nil {
+		h.r.register.answered()
 	}
 }
 
 // release gives the lock back, for at most d. The belief ends before.
 func (h *held) release(ctx context.Context, d time.Duration) error {
-	h.r.record.ended(h.hold, !h.unhook()) // nothing is changed if the loss was told before
+	told := !h.unhook()
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	err := h.lease.Release(ctx)
+	err := h.recorded.Release(ctx)
 	switch {
 	case err == nil:
 	case errors.Is(err, fencelock.ErrLost):
-		h.r.record.lostAtRelease(h.hold)
+		// That alone is no violation: a release whose answer was lost is sent again, and finds nothing.
+		if !told {
+			h.r.register.lost(h.name, h.lease.Token())
+		}
 	default:
-		h.r.record.failed("release", err, errors.Is(err, fencelock.ErrUnavailable) || errors.Is(err, fencelock.ErrUnknown) ||
-			errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
+		h.r.register.failed("release", err, explained(err))
 	}
 	return err
 }
@@ -138,7 +158,7 @@ func (h *held) lost(ctx context.Context) error {
 	case <-h.lease.Context().Done():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%v was not told of its loss", h.hold)
+		return fmt.Errorf("%v was not told of its loss", h)
 	}
 }
 
@@ -146,10 +166,10 @@ func (h *held) lost(ctx context.Context) error {
 func (h *held) survives(ctx context.Context, at time.Time) error {
 	for h.lease.Deadline().Before(at) {
 		if err := h.lease.Err(); err != nil {
-			return fmt.Errorf("%v did not survive: %w", h.hold, err)
+			return fmt.Errorf("%v did not survive: %w", h, err)
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%v was not renewed", h.hold)
+			return fmt.Errorf("%v was not renewed", h)
 		}
 		pause(ctx, 10*time.Millisecond) // nobody tells of a renewal
 	}
@@ -158,9 +178,9 @@ func (h *held) survives(ctx context.Context, at time.Time) error {
 
 // turns waits until every condition has seen a grant from now on.
 func (r *rivals) turns(ctx context.Context, what string, conditions map[string]func(turn) bool) error {
-	before, _ := r.record.count()
+	before, _ := r.register.count()
 	for {
-		now, changed := r.record.count()
+		now, changed := r.register.count()
 		missing := ""
 		for name, fits := range conditions {
 			met := false
@@ -197,7 +217,7 @@ func (r *rivals) everybody(ctx context.Context) error {
 	for _, name := range r.names {
 		conditions["the name "+name] = func(k turn) bool { return k.name == name }
 	}
-	for i := range r.clients {
+	for i := range r.locks {
 		conditions[fmt.Sprintf("client %d", i)] = func(k turn) bool { return k.client == i }
 	}
 	return r.turns(ctx, "after the fault", conditions)

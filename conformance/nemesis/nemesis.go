@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/conformance/internal/artifacts"
 )
 
 // stepsPerEpoch is after how many steps the clients go on to other names: the search for an order of operations grows
@@ -60,7 +61,7 @@ func Play(t testing.TB, s Service, p Plan) Result {
 	r.stop()
 	r.verify(ctx)
 	r.leftovers(ctx)
-	if len(r.result.Failures()) > 0 || keepsArtifacts() {
+	if len(r.result.Failures()) > 0 || artifacts.Kept() {
 		r.dump(ctx)
 	}
 	return r.result

@@ -4,18 +4,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/conformance/internal/artifacts"
 )
 
 // Failed is the kind of violation that a run finds by itself: something was waited for in vain.
@@ -189,7 +188,7 @@ func (r *run) verify(ctx context.Context) {
 	if r.result.worst == nil || len(report.Violations) > len(r.result.worst.Violations) || len(r.result.Failures()) > 0 && len(r.result.worst.Violations) == 0 {
 		r.result.worst = &report
 	}
-	if keepsArtifacts() {
+	if artifacts.Kept() {
 		if err := report.Dump(filepath.Join(r.t.ArtifactDir(), fmt.Sprintf("epoch-%d", r.epoch))); err != nil {
 			r.t.Logf("epoch %d is not dumped: %v", r.epoch, err)
 		}
@@ -243,7 +242,7 @@ func (r *Result) add(f check.Figures) {
 func (r *run) dump(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	dir, err := dumpDir(r.t, r.Driver)
+	dir, err := artifacts.Dir(r.t, "soak-"+r.Driver)
 	if err != nil {
 		r.t.Logf("nothing is dumped: %v", err)
 		return
@@ -275,18 +274,4 @@ func (r *run) dump(ctx context.Context) {
 		r.t.Logf("not everything was dumped: %v", err)
 	}
 	r.t.Logf("the last history, or the one with most violations, the schedule and the servers' logs are in %s", dir)
-}
-
-// keepsArtifacts reports whether go test keeps the artifact folders of tests. Then also a run without failure is dumped.
-func keepsArtifacts() bool {
-	f := flag.Lookup("test.artifacts")
-	return f != nil && f.Value.String() == "true"
-}
-
-// dumpDir is the artifact folder of the test if go test keeps those, and one that stays otherwise.
-func dumpDir(t testing.TB, driver string) (string, error) {
-	if keepsArtifacts() {
-		return t.ArtifactDir(), nil
-	}
-	return os.MkdirTemp("", "fencelock-soak-"+driver+"-")
 }

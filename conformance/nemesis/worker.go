@@ -17,7 +17,6 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/fencing"
 )
 
 // Role is the name of the role that Client plays in a child process.
@@ -260,18 +259,8 @@ func (w *worker) ask(ctx context.Context, lease *fencelock.Lease) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.TTL/2)
 	defer cancel()
-	defer context.AfterFunc(lease.Context(), cancel)() // whoever has lost it has something else to do
-	call := w.recorder.Begin(ctx, "w", check.OpAsk, lease.Name())
-	info, err := w.inspector.Holder(ctx, lease.Name())
-	if err != nil {
-		call.Return(check.Unknown, err)
-		return
-	}
-	var tokens []fencing.Token
-	for _, h := range info.Holders {
-		tokens = append(tokens, h.Token)
-	}
-	call.Saw(tokens)
+	defer context.AfterFunc(lease.Context(), cancel)()         // whoever has lost it has something else to do
+	_, _ = w.recorder.Ask(ctx, "w", w.inspector, lease.Name()) // the recorder has the answer
 }
 
 func (w *worker) release(held *check.Held) {

@@ -1,0 +1,120 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// register is what the holders write to, behind a guard. It counts what the rivals got done, and keeps what went wrong.
+type register struct {
+	guard fencing.Guard
+
+	mu        sync.Mutex                 // protects the following fields
+	stale     map[string][]fencing.Token // by name: of holds that were lost, and write late
+	refused   int                        // late writes
+	confirmed int                        // answers of the service to the question who holds
+	turns     map[turn]int               // grants so far
+	failures  map[string]int             // errors that faults may cause
+	found     []string                   // what must not be
+	changed   chan struct{}              // closed at the next grant
+}
+
+// turn is a client that got a name.
+type turn struct {
+	client int
+	name   string
+}
+
+func newRegister() *register {
+	return &register{
+		guard: fencing.NewMemory(""), stale: map[string][]fencing.Token{}, turns: map[turn]int{}, failures: map[string]int{},
+		changed: make(chan struct{}),
+	}
+}
+
+// granted counts a turn.
+func (r *register) granted(t turn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.turns[t]++
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// write lets a holder write, and after it those that lost the lock before, and do not know or care. believes is the
+// holder's Lease.Err.
+func (r *register) write(name string, token fencing.Token, believes func() error) {
+	err := r.guard.Check(context.Background(), name, token)
+	own := believes() // read after the write: whoever still holds now held then
+	r.mu.Lock()
+	late := r.stale[name]
+	r.stale[name] = nil
+	if err != nil && own == nil {
+		r.foundLocked("the holder of %s with token %v was refused: %v", name, token, err)
+	}
+	r.mu.Unlock()
+	if err != nil {
+		return
+	}
+	for _, old := range late {
+		err := r.guard.Check(context.Background(), name, old)
+		r.mu.Lock()
+		if errors.Is(err, fencing.ErrStale) {
+			r.refused++
+		} else if old < token {
+			r.foundLocked("a late write of %s with token %v after %v: %v", name, old, token, err)
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (r *register) foundLocked(format string, args ...any) {
+	r.found = append(r.found, fmt.Sprintf(format, args...))
+}
+
+// lost notes that a hold ended against its holder's will.
+func (r *register) lost(name string, token fencing.Token) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stale[name] = append(r.stale[name], token)
+}
+
+// answered notes that the service said who holds.
+func (r *register) answered() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.confirmed++
+}
+
+// failed counts an error that the fault explains, and keeps any other.
+func (r *register) failed(call string, err error, explained bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !explained {
+		r.foundLocked("%s: unexpected error: %v", call, err)
+	}
+	r.failures[call]++
+}
+
+// alarm returns what was found so far.
+func (r *register) alarm() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.found) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(r.found, "\n"))
+}
+
+// count returns a copy of the grants so far, and a channel that is closed at the next.
+func (r *register) count() (map[turn]int, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.turns), r.changed
+}
