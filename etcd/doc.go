@@ -50,8 +50,9 @@
 //
 // # Settings
 //
-// New takes any client. Set DialKeepAliveTime, so that a connection that went silent is noticed; the driver repeats what was
-// not answered within 3 s, and the client sends that to another endpoint. A user needs the right to read and write below
+// The driver repeats what was not answered within 3 s, and the client sends that to another endpoint. With a client that Open
+// has made, a server that stands still is left after 2 s, by watches too. New takes any client: set its DialKeepAliveTime, so
+// that such a server is noticed at all, which takes gRPC 13 s at least. A user needs the right to read and write below
 // KeyPrefix.
 //
 // # Escape hatches

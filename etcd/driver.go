@@ -37,7 +37,8 @@ type Options struct {
 // Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open. All methods are safe for concurrent use.
 type Driver struct {
 	client *clientv3.Client
-	own    bool // Close closes client
+	own    bool         // Close closes client
+	conns  *connections // of the client, if it is our own
 	prefix string
 	clock  backend.Clock
 	log    *slog.Logger

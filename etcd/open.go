@@ -30,7 +30,9 @@ func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
 	return d, nil
 }
 
-// Open dials etcd and checks that a majority answers. Close closes the connections.
+// Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when its
+// server owes an answer for 2 s and says nothing; the client goes on with another server. Proxies that the environment names
+// are not used.
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
 //
@@ -48,6 +50,8 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	conns := newConnections()
+	config.DialOptions = append(config.DialOptions, conns.options()...)
 	client, err := clientv3.New(config)
 	if err != nil {
 		why := backend.ErrUnavailable
@@ -57,7 +61,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 		return nil, &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, err)}
 	}
 	d := New(client, o)
-	d.own = true
+	d.own, d.conns = true, conns
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
 	defer cancel()
 	if err := d.Ping(ctx); err != nil {

@@ -267,6 +267,7 @@ var errOvertaken = errors.New("a leader that may have been overtaken has answere
 // the leader who did that, and the read's afterwards, thus not below the term of the leader who confirmed it with a
 // majority. If they are equal so are those two, and the one who answered for the lease led when it did.
 func (s *session) prolong(ctx context.Context) error {
+	defer s.d.conns.expectAnswer()()
 	stream, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseKeepAlive(ctx)
 	if err != nil {
 		return err
