@@ -264,7 +264,7 @@ func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise 
 // note remembers that a request which changes something was not answered.
 func (a *attempt) note(err error) {
 	a.d.trouble()
-	if !unsent(err) && !refused(err) && !errors.Is(err, errSessionLost) {
+	if !unsent(err) && !refused(err) && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
 		a.unknown = true
 		if a.session != nil {
 			a.session.doubt()

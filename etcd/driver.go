@@ -44,7 +44,8 @@ type Driver struct {
 	log    *slog.Logger
 
 	probe    probe
-	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
+	troubled atomic.Int64  // an Instant: until then requests ask for a leader, see request
+	term     atomic.Uint64 // the highest raft term that an answer bore
 
 	plain atomic.Pointer[plainText]
 
@@ -55,6 +56,7 @@ type Driver struct {
 	mu       sync.Mutex // protects the following fields
 	closed   bool
 	sessions map[int64]*session // the current one, by seconds asked for
+	older    map[*session]bool  // those that were outgrown, and have users
 	holds    map[string]*hold   // by key
 	flights  map[string]*flight // by key
 	calls    map[string]int     // how many calls may write a key
@@ -86,7 +88,7 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	}
 	d := &Driver{
 		client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
-		sessions: map[int64]*session{}, holds: map[string]*hold{}, flights: map[string]*flight{}, calls: map[string]int{},
+		sessions: map[int64]*session{}, older: map[*session]bool{}, holds: map[string]*hold{}, flights: map[string]*flight{}, calls: map[string]int{},
 	}
 	if d.prefix == "" {
 		d.prefix = "fencelock/"

@@ -47,7 +47,7 @@ func classify(call string, err error) error {
 	switch {
 	case forbidden(err):
 		return fmt.Errorf("%w: %w", backend.ErrMisconfigured, err)
-	case errors.Is(err, errSessionLost), errors.Is(err, errOvertaken), errors.Is(err, errWatch), unsent(err), refused(err):
+	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch), unsent(err), refused(err):
 		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	case call != "release" && call != "renew" && isContext(err):
 		return err // what was asked for and not answered has been marked where it was asked
@@ -86,7 +86,9 @@ func isOneOf(err error, etcdErrors ...error) bool {
 
 // transient reports whether another attempt may do better.
 func transient(err error) bool {
-	if errors.Is(err, errSessionLost) || errors.Is(err, errOvertaken) || errors.Is(err, errWatch) || errors.Is(err, backend.ErrUnavailable) {
+	switch {
+	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch),
+		errors.Is(err, backend.ErrUnavailable):
 		return true
 	}
 	if isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision) {

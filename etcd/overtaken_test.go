@@ -2,9 +2,14 @@ package etcd_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 )
@@ -95,4 +100,93 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 		}
 	}
 	return answered
+}
+
+// Such a leader also ends leases, when it goes on, that ran out by its own clock while it stood still: it is asked only
+// whether it ticks, and its revocations are handed on to the leader of the time. A lease that the new leader has prolonged
+// ends so at any moment. What is held here must stand on one that the old leader never heard of.
+func TestOvertakenLeaderEndsNoHold(t *testing.T) {
+	const ttl = 5 * time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	c := containers.EtcdCluster(t)
+	for round := 1; !revoked(ctx, t, c, ttl); round++ {
+		if round == 20 {
+			t.Fatal("no leader that was overtaken ended a lease: nothing was tried")
+		}
+	}
+}
+
+// revoked is one round. It reports whether the old leader ended leases that were kept alive through others.
+func revoked(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl time.Duration) bool {
+	t.Helper()
+	const clients = 8 // it ends some leases and not others
+	leader, term, err := c.Leader(ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := slices.Delete(slices.Clone(c.Endpoints()), leader, leader+1)
+	plain := newClient(t, others...)
+	var leases []clientv3.LeaseID
+	var locks []*fencelock.Client
+	var holds []*fencelock.Lease
+	for i := range clients {
+		lease, err := plain.Grant(ctx, int64(ttl/time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := fencelock.ForCorrectness(openDriver(t, others...), &fencelock.Options{TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close(context.WithoutCancel(ctx))
+		hold, err := client.Acquire(ctx, fmt.Sprint("x/", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases, locks, holds = append(leases, lease.ID), append(locks, client), append(holds, hold)
+	}
+	if err := c.Node(leader).Pause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	frozen := time.Now()
+	defer c.Node(leader).Resume(context.WithoutCancel(ctx))
+	if _, _, err := c.Leader(ctx, term); err != nil {
+		t.Fatal(err)
+	}
+	for time.Since(frozen) < ttl+ttl/5 { // until all leases have run out by the old leader's clock
+		for _, lease := range leases {
+			attempt, cancel := context.WithTimeout(ctx, ttl/10)
+			_, _ = plain.KeepAliveOnce(attempt, lease)
+			cancel()
+		}
+	}
+	for _, lease := range leases {
+		if left, err := plain.TimeToLive(ctx, lease); err != nil || left.TTL < int64(ttl/time.Second)/2 {
+			t.Logf("a round is lost: a lease was not kept alive: %d s, %v", left.TTL, err)
+			return false
+		}
+	}
+	if err := c.Node(leader).Resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	gone := map[clientv3.LeaseID]bool{}
+	for resumed := time.Now(); time.Since(resumed) < ttl/3; {
+		for i, hold := range holds {
+			if left, err := plain.TimeToLive(ctx, leases[i]); err == nil && left.TTL < 0 {
+				gone[leases[i]] = true
+			}
+			holder, err := locks[i].Holder(ctx, hold.Name())
+			if err == nil && hold.Err() == nil && (len(holder.Holders) != 1 || holder.Holders[0].Token != hold.Token()) {
+				t.Fatalf("the hold with token %v is believed in, and etcd knows of %v", hold.Token(), holder.Holders)
+			}
+		}
+	}
+	t.Logf("%d of %d leases that were kept alive were ended", len(gone), clients)
+	for _, hold := range holds {
+		if err := hold.Release(ctx); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	}
+	return len(gone) > 0
 }

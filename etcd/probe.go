@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
@@ -60,6 +61,7 @@ func (d *Driver) ask(ctx context.Context) error {
 	d.probe.mu.Lock()
 	first := !d.probe.done
 	d.probe.done = true
+	d.heard(resp.Header)
 	d.probe.space = "etcd-" + strconv.FormatUint(resp.Header.ClusterId, 16)
 	d.probe.mu.Unlock()
 	if first && d.enter() == nil {
@@ -69,6 +71,16 @@ func (d *Driver) ask(ctx context.Context) error {
 		}()
 	}
 	return nil
+}
+
+// heard notes the raft term of an answer. The term of the cluster is not below it from then on.
+func (d *Driver) heard(h *pb.ResponseHeader) {
+	for {
+		known := d.term.Load()
+		if h.GetRaftTerm() <= known || d.term.CompareAndSwap(known, h.GetRaftTerm()) {
+			return
+		}
+	}
 }
 
 // checkVersions asks each endpoint for its version, and warns. A server that does not answer is not this check's concern.

@@ -174,6 +174,8 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 			look.Reset(lookEvery - lookEvery/5 + rand.N(2*lookEvery/5))
 		case <-s.lost:
 			return errSessionLost
+		case <-s.outgrown:
+			return errOutgrown
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -16,7 +16,8 @@ import (
 // has not done so a moment ago. A lease that lives does not prove that a key does, so one more request asks for the keys
 // on it. Only those that it does not name are read themselves before they count as lost.
 //
-// A grant whose TTL differs from its session's moves to the session of that TTL, with one transaction of its own.
+// A grant whose TTL differs from its session's moves to the session of that TTL, and one whose session was outgrown to its
+// successor.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -27,16 +28,24 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	defer d.work.Done()
 
-	bySession := map[*session][]int{}
+	bySession, byTTL := map[*session][]int{}, map[time.Duration][]int{}
 	var work sync.WaitGroup
 	for i, g := range grants {
 		h := d.hold(d.Key(g), g)
 		switch {
-		case h == nil || g.TTL != h.session.ttl && g.TTL/time.Second != time.Duration(h.session.seconds):
-			work.Go(func() { out[i] = d.move(ctx, g, h) })
+		case h == nil:
+			byTTL[g.TTL] = append(byTTL[g.TTL], i)
+		case g.TTL != h.session.ttl && g.TTL/time.Second != time.Duration(h.session.seconds):
+			byTTL[g.TTL] = append(byTTL[g.TTL], i)
+		case h.session.isOutgrown():
+			ttl := h.session.asked()
+			byTTL[ttl] = append(byTTL[ttl], i)
 		default:
 			bySession[h.session] = append(bySession[h.session], i)
 		}
+	}
+	for ttl, members := range byTTL {
+		work.Go(func() { d.move(ctx, ttl, grants, members, out) })
 	}
 	for s, members := range bySession {
 		work.Go(func() { d.renewOn(ctx, s, grants, members, out) })
@@ -53,7 +62,12 @@ const opsPerTxn = 100
 
 // renewOn renews the grants whose numbers are in members, all on one session.
 func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant, members []int, out []backend.Renewal) {
-	if err := s.prove(ctx, s.ttl/6); err != nil {
+	err := s.prove(ctx, s.ttl/6)
+	if errors.Is(err, errOutgrown) {
+		d.move(ctx, s.asked(), grants, members, out)
+		return
+	}
+	if err != nil {
 		for _, i := range members {
 			if out[i].Err = err; errors.Is(err, errSessionLost) {
 				out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: backend.ReasonSessionExpired}
@@ -132,36 +146,100 @@ func (d *Driver) check(
 	}
 }
 
-// move puts a hold on the session of another TTL. The create revision stays, and with it the token.
-func (d *Driver) move(ctx context.Context, g backend.Grant, h *hold) backend.Renewal {
-	revision := incarnation(g)
-	if revision == 0 || g.TTL < minTTL || g.TTL%time.Second != 0 {
-		return backend.Renewal{Err: &backend.NotHeldError{Name: g.Name}}
+// move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them the
+// tokens.
+func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.Grant, members []int, out []backend.Renewal) {
+	var wrong []int
+	members = slices.DeleteFunc(slices.Clone(members), func(i int) bool {
+		bad := incarnation(grants[i]) == 0 || ttl < minTTL || ttl%time.Second != 0
+		if bad {
+			wrong = append(wrong, i)
+		}
+		return bad
+	})
+	for _, i := range wrong {
+		out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
 	}
-	s, err := d.sessionFor(ctx, g.TTL)
+	if len(members) == 0 {
+		return
+	}
+	keys := make([]string, len(members))
+	for n, i := range members {
+		keys[n] = d.Key(grants[i])
+	}
+	defer d.begun(keys)()
+	s, err := d.provedSession(ctx, ttl)
 	if err != nil {
-		return backend.Renewal{Err: err}
+		for _, i := range members {
+			out[i].Err = err
+		}
+		return
 	}
-	key := d.Key(g)
-	defer d.begun([]string{key})()
-	if err = s.prove(ctx, s.ttl/3); err == nil {
-		resp, txnErr := d.client.Txn(clientv3.WithRequireLeader(ctx)).
-			If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
-			Then(clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))).
-			Commit()
-		if err = txnErr; err == nil && !resp.Succeeded {
-			err = d.notHeld(ctx, g, h)
-			d.dropHold(key, h)
+	defer s.leave()
+	var work sync.WaitGroup
+	for part := range slices.Chunk(members, opsPerTxn) {
+		work.Go(func() {
+			if d.moveTogether(ctx, s, grants, part, out) {
+				return
+			}
+			for _, i := range part { // one is gone, and keeps no other from moving
+				d.moveTogether(ctx, s, grants, []int{i}, out)
+			}
+		})
+	}
+	work.Wait()
+}
+
+// provedSession is sessionFor with a proof that is fresh.
+func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session, error) {
+	for {
+		s, err := d.sessionFor(ctx, ttl)
+		if err != nil {
+			return nil, err
+		}
+		if err = s.prove(ctx, s.ttl/3); err == nil {
+			return s, nil
+		}
+		s.leave()
+		if !errors.Is(err, errOutgrown) {
+			return nil, err
 		}
 	}
-	if err != nil {
-		s.leave()
-		return backend.Renewal{Err: err}
+}
+
+// moveTogether puts grants on a session in one transaction, all or none. It is false if one of several is gone.
+func (d *Driver) moveTogether(ctx context.Context, s *session, grants []backend.Grant, part []int, out []backend.Renewal) bool {
+	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
+	for n, i := range part {
+		key := d.Key(grants[i])
+		cmps[n] = clientv3.Compare(clientv3.CreateRevision(key), "=", incarnation(grants[i]))
+		puts[n] = clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
-	moved := &hold{session: s, revision: revision}
-	if h != nil {
-		moved.lost = h.lost
+	sentAt := s.provedAt()
+	resp, err := d.client.Txn(clientv3.WithRequireLeader(ctx)).If(cmps...).Then(puts...).Commit()
+	if err == nil && !resp.Succeeded && len(part) > 1 {
+		return false
 	}
-	d.addHold(key, moved)
-	return backend.Renewal{SentAt: s.provedAt(), TTL: s.ttl}
+	if err == nil && resp.Succeeded {
+		err = s.joinMore(len(part))
+	}
+	for _, i := range part {
+		g, key := grants[i], d.Key(grants[i])
+		h := d.hold(key, g)
+		switch {
+		case err != nil:
+			out[i].Err = err
+		case !resp.Succeeded:
+			out[i].Err = d.notHeld(ctx, g, h)
+			d.dropHold(key, h)
+		default:
+			moved := &hold{session: s, revision: incarnation(g)}
+			if h != nil {
+				moved.lost = h.lost
+			}
+			d.addHold(key, moved)
+			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
+		}
+	}
+	return true
 }

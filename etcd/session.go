@@ -16,7 +16,9 @@ import (
 	"github.com/fencelock/fencelock/internal/background"
 )
 
-// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it.
+// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the cluster
+// has another raft term than the one in which the lease was granted: then it is outgrown, see prolong, and they move to
+// another.
 //
 // The client library's own loop (KeepAlive, concurrency.Session) will not do: it counts the lease from the receipt of an
 // answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats without
@@ -27,7 +29,10 @@ type session struct {
 	ttl     time.Duration // as granted
 	seconds int64         // as asked for: the key in Driver.sessions
 
-	lost chan struct{} // closed when etcd said that the lease is gone
+	term uint64 // the lease was granted in this raft term, or a later one
+
+	lost     chan struct{} // closed when etcd said that the lease is gone
+	outgrown chan struct{} // closed when the lease can no longer be proved
 
 	mu      sync.Mutex      // protects the following fields; taken after Driver.mu, never before
 	proved  backend.Instant // just before the last confirmed request was sent
@@ -44,6 +49,9 @@ type session struct {
 // errSessionLost: the lease is gone, and with it every key on it.
 var errSessionLost = errors.New("the etcd lease is gone")
 
+// errOutgrown: the lease is older than the raft term.
+var errOutgrown = errors.New("the etcd lease was granted by an earlier leader")
+
 // attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach the
 // next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
 const attemptTime = 3 * time.Second
@@ -56,8 +64,8 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 		s := d.sessions[seconds]
 		creator := s == nil
 		if creator {
-			s = &session{d: d, seconds: seconds, lost: make(chan struct{}), proving: make(chan struct{}),
-				doubted: make(chan struct{}, 1)}
+			s = &session{d: d, seconds: seconds, lost: make(chan struct{}), outgrown: make(chan struct{}),
+				proving: make(chan struct{}), doubted: make(chan struct{}, 1)}
 			d.sessions[seconds] = s
 		}
 		d.mu.Unlock()
@@ -85,10 +93,12 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 // join. The lease's id is our own choice, so that one which was granted without our hearing of it can be revoked.
 func (s *session) create() {
 	sent := s.d.clock.Now()
+	s.term = s.d.term.Load()
 	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
 	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
 	cancel()
+	s.d.heard(resp.GetHeader())
 	if err != nil {
 		err = clientv3.ContextError(ctx, err)
 		s.d.forget(s)
@@ -157,6 +167,9 @@ func (s *session) join(ctx context.Context) error {
 	return errSessionLost
 }
 
+// asked is the TTL that was asked for. The server may have granted more.
+func (s *session) asked() time.Duration { return time.Duration(s.seconds) * time.Second }
+
 // joinMore adds n users beside one that is there.
 func (s *session) joinMore(n int) error {
 	s.mu.Lock()
@@ -197,6 +210,10 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 			s.mu.Unlock()
 			return nil
 		}
+		if s.isOutgrown() {
+			s.mu.Unlock()
+			return errOutgrown
+		}
 		wait, mine := s.proving, false
 		if wait == nil {
 			wait, mine = make(chan struct{}), true
@@ -214,7 +231,7 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 			s.mu.Lock()
 			err := s.result
 			s.mu.Unlock()
-			if err != nil && ctx.Err() == nil && !errors.Is(err, errSessionLost) {
+			if err != nil && ctx.Err() == nil && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
 				// The other's context may have ended, which says nothing about the lease; but do not hammer either.
 				if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)); err != nil {
 					return err
@@ -237,6 +254,9 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 		if err = s.prolong(ctx); !errors.Is(err, errOvertaken) {
 			break
 		}
+	}
+	if errors.Is(err, errOutgrown) {
+		s.d.outgrow(s)
 	}
 	s.mu.Lock()
 	s.result = err
@@ -266,6 +286,12 @@ var errOvertaken = errors.New("a leader that may have been overtaken has answere
 // the last entry that its server had applied: the keepalive's before the lease was looked up, thus not above the term of
 // the leader who did that, and the read's afterwards, thus not below the term of the leader who confirmed it with a
 // majority. If they are equal so are those two, and the one who answered for the lease led when it did.
+//
+// Nor does the lease live on for sure if its term is over. A leader that stood still ends, when it goes on, the leases that
+// ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the leader of
+// the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was granted: then
+// it came from the only leader that could do this, who will not before a TTL has passed since. What stands on a lease of
+// an earlier term moves to another, which that leader has never heard of.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
 	stream, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseKeepAlive(ctx)
@@ -281,15 +307,40 @@ func (s *session) prolong(ctx context.Context) error {
 	}
 	_ = stream.CloseSend() // the answer is here; the context ends the stream
 	read, err := s.d.client.Get(ctx, s.d.prefix)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+	s.d.heard(read.Header)
+	switch {
 	case read.Header.GetRaftTerm() != answer.GetHeader().GetRaftTerm():
 		return errOvertaken
 	case answer.GetTTL() <= 0:
 		return errSessionLost
+	case read.Header.GetRaftTerm() != s.term:
+		return errOutgrown
 	}
 	return nil
+}
+
+func (s *session) isOutgrown() bool {
+	select {
+	case <-s.outgrown:
+		return true
+	default:
+		return false
+	}
+}
+
+// outgrow lets another session take the place of s, which lives on until all have moved.
+func (d *Driver) outgrow(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sessions[s.seconds] != s {
+		return // it has been, or has ended
+	}
+	delete(d.sessions, s.seconds)
+	d.older[s] = true
+	close(s.outgrown)
 }
 
 // keepAlive runs while the session lives. A session without users is given up after one TTL.
@@ -324,11 +375,14 @@ func (s *session) keepAlive() {
 			cancel()
 			return
 		}
-		err := s.prove(s.d.ctx, s.ttl/3-s.ttl/20)
+		err := s.keep(s.d.ctx)
 		switch {
 		case err == nil:
 			s.sweep()
 			timer.Reset(max(s.ttl/3-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20))
+		case errors.Is(err, errOutgrown):
+			s.sweep()
+			timer.Reset(s.ttl / 3)
 		case errors.Is(err, errSessionLost):
 			return
 		default:
@@ -336,6 +390,20 @@ func (s *session) keepAlive() {
 			timer.Reset(background.RetryPause(s.ttl))
 		}
 	}
+}
+
+// keep prolongs the lease: an outgrown one so that its keys stay until they have moved.
+func (s *session) keep(ctx context.Context) error {
+	if !s.isOutgrown() {
+		return s.prove(ctx, s.ttl/3-s.ttl/20)
+	}
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), attemptTime)
+	defer cancel()
+	err := s.prolong(ctx)
+	if errors.Is(err, errSessionLost) {
+		s.end(backend.ReasonSessionExpired)
+	}
+	return err
 }
 
 // retire ends the session if nobody has used it for one TTL.
@@ -349,10 +417,16 @@ func (s *session) retire() bool {
 	}
 	s.ended = true
 	close(s.lost)
-	if s.d.sessions[s.seconds] == s {
-		delete(s.d.sessions, s.seconds)
-	}
+	s.d.removeLocked(s)
 	return true
+}
+
+// removeLocked takes a session out of the driver.
+func (d *Driver) removeLocked(s *session) {
+	delete(d.older, s)
+	if d.sessions[s.seconds] == s {
+		delete(d.sessions, s.seconds)
+	}
 }
 
 // end declares the lease gone and tells every holder on it.
@@ -374,9 +448,7 @@ func (s *session) end(reason backend.Reason) {
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions[s.seconds] == s {
-		delete(d.sessions, s.seconds)
-	}
+	d.removeLocked(s)
 	var tell []func(backend.Reason)
 	for key, h := range d.holds {
 		if h.session != s {
@@ -398,7 +470,11 @@ func (d *Driver) takeSessions() []*session {
 	for _, s := range d.sessions {
 		all = append(all, s)
 	}
+	for s := range d.older {
+		all = append(all, s)
+	}
 	clear(d.sessions)
+	clear(d.older)
 	clear(d.holds)
 	return all
 }
