@@ -23,6 +23,9 @@
 // The lease is kept alive by the driver's own loop, which records when each request was sent. A hold is valid for the TTL
 // from the instant before the last confirmed one was sent. A keepalive is confirmed by a linearizable read of the same raft
 // term after it: a leader that has been overtaken and does not know answers keepalives, and etcd asks nobody else.
+// It counts only in the term in which the lease was granted: when it goes on, a leader that stood still while another was
+// elected has leases revoked that ran out by its own clock, whoever prolonged them since. So holds and waiters move to a new
+// lease when the term changes: with the next renewal, one transaction for 100 keys, which keeps tokens and places.
 //
 // # Promises
 //
