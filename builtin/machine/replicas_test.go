@@ -500,7 +500,7 @@ func (c *cluster) settle() {
 // their memory and start again from snapshots of their own or of others; leaders that time sessions and follow each other;
 // clients whose commands arrive in any order, late, twice or never; backups that are restored. Each hour is a seed.
 // FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, 100 by default with FENCELOCK_REQUIRE=all and 3
-// otherwise.
+// otherwise, and under the race detector.
 func TestReplicas(t *testing.T) {
 	if text := os.Getenv("FENCELOCK_SEED"); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)
@@ -514,7 +514,7 @@ func TestReplicas(t *testing.T) {
 		return
 	}
 	hours := 3
-	if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+	if os.Getenv("FENCELOCK_REQUIRE") == "all" && !racing { // the state machine has one goroutine
 		hours = 100
 	}
 	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {
