@@ -8,12 +8,17 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 )
 
 // silence is for how long a request waits for an answer until the connections are looked at. gRPC's own keepalive, which
 // pings at most every 10 s, needs 13 s to notice a server that stands still; until then a third of the requests to three
 // servers would hang.
 const silence = 2 * time.Second
+
+// maxBackoff is the longest pause between two attempts to connect. gRPC's own is two minutes, for which locks would go on
+// being out of reach after a long outage.
+const maxBackoff = 3 * time.Second
 
 // connections are those of a client that Open has made. One on which a server owes an answer and says nothing is closed:
 // what waited on it fails, is repeated by whoever sent it, and goes to another server, and watches begin anew there. The
@@ -33,6 +38,10 @@ func newConnections() *connections {
 func (c *connections) options() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithContextDialer(c.dial),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: 3 * maxBackoff,
+		}),
 		grpc.WithChainUnaryInterceptor(func(
 			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
