@@ -161,17 +161,25 @@ func (t *trial) mustBeFree(d backend.Driver, name, when string) bool {
 
 // opensWithin waits for name for at most d and gives the lock back.
 func (t *trial) opensWithin(driver backend.Driver, name string, d time.Duration, when string) bool {
+	g, ok := t.takenWithin(driver, name, d, when)
+	if ok {
+		t.release(driver, g, when)
+	}
+	return ok
+}
+
+// takenWithin waits for name for at most d.
+func (t *trial) takenWithin(driver backend.Driver, name string, d time.Duration, when string) (backend.Grant, bool) {
 	r := t.request(name)
 	r.Wait = true
 	began := time.Now()
 	g, err := driver.Acquire(t.within(d), r)
 	if err != nil {
 		t.Errorf("%s: the name did not open within %v: %v", when, d, err)
-		return false
+		return g, false
 	}
 	t.Logf("%s: the name opened after %v", when, time.Since(began).Round(time.Millisecond))
-	t.release(driver, g, when)
-	return true
+	return g, true
 }
 
 // settled repeats f until its error says something definite about the lock.
