@@ -136,8 +136,21 @@ func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx c
 
 func leaderKill(ctx context.Context, b *bench) error { return b.underLeaderFault(ctx, b.Kill, b.Start) }
 
+// leaderPause lets the leader go on when others do, and in every other round not before all that was held has run out by its
+// own clock.
 func leaderPause(ctx context.Context, b *bench) error {
-	return b.underLeaderFault(ctx, b.Pause, b.Resume)
+	var frozen time.Time
+	return b.underLeaderFault(ctx,
+		func(ctx context.Context, leader int) error {
+			frozen = time.Now()
+			return b.Pause(ctx, leader)
+		},
+		func(ctx context.Context, leader int) error {
+			if b.n%2 == 1 {
+				pause(ctx, time.Until(frozen.Add(b.TTL+b.TTL/4)))
+			}
+			return b.Resume(ctx, leader)
+		})
 }
 
 // overtakenLeader lets a holder speak to nobody but a leader that has been overtaken and does not know.
