@@ -329,7 +329,7 @@ var mutants = []mutant{
 					return g, err
 				}
 				select {
-				case <-time.After(800 * time.Millisecond):
+				case <-time.After(time.Second + rand.N(2*time.Second)): // never in step with the clause
 				case <-ctx.Done():
 					return g, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
 				}
