@@ -33,9 +33,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for i, g := range grants {
 		h := d.hold(d.Key(g), g)
 		switch {
-		case h == nil:
-			byTTL[g.TTL] = append(byTTL[g.TTL], i)
-		case g.TTL != h.session.ttl && g.TTL/time.Second != time.Duration(h.session.seconds):
+		case h == nil, g.TTL != h.session.ttl && g.TTL/time.Second != time.Duration(h.session.seconds):
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
 		case h.session.isOutgrown():
 			ttl := h.session.asked()
@@ -149,17 +147,13 @@ func (d *Driver) check(
 // move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them the
 // tokens.
 func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.Grant, members []int, out []backend.Renewal) {
-	var wrong []int
 	members = slices.DeleteFunc(slices.Clone(members), func(i int) bool {
 		bad := incarnation(grants[i]) == 0 || ttl < minTTL || ttl%time.Second != 0
 		if bad {
-			wrong = append(wrong, i)
+			out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
 		}
 		return bad
 	})
-	for _, i := range wrong {
-		out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
-	}
 	if len(members) == 0 {
 		return
 	}

@@ -49,9 +49,6 @@ type session struct {
 // errSessionLost: the lease is gone, and with it every key on it.
 var errSessionLost = errors.New("the etcd lease is gone")
 
-// errOutgrown: the lease is older than the raft term.
-var errOutgrown = errors.New("the etcd lease was granted by an earlier leader")
-
 // attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach the
 // next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
 const attemptTime = 3 * time.Second
@@ -190,159 +187,6 @@ func (s *session) leave() {
 	}
 }
 
-// provedAt returns the instant on which the validity of every hold of the session rests.
-func (s *session) provedAt() backend.Instant {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.proved
-}
-
-// prove makes sure that the lease was confirmed by a request sent not more than age ago. Concurrent callers share one
-// request.
-func (s *session) prove(ctx context.Context, age time.Duration) error {
-	for {
-		s.mu.Lock()
-		if s.ended {
-			s.mu.Unlock()
-			return errSessionLost
-		}
-		if s.d.clock.Now().Sub(s.proved) <= age {
-			s.mu.Unlock()
-			return nil
-		}
-		if s.isOutgrown() {
-			s.mu.Unlock()
-			return errOutgrown
-		}
-		wait, mine := s.proving, false
-		if wait == nil {
-			wait, mine = make(chan struct{}), true
-			s.proving = wait
-		}
-		s.mu.Unlock()
-		if mine {
-			if err := s.keepAliveOnce(ctx, wait); err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-wait:
-			s.mu.Lock()
-			err := s.result
-			s.mu.Unlock()
-			if err != nil && ctx.Err() == nil && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
-				// The other's context may have ended, which says nothing about the lease; but do not hammer either.
-				if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)); err != nil {
-					return err
-				}
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// keepAliveOnce sends one keepalive and waits for its proof.
-func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), attemptTime))
-	defer cancel()
-	var sent backend.Instant
-	err := errOvertaken
-	for range 2 { // the first keepalive after an election may come before anything was written in the new term
-		sent = s.d.clock.Now()
-		if err = s.prolong(ctx); !errors.Is(err, errOvertaken) {
-			break
-		}
-	}
-	if errors.Is(err, errOutgrown) {
-		s.d.outgrow(s)
-	}
-	s.mu.Lock()
-	s.result = err
-	s.proving = nil
-	close(done)
-	if err == nil && sent > s.proved {
-		s.proved = sent
-	}
-	s.mu.Unlock()
-	if err != nil {
-		s.d.trouble()
-	}
-	if errors.Is(err, errSessionLost) {
-		s.end(backend.ReasonSessionExpired)
-	}
-	return err
-}
-
-// errOvertaken: whoever answered a keepalive may have been overtaken by another leader before that.
-var errOvertaken = errors.New("a leader that may have been overtaken has answered")
-
-// prolong starts the lease's time anew, or finds it gone.
-//
-// The answer to a keepalive alone proves nothing: a leader gives it without asking anybody, also when it stood still while
-// another one was elected and has not heard of that yet. The lease ends by the other's time then, or one that was granted
-// since is not known here. So a linearizable read follows, and both answers must be of one term. A header bears the term of
-// the last entry that its server had applied: the keepalive's before the lease was looked up, thus not above the term of
-// the leader who did that, and the read's afterwards, thus not below the term of the leader who confirmed it with a
-// majority. If they are equal so are those two, and the one who answered for the lease led when it did.
-//
-// Nor does the lease live on for sure if its term is over. A leader that stood still ends, when it goes on, the leases that
-// ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the leader of
-// the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was granted: then
-// it came from the only leader that could do this, who will not before a TTL has passed since. What stands on a lease of
-// an earlier term moves to another, which that leader has never heard of.
-func (s *session) prolong(ctx context.Context) error {
-	defer s.d.conns.expectAnswer()()
-	stream, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseKeepAlive(ctx)
-	if err != nil {
-		return err
-	}
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
-		return err
-	}
-	answer, err := stream.Recv()
-	if err != nil {
-		return err
-	}
-	_ = stream.CloseSend() // the answer is here; the context ends the stream
-	read, err := s.d.client.Get(ctx, s.d.prefix)
-	if err != nil {
-		return err
-	}
-	s.d.heard(read.Header)
-	switch {
-	case read.Header.GetRaftTerm() != answer.GetHeader().GetRaftTerm():
-		return errOvertaken
-	case answer.GetTTL() <= 0:
-		return errSessionLost
-	case read.Header.GetRaftTerm() != s.term:
-		return errOutgrown
-	}
-	return nil
-}
-
-func (s *session) isOutgrown() bool {
-	select {
-	case <-s.outgrown:
-		return true
-	default:
-		return false
-	}
-}
-
-// outgrow lets another session take the place of s, which lives on until all have moved.
-func (d *Driver) outgrow(s *session) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sessions[s.seconds] != s {
-		return // it has been, or has ended
-	}
-	delete(d.sessions, s.seconds)
-	d.older[s] = true
-	close(s.outgrown)
-}
-
 // keepAlive runs while the session lives. A session without users is given up after one TTL.
 func (s *session) keepAlive() {
 	defer s.d.work.Done()
@@ -390,20 +234,6 @@ func (s *session) keepAlive() {
 			timer.Reset(background.RetryPause(s.ttl))
 		}
 	}
-}
-
-// keep prolongs the lease: an outgrown one so that its keys stay until they have moved.
-func (s *session) keep(ctx context.Context) error {
-	if !s.isOutgrown() {
-		return s.prove(ctx, s.ttl/3-s.ttl/20)
-	}
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), attemptTime)
-	defer cancel()
-	err := s.prolong(ctx)
-	if errors.Is(err, errSessionLost) {
-		s.end(backend.ReasonSessionExpired)
-	}
-	return err
 }
 
 // retire ends the session if nobody has used it for one TTL.

@@ -18,7 +18,7 @@ type register struct {
 	mu        sync.Mutex                 // protects the following fields
 	stale     map[string][]fencing.Token // by name: of holds that were lost, and write late
 	refused   int                        // late writes
-	confirmed int                        // answers of the service to the question who holds
+	confirmed int                        // answers to holders who asked who holds, and believed afterwards
 	turns     map[turn]int               // grants so far
 	failures  map[string]int             // errors that faults may cause
 	found     []string                   // what must not be
@@ -85,7 +85,7 @@ func (r *register) lost(name string, token fencing.Token) {
 	r.stale[name] = append(r.stale[name], token)
 }
 
-// answered notes that the service said who holds.
+// answered notes that the service told a holder who holds.
 func (r *register) answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -128,7 +128,7 @@ func (h *held) confirm(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.r.ttl)
 	defer cancel()
-	if _, err := h.r.recorder.Ask(ctx, label(h.client), inspector, h.name); err == nil {
+	if _, err := h.r.recorder.Ask(ctx, label(h.client), inspector, h.name); err == nil && h.lease.Err() == nil {
 		h.r.register.answered()
 	}
 }
