@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/race"
 )
 
 // cluster is three replicas of a machine that are fed by one log, with the leader's timers and the clients around them, in
@@ -514,7 +515,7 @@ func TestReplicas(t *testing.T) {
 		return
 	}
 	hours := 3
-	if os.Getenv("FENCELOCK_REQUIRE") == "all" && !racing { // the state machine has one goroutine
+	if os.Getenv("FENCELOCK_REQUIRE") == "all" && !race.Enabled { // the state machine has one goroutine
 		hours = 100
 	}
 	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/internal/race"
 )
 
 // randomly plays for a minute of simulated time: clients take, hold and release names of all kinds, while links and the
@@ -134,7 +135,7 @@ var randomRules = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * tim
 // whole history.
 func TestRandom(t *testing.T) {
 	seeds := uint64(200)
-	if testing.Short() || racing {
+	if testing.Short() || race.Enabled {
 		seeds = 20
 	}
 	first := uint64(0)
@@ -181,7 +182,7 @@ func TestRandom(t *testing.T) {
 func TestRandomMutants(t *testing.T) {
 	const seeds = 2
 	some := mutants
-	if testing.Short() || racing { // it takes a while, and decides nothing that TestMutants does not
+	if testing.Short() || race.Enabled { // it takes a while, and decides nothing that TestMutants does not
 		some = mutants[:3]
 	}
 	var rows []string

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/internal/race"
 )
 
 // TestSimulation runs worlds until so many hours have been simulated. See the package comment for the environment.
@@ -57,7 +58,7 @@ func hours(t *testing.T) float64 {
 		return h
 	}
 	switch {
-	case raced:
+	case race.Enabled:
 		return 10 // the race detector slows all of it down
 	case os.Getenv("FENCELOCK_REQUIRE") == "all":
 		return 1000
@@ -145,7 +146,7 @@ func (s *sum) report(t *testing.T) {
 func TestReplayIsExact(t *testing.T) {
 	t.Parallel()
 	worlds := 40
-	if raced {
+	if race.Enabled {
 		worlds = 8
 	}
 	for seed := uint64(1); worlds > 0; seed++ {
@@ -169,7 +170,7 @@ func TestReplayIsExact(t *testing.T) {
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	worlds, calls := 60, 0
-	if raced {
+	if race.Enabled {
 		worlds = 10
 	}
 	for seed := range uint64(worlds) {
