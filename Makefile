@@ -9,13 +9,26 @@ FUZZTIME ?= 10s
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What `make quick` runs besides a driver.
+QUICK := . ./backend/... ./conformance ./builtin/machine
+
+.PHONY: quick
+quick: ## what to run after every save, in ten seconds: the core, the memory driver, and DRIVER=redis, redlock, etcd, zookeeper, postgres or builtin
+	go test -short $(QUICK)
+	$(if $(DRIVER),go test -short -run Conformance ./$(DRIVER))
+
 .PHONY: test
-test: ## run all tests; says what it skips for lack of a server
+test: ## run all tests but those of the deep tier; says what it skips for lack of a server
 	go test ./...
 
 .PHONY: race
-race: ## run all tests with the race detector
-	go test -race ./...
+race: ## what make quick runs, with two drivers, with the race detector; make deep runs all with it
+	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./builtin/server
+
+.PHONY: deep
+deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -race -timeout 60m ./...
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m ./builtin/machine ./conformance/simulation ./conformance/check
 
 .PHONY: vet
 vet: ## go vet, and whether gofmt would change anything
@@ -27,16 +40,16 @@ lint: ## golangci-lint; the first run builds it
 	go run $(GOLANGCI) run ./...
 
 .PHONY: conformance
-conformance: ## the conformance suite on real servers: BACKEND=redis, redlock, etcd, zookeeper, builtin or memory
+conformance: ## the conformance suite on real servers: BACKEND=redis, redlock, etcd, zookeeper, postgres, builtin or memory
 	FENCELOCK_REQUIRE=all go test -count=1 -v -run Conformance $(if $(filter memory,$(BACKEND)),./conformance,./$(BACKEND)/...)
 
 .PHONY: faults
 faults: ## break a cluster under contending clients: BACKEND=etcd, zookeeper or builtin, ROUNDS=2 of each fault
-	FENCELOCK_REQUIRE=all FENCELOCK_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 0 -parallel 4 -run 'ClusterFaults' ./$(BACKEND)
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 0 -parallel 4 -run 'ClusterFaults' ./$(BACKEND)
 
 .PHONY: soak
 soak: ## break a service as chance wills: BACKEND=redis, redlock, etcd, zookeeper or builtin, DURATION=10m, SEED= (else random)
-	FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
 
 .PHONY: report
 report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output

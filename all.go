@@ -16,21 +16,52 @@ import (
 // and lost by itself.
 type Leases []*Lease
 
-// Context returns a context that ends when the first of the leases does, with its cause. It is made anew by each call.
+// Context returns a context that ends when the first of the leases does, with its cause. The same leases have one
+// context, however often it is asked for.
 func (ls Leases) Context() context.Context {
-	if len(ls) == 0 {
-		ended, cancel := context.WithCancelCause(context.Background())
-		cancel(ErrNotHeld)
-		return ended
+	switch len(ls) {
+	case 0:
+		return (*Lease)(nil).Context()
+	case 1:
+		return ls[0].Context()
 	}
-	// The last one carries those before it: see Client.AcquireAll.
-	first, cancel := context.WithCancelCause(ls[len(ls)-1].Context())
+	last := ls[len(ls)-1]
+	if last.zero() {
+		return last.Context()
+	}
+	each := make([]context.Context, len(ls))
+	for i, l := range ls {
+		each[i] = l.Context()
+	}
+	last.of.mu.Lock()
+	defer last.of.mu.Unlock()
+	if j := last.joint; j != nil && slices.Equal(j.of, ls) {
+		return j.ctx
+	}
+	// The line of the last one has those before it: see Client.AcquireAll.
+	first, cancel := context.WithCancelCause(each[len(ls)-1])
 	end := func(with context.Context) { context.AfterFunc(with, func() { cancel(context.Cause(with)) }) }
-	end(ls[0].Context())
-	for _, l := range ls[1:] {
-		end(l.Context())
+	end(each[0])
+	for _, ctx := range each[1:] {
+		end(ctx)
 	}
+	last.joint = &joint{of: slices.Clone(ls), ctx: first}
 	return first
+}
+
+// joint is the context of several leases, kept at the last of them.
+type joint struct {
+	of  Leases
+	ctx context.Context
+}
+
+// names lists them, for an error.
+func (ls Leases) names() string {
+	names := make([]string, len(ls))
+	for i, l := range ls {
+		names[i] = l.Name()
+	}
+	return listed(names)
 }
 
 // Err returns nil while all leases are held, else the error of the first that is not.
@@ -45,6 +76,9 @@ func (ls Leases) Err() error {
 
 // Release gives all of them back, side by side, and joins what Lease.Release answers.
 func (ls Leases) Release(ctx context.Context) error {
+	if len(ls) == 1 {
+		return ls[0].Release(ctx)
+	}
 	errs := make([]error, len(ls))
 	var all sync.WaitGroup
 	for i, l := range ls {
@@ -55,12 +89,12 @@ func (ls Leases) Release(ctx context.Context) error {
 }
 
 // AcquireAll waits until it holds all names, or holds none: with an error nothing is kept. Callers of AcquireAll never
-// deadlock among themselves, whatever the order of their names. The context and the options are those of Acquire, for each
-// of the names; RequestID and Reentrant are not for several. Names are distinct.
+// deadlock among themselves, whatever the order of their names. The context and the options are those of Acquire, for
+// each of the names; RequestID and Reentrant are not for several. Names are distinct.
 //
-// A driver with CapMultiAcquire takes them in one step where it can. Otherwise they are taken one after the other in the
-// order of Options.Order, or else of their bytes, and given back when one cannot be had: those that come first are then
-// held while it waits for the rest.
+// A driver with CapMultiAcquire takes them in one step where it can. Otherwise they are taken one after the other in
+// the order of Options.Order, or else of their bytes, and given back when one cannot be had: those that come first are
+// then held while it waits for the rest.
 func (c *Client) AcquireAll(ctx context.Context, names []string, opts ...AcquireOption) (Leases, error) {
 	return c.acquireAll(ctx, names, true, opts)
 }
@@ -81,7 +115,7 @@ func (c *Client) DoAll(
 	if err != nil {
 		return err
 	}
-	return run(ctx, leases, func(ctx context.Context) error { return fn(ctx, leases) })
+	return c.run(ctx, leases, func(ctx context.Context) error { return fn(ctx, leases) })
 }
 
 func (c *Client) acquireAll(ctx context.Context, names []string, wait bool, opts []AcquireOption) (Leases, error) {
@@ -115,36 +149,49 @@ func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []
 	if err := endOf(ctx); err != nil {
 		return nil, err
 	}
-	agent := rs[0].RequestID
+	line := newLine(ctx)
 	for i := range rs {
-		if _, err := c.under(ctx, names[i], &rs[i], &o); err != nil {
+		if _, err := c.under(&line, names[i], &rs[i], &o); err != nil {
 			return nil, err
 		}
-		if rs[i].Agent == rs[i].RequestID {
-			rs[i].Agent = agent // one line of work
+	}
+	flight := &flight{kind: acquiring}
+	bounded, err := c.begin(ctx, flight, o.waitAtMost)
+	if err != nil {
+		return nil, err
+	}
+	defer c.done(flight)
+
+	all := &several{c: c, line: line, names: names, rs: rs, o: &o, began: c.observedNow()}
+	all.over = c.tellOfWait(ctx, bounded, names, rs)
+	leases, err := all.atOnce(bounded)
+	if errors.Is(err, ErrUnsupported) {
+		leases, err = all.oneByOne(bounded)
+	}
+	all.over()
+	if err != nil {
+		err = c.explain(bounded, listed(names), rs, &o, err)
+		c.tellOfFailure(ctx, listed(names), &rs[0], all.began, err)
+		return nil, err
+	}
+	for i, l := range leases {
+		if err := c.sealed(bounded, l, &o); err != nil {
+			_ = slices.Delete(slices.Clone(leases), i, i+1).Release(ctx)
+			return nil, err
 		}
 	}
-	var this call
-	bounded, done, err := c.begin(ctx, &this, o.waitAtMost)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-
-	began := c.observedNow()
-	leases, err := c.allAtOnce(ctx, bounded, names, rs, !o.noRenew)
-	if errors.Is(err, ErrUnsupported) {
-		leases, err = c.oneByOne(ctx, bounded, names, rs, !o.noRenew)
-	}
-	if err != nil {
-		err = c.explain(bounded, listed(names), rs[0].Name, o.waitAtMost, err)
-		c.observeAcquire(listed(names), began, nil, err)
-		return nil, err
-	}
-	for _, l := range leases {
-		c.observeAcquire(l.name, began, l, nil)
-	}
 	return leases, nil
+}
+
+// several is one AcquireAll.
+type several struct {
+	c     *Client
+	line  line
+	names []string
+	rs    []backend.Request
+	o     *acquireOptions
+	began instant
+	over  func() // ends the telling of the wait
 }
 
 // requests resolves names and options into what the driver gets.
@@ -173,131 +220,153 @@ func (c *Client) requests(names []string, wait bool, opts []AcquireOption) ([]ba
 	return rs, o, nil
 }
 
-// newLeases makes leases of which each carries those before it in its context.
-func (c *Client) newLeases(ctx context.Context, names []string, renew bool) Leases {
-	leases := make(Leases, len(names))
-	for i, name := range names {
-		leases[i] = newLease(ctx, c, name, renew)
-		ctx = context.WithValue(ctx, leaseKey{}, leases[i])
+// newLeases makes leases of which each has those before it in its line.
+func (a *several) newLeases() Leases {
+	leases := make(Leases, len(a.names))
+	for i, name := range a.names {
+		leases[i] = a.c.newLease(a.line.with(leases[:i]...), name, !a.o.noRenew)
 	}
 	return leases
 }
 
-// allAtOnce leaves it to the driver. ErrUnsupported: it does not do that, or not for this set.
-func (c *Client) allAtOnce(
-	ctx, bounded context.Context, names []string, rs []backend.Request, renew bool,
-) (Leases, error) {
+// atOnce leaves it to the driver. ErrUnsupported: it does not do that, or not for this set.
+func (a *several) atOnce(bounded context.Context) (Leases, error) {
+	c := a.c
 	multi, ok := backend.As[backend.MultiAcquirer](c.driver)
-	if !ok || len(rs) == 1 || !c.driver.Describe().Capabilities.Has(backend.CapMultiAcquire) {
+	if !ok || len(a.rs) == 1 || !c.driver.Describe().Capabilities.Has(backend.CapMultiAcquire) {
 		return nil, ErrUnsupported
 	}
-	for {
-		leases := c.newLeases(ctx, names, renew)
-		sent := slices.Clone(rs)
+	for tries := 1; ; tries++ {
+		seen, err := c.history.now()
+		if err != nil {
+			return nil, err
+		}
+		leases := a.newLeases()
+		sent := slices.Clone(a.rs)
 		for i, l := range leases {
-			c.bind(l, &sent[i])
+			c.bind(l.of, &sent[i], tries)
 		}
 		grants, err := multi.AcquireAll(bounded, sent)
 		if err == nil && len(grants) != len(sent) {
-			err = fmt.Errorf("%w: driver %s granted %d of %d names", ErrUnknown, c.driver.Describe().Name, len(grants), len(sent))
+			err = fmt.Errorf("%w: driver %s granted %d of %d names",
+				ErrUnknown, c.driver.Describe().Name, len(grants), len(sent))
 		}
 		if err != nil {
-			if ambiguous(err) {
-				c.abandon(sent, maybeInFlight)
+			for i := range sent {
+				c.failed(a.line.base, err, sent[i].Grant())
 			}
 			return nil, err
 		}
-		for i := range grants {
-			if err := c.fenced(&sent[i], &grants[i]); err != nil {
-				c.abandon(sent, granted)
-				return nil, err
-			}
-		}
-		for i, l := range leases {
-			if err = c.heart.add(l, grants[i]); err != nil {
-				leases = leases[:i]
-				break
-			}
-		}
-		if err == nil {
+		if err = a.start(leases, sent, grants, seen); err == nil {
 			return leases, nil
 		}
 		// The process was paused for so long that the grants have ended, or the client was closed meanwhile.
-		c.heart.forget(leases)
-		c.undo(bounded, grants...)
-		if !errors.Is(err, ErrLost) || !rs[0].Wait || bounded.Err() != nil {
+		c.remember(err)
+		for i := range sent {
+			grants[i] = sent[i].Grant() // by request: a grant that was refused may lack its mark
+		}
+		c.undo(bounded, a.line.base, grants...)
+		if err = c.again(bounded, &sent[0], err, tries); err != nil {
 			return nil, err
 		}
-		for i := range rs {
-			rs[i].RequestID = backend.NewRequestID()
+	}
+}
+
+// start puts all holds under watch, or none.
+func (a *several) start(leases Leases, sent []backend.Request, grants []backend.Grant, seen uint64) error {
+	var err error
+	for i := range grants {
+		if e := a.c.accept(&sent[i], &grants[i], seen); e != nil && err == nil {
+			err = e
 		}
 	}
-}
-
-// abandon has everything given back that requests may have left.
-func (c *Client) abandon(rs []backend.Request, known certainty) {
-	for i := range rs {
-		c.cleaner.add(rs[i].Grant(), known)
+	for i := 0; i < len(leases) && err == nil; i++ {
+		if err = leases[i].of.start(&grants[i], nil); err != nil {
+			leases[:i].forget()
+		}
 	}
+	if err == nil {
+		a.granted(leases)
+	}
+	return err
 }
 
-// forget takes leases that nobody has seen out of the heap.
-func (h *heart) forget(leases Leases) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// granted tells the observer that the leases begin.
+func (a *several) granted(leases Leases) {
+	a.over()
 	for _, l := range leases {
-		l.state = stateReleased
-		h.drop(l)
+		l.of.mu.Lock()
+		l.of.tellOfGrant(a.began)
+		l.of.mu.Unlock()
 	}
 }
 
-// oneByOne acquires one name after the other, in an order that is the same for all, and rolls back if one cannot be had,
-// or if one is lost while it waits for the others.
-func (c *Client) oneByOne(
-	ctx, bounded context.Context, names []string, rs []backend.Request, renew bool,
-) (Leases, error) {
+// forget ends leases that nobody has seen, without an event. Those that are lost already stay so.
+func (ls Leases) forget() {
+	for _, l := range ls {
+		l.left.Store(true)
+		l.of.mu.Lock()
+		var tell ending
+		if l.of.cause.Load() == nil {
+			tell = l.of.end(ErrNotHeld)
+		}
+		l.of.mu.Unlock()
+		tell.cancel()
+	}
+}
+
+// oneByOne acquires one name after the other, in an order that is the same for all, and rolls back if one cannot be
+// had, or if one is lost while it waits for the others.
+func (a *several) oneByOne(bounded context.Context) (Leases, error) {
+	c := a.c
 	order := c.set.Order
 	if order == nil {
 		order = cmp.Compare[string]
 	}
-	sorted := make([]int, len(names))
+	sorted := make([]int, len(a.names))
 	for i := range sorted {
 		sorted[i] = i
 	}
-	slices.SortStableFunc(sorted, func(i, j int) int { return order(names[i], names[j]) })
-	for {
-		leases := c.newLeases(ctx, names, renew)
-		taken, err := c.eachOf(bounded, leases, rs, sorted)
+	slices.SortStableFunc(sorted, func(i, j int) int { return order(a.names[i], a.names[j]) })
+	for tries := 1; ; tries++ {
+		leases := a.newLeases()
+		taken, err := a.each(bounded, leases, sorted, tries)
 		if err == nil {
+			a.granted(leases)
 			return leases, nil
 		}
-		_ = taken.Release(bounded) // what is not done at once goes on in the background
-		if !errors.Is(err, ErrLost) || !rs[0].Wait || bounded.Err() != nil {
+		lost := taken.Err()
+		taken.forget()
+		grants := make([]backend.Grant, len(taken))
+		for i, l := range taken {
+			grants[i] = l.of.grant
+		}
+		c.undo(bounded, a.line.base, grants...) // the lost ones too
+		if lost == nil || !a.rs[0].Wait || bounded.Err() != nil {
 			return nil, err
-		}
-		for _, l := range taken {
-			c.undo(bounded, l.grant) // the lost ones too
-		}
-		for i := range rs {
-			rs[i].RequestID, rs[i].Fresh = backend.NewRequestID(), true
 		}
 	}
 }
 
-// eachOf makes one round of oneByOne, and returns what it took.
-func (c *Client) eachOf(
-	bounded context.Context, leases Leases, rs []backend.Request, sorted []int,
-) (taken Leases, err error) {
+// each makes one round of oneByOne, and returns what it took. It ends early if one of those is lost.
+func (a *several) each(bounded context.Context, leases Leases, sorted []int, round int) (taken Leases, err error) {
+	bounded, cancel := context.WithCancelCause(bounded)
+	defer cancel(nil)
 	for _, i := range sorted {
-		lease, err := c.acquireLease(bounded, leases[i], rs[i])
-		if err == nil {
-			leases[i] = lease
-			taken = append(taken, lease)
-			err = taken.Err()
+		r := a.rs[i]
+		if round > 1 {
+			r.RequestID = backend.NewRequestID()
 		}
-		if err != nil {
-			return taken, err
+		plain := acquireOptions{noRenew: a.o.noRenew}
+		if _, err = a.c.obtain(bounded, leases[i], &r, &plain, nil); err != nil {
+			break
 		}
+		taken = append(taken, leases[i])
+		ctx := leases[i].Context()
+		defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
 	}
-	return taken, nil
+	if lost := taken.Err(); err == nil && lost != nil {
+		err = lost
+	}
+	return taken, err
 }

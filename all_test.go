@@ -226,3 +226,5 @@ func TestAcquireAllEndsWithItsClient(t *testing.T) {
 		release(t, mustAcquire(t, other, "a"), mustAcquire(t, other, "b"))
 	})
 }
+
+func (d lone) IssuesFencingTokens() backend.Driver { return d }

@@ -3,7 +3,7 @@ package fencelock
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,26 +11,28 @@ import (
 )
 
 // cleaner gives back what nobody holds any more: after an acquire whose outcome is unknown, after a release that got no
-// answer, and at Close. It calls Driver.Release, detached from any caller's context, until the service has answered.
-// A few workers serve all jobs, and none runs while there is nothing to do: an outage that fails thousands of calls must
-// not become thousands of goroutines that hang on it.
+// answer, after a loss, and at Close. It calls Driver.Release, detached from any caller's context, until the service
+// has answered, or until nothing can be left there.
+//
+// A few calls run at once, and none while there is nothing to do. A call that hangs makes room for others after a
+// moment, and those that are tried again stand behind those that were never tried: one part of a service that does not
+// answer keeps nobody else's name closed.
 type cleaner struct {
-	driver backend.Driver
+	client *Client
 
-	mu      sync.Mutex // protects the following fields
-	jobs    map[cleanKey]*cleanJob
-	ready   []*cleanJob
-	workers int
+	mu      sync.Mutex // protects the following fields and those of all jobs
+	jobs    map[*cleanJob]struct{}
+	fresh   []*cleanJob // ready, never tried
+	again   []*cleanJob // ready, tried before
+	quick   int         // calls under way that have begun just now
+	slow    int         // calls under way that have not
 	closing bool
-	drained chan struct{} // closed when closing and no job is left
-	empty   sync.Once     // closes drained
+	drained chan struct{} // made by close; closed when no job is left
 
-	running sync.WaitGroup
+	running sync.WaitGroup // calls under way; none is begun after stop
 	ctx     context.Context
 	stop    context.CancelFunc
 }
-
-type cleanKey struct{ name, requestID string }
 
 // certainty says what is known about the entry that a job removes.
 type certainty uint8
@@ -44,56 +46,55 @@ const (
 )
 
 type cleanJob struct {
-	grant backend.Grant
-	known certainty
-	done  chan struct{} // closed at the end
-	err   error         // the last answer; valid after done
+	grant   backend.Grant
+	known   certainty
+	ctx     context.Context // for events
+	done    chan struct{}   // closed at the end
+	started instant
 
-	// The following fields are protected by cleaner.mu.
-
-	timer     *time.Timer // while waiting for the next try
-	attempts  int
-	started   time.Time
-	abandoned bool // by claim
+	err      error       // the last answer
+	timer    *time.Timer // while waiting for the next try
+	ready    bool        // in one of the queues
+	attempts int
+	ended    bool
 }
 
 const (
-	maxCleaners       = 16
-	cleanTimeout      = 5 * time.Second // of one try
+	maxQuickCleans    = 32
+	maxCleans         = 1024                   // with the slow ones
+	slowClean         = 100 * time.Millisecond // when a call is one
+	cleanTimeout      = 5 * time.Second        // of one call
 	firstCleanBackoff = 100 * time.Millisecond
-	maxCleanBackoff   = 5 * time.Second
+	maxCleanBackoff   = 30 * time.Second
+	maxCleanJobs      = 1 << 17
+	// afterlife is how long after the TTL a job goes on: the entry ends by its TTL, but a service with sessions may
+	// keep it for as long as the session lives.
+	afterlife = time.Minute
 )
 
-func (c *cleaner) init(driver backend.Driver) {
-	c.driver = driver
-	c.jobs = map[cleanKey]*cleanJob{}
-	c.drained = make(chan struct{})
+func (c *cleaner) init(client *Client) {
+	c.client = client
+	c.jobs = map[*cleanJob]struct{}{}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 }
 
-// add starts a job for g, or returns the one that is already at it.
-func (c *cleaner) add(g backend.Grant, known certainty) *cleanJob { return c.addAfter(g, known, 0) }
-
-// addAfter is add with a delay before the first try. A job that is waiting for a later try goes ahead now if there is no
-// delay.
-func (c *cleaner) addAfter(g backend.Grant, known certainty, delay time.Duration) *cleanJob {
+// add starts a job for g after a delay. ctx is that of the acquire, for events. Nobody needs the minimum hold of what
+// goes this way, unless it was released.
+func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, delay time.Duration) *cleanJob {
+	job := &cleanJob{grant: g, known: known, ctx: ctx, done: make(chan struct{})}
+	job.started = c.client.set.Clock.Now().Add(delay)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := cleanKey{g.Name, g.RequestID}
-	if job := c.jobs[key]; job != nil {
-		if delay <= 0 && job.timer != nil && job.timer.Stop() {
-			c.enqueue(job)
-		}
+	switch {
+	case c.ctx.Err() != nil:
+		c.finish(job, ErrClosed)
+		return job
+	case len(c.jobs) >= maxCleanJobs:
+		c.abandon(job, errTooManyCleans)
 		return job
 	}
-	job := &cleanJob{grant: g, known: known, done: make(chan struct{}), started: time.Now()}
-	if c.ctx.Err() != nil {
-		job.err = ErrClosed
-		close(job.done)
-		return job
-	}
-	c.jobs[key] = job
-	if delay <= 0 {
+	c.jobs[job] = struct{}{}
+	if delay <= 0 || c.closing {
 		c.enqueue(job)
 	} else {
 		c.enqueueAfter(job, delay)
@@ -101,7 +102,18 @@ func (c *cleaner) addAfter(g backend.Grant, known certainty, delay time.Duration
 	return job
 }
 
-// enqueueAfter hands job to a worker after d. The caller holds c.mu.
+var errTooManyCleans = errors.New("too many releases wait already")
+
+// hurry lets a job that waits for a later try go ahead now.
+func (c *cleaner) hurry(job *cleanJob) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if job.timer != nil && job.timer.Stop() {
+		c.enqueue(job)
+	}
+}
+
+// enqueueAfter makes job ready after d. The caller holds mu.
 func (c *cleaner) enqueueAfter(job *cleanJob, d time.Duration) {
 	job.timer = time.AfterFunc(d, func() {
 		c.mu.Lock()
@@ -110,121 +122,159 @@ func (c *cleaner) enqueueAfter(job *cleanJob, d time.Duration) {
 	})
 }
 
-// claim ends the job of a request that its owner sends again, and waits until its try in flight is over: it would give
-// back what the owner is about to be granted.
-func (c *cleaner) claim(ctx context.Context, name, requestID string) error {
-	c.mu.Lock()
-	job := c.jobs[cleanKey{name, requestID}]
-	if job == nil {
-		c.mu.Unlock()
-		return nil
-	}
-	job.abandoned = true
-	if job.timer != nil && job.timer.Stop() {
-		c.finish(job, ErrUnknown)
-	}
-	c.mu.Unlock()
-	select {
-	case <-job.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// enqueue hands job to a worker. The caller holds c.mu.
+// enqueue makes job ready. The caller holds mu.
 func (c *cleaner) enqueue(job *cleanJob) {
 	job.timer = nil
-	if c.ctx.Err() != nil {
-		c.finish(job, job.err)
+	if job.ended || job.ready {
 		return
 	}
-	c.ready = append(c.ready, job)
-	if c.workers < maxCleaners {
-		c.workers++
-		c.running.Add(1)
-		go c.work()
+	job.ready = true
+	if job.attempts == 0 {
+		c.fresh = append(c.fresh, job)
+	} else {
+		c.again = append(c.again, job)
 	}
+	c.start()
 }
 
-// work runs jobs until none is ready.
-func (c *cleaner) work() {
-	defer c.running.Done()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.ready) > 0 {
-		job := c.ready[0]
-		c.ready[0] = nil
-		c.ready = c.ready[1:]
-		if job.abandoned || c.ctx.Err() != nil {
-			c.finish(job, ErrUnknown)
+// start begins calls for the jobs that are ready, as many as may run. The caller holds mu.
+func (c *cleaner) start() {
+	for c.ctx.Err() == nil && c.quick < maxQuickCleans && c.quick+c.slow < maxCleans {
+		queue := &c.fresh
+		if len(c.fresh) == 0 {
+			queue = &c.again
+		}
+		if len(*queue) == 0 {
+			return
+		}
+		job := (*queue)[0]
+		(*queue)[0] = nil
+		if *queue = (*queue)[1:]; len(*queue) == 0 {
+			*queue = nil
+		}
+		job.ready = false
+		if job.ended {
 			continue
 		}
-		c.mu.Unlock()
-		ctx, cancel := context.WithTimeout(c.ctx, cleanTimeout)
-		err := c.driver.Release(ctx, job.grant)
-		cancel()
-		c.mu.Lock()
-		c.judge(job, err)
+		c.quick++
+		c.running.Add(1)
+		go c.run(job)
 	}
-	c.workers--
 }
 
-// judge decides after a try whether the job is done. The caller holds c.mu.
-func (c *cleaner) judge(job *cleanJob, err error) {
+// run makes one call for job.
+func (c *cleaner) run(job *cleanJob) {
+	defer c.running.Done()
+	isSlow := false
+	slow := time.AfterFunc(slowClean, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if job.ended || isSlow {
+			return
+		}
+		isSlow = true
+		c.quick--
+		c.slow++
+		c.start()
+	})
+	ctx, cancel := context.WithTimeout(c.ctx, cleanTimeout)
+	err := c.client.driver.Release(ctx, job.grant)
+	cancel()
+	slow.Stop()
+	now := c.client.set.Clock.Now()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if isSlow {
+		c.slow--
+	} else {
+		isSlow = true // the timer may be on its way
+		c.quick--
+	}
+	c.judge(job, err, now)
+	c.start()
+}
+
+// judge decides after a call whether the job is done. The caller holds mu.
+func (c *cleaner) judge(job *cleanJob, err error, now instant) {
 	job.attempts++
 	job.err = err
-	looked := errors.Is(err, ErrNotHeld)
-	resolved := err == nil || errors.Is(err, ErrClosed) || errors.Is(err, ErrUnsupported) ||
-		looked && (job.known == granted || c.closing || time.Since(job.started) > job.grant.TTL)
-	if resolved || job.abandoned || c.ctx.Err() != nil {
+	age := now.Sub(job.started)
+	switch {
+	case job.ended:
+	case err == nil, errors.Is(err, ErrNotHeld) && (job.known == granted || c.closing || age > job.grant.TTL):
 		c.finish(job, err)
-		return
+	case c.ctx.Err() != nil:
+		c.finish(job, err)
+	case !errors.Is(err, ErrNotHeld) && final(err), age > job.grant.TTL+afterlife:
+		c.abandon(job, err)
+	default:
+		c.enqueueAfter(job, min(firstCleanBackoff<<min(job.attempts-1, 10), maxCleanBackoff))
 	}
-	c.enqueueAfter(job, min(firstCleanBackoff<<min(job.attempts-1, 10), maxCleanBackoff))
 }
 
-// finish ends job. The caller holds c.mu.
+// final reports whether an answer will be the same next time.
+func final(err error) bool {
+	for _, definite := range []error{
+		ErrUnsupported, ErrMisconfigured, ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrLimitMismatch, ErrHistoryLost,
+		ErrClosed, ErrTier,
+	} {
+		if errors.Is(err, definite) {
+			return true
+		}
+	}
+	return false
+}
+
+// abandon ends a job that has not come to its end. The caller holds mu.
+func (c *cleaner) abandon(job *cleanJob, err error) {
+	c.client.tell(job.ctx, Event{
+		Type: EventAbandoned, Name: strings.TrimPrefix(job.grant.Name, c.client.set.prefix), Kind: job.grant.Kind,
+		HoldID: job.grant.HoldID, Err: err,
+	})
+	c.finish(job, err)
+}
+
+// finish ends job. The caller holds mu.
 func (c *cleaner) finish(job *cleanJob, err error) {
-	job.err = err
-	delete(c.jobs, cleanKey{job.grant.Name, job.grant.RequestID})
+	job.err, job.ended = err, true
+	delete(c.jobs, job)
 	close(job.done)
-	if c.closing && len(c.jobs) == 0 {
-		c.empty.Do(func() { close(c.drained) })
+	if c.drained != nil && len(c.jobs) == 0 {
+		close(c.drained)
+		c.drained = nil
 	}
 }
 
-// close tries every waiting job at once and goes on until all are done or ctx ends.
-func (c *cleaner) close(ctx context.Context) error {
+// close tries every waiting job at once and goes on until all are done or ctx ends. It returns how many are left.
+func (c *cleaner) close(ctx context.Context) (left int) {
 	c.mu.Lock()
 	c.closing = true
+	drained := make(chan struct{})
 	if len(c.jobs) == 0 {
-		c.empty.Do(func() { close(c.drained) })
+		close(drained)
+	} else {
+		c.drained = drained
 	}
-	for _, job := range c.jobs {
+	for job := range c.jobs {
 		if job.timer != nil && job.timer.Stop() {
 			c.enqueue(job)
 		}
 	}
 	c.mu.Unlock()
-
-	var err error
 	select {
-	case <-c.drained:
+	case <-drained:
 	case <-ctx.Done():
-		c.mu.Lock()
-		err = fmt.Errorf("%w: %d locks could not be given back and end with their TTL: %w",
-			ErrUnknown, len(c.jobs), ctx.Err())
-		c.mu.Unlock()
 	}
-	c.stop()
 	c.mu.Lock()
-	for _, job := range c.jobs {
-		if job.timer != nil && job.timer.Stop() {
-			c.finish(job, job.err)
+	defer c.mu.Unlock()
+	c.stop()
+	left = len(c.jobs)
+	for job := range c.jobs {
+		if job.timer != nil {
+			job.timer.Stop()
 		}
+		c.finish(job, ErrClosed)
 	}
-	c.mu.Unlock()
-	c.running.Wait()
-	return err
+	return left
 }

@@ -36,7 +36,6 @@ func (b *bed) client(o fencelock.Options) (*fencelock.Client, *memory.Driver) {
 // over returns a client of the correctness tier over driver, closed at the end of the test.
 func (b *bed) over(driver backend.FencingDriver, o fencelock.Options) *fencelock.Client {
 	b.t.Helper()
-	o.Clock = backend.GoClock()
 	c, err := fencelock.ForCorrectness(driver, &o)
 	if err != nil {
 		b.t.Fatal(err)
@@ -76,7 +75,7 @@ type recorder struct {
 	events []fencelock.Event
 }
 
-func (r *recorder) Observe(e fencelock.Event) {
+func (r *recorder) Observe(_ context.Context, e fencelock.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, e)
@@ -123,3 +122,5 @@ func (s *scripted) Release(ctx context.Context, g backend.Grant) error {
 	}
 	return s.Driver.Release(ctx, g)
 }
+
+func (s *scripted) IssuesFencingTokens() backend.Driver { return s }

@@ -1,6 +1,6 @@
-// Package fencelock is a distributed lock that tells the truth: a holder learns that it lost the lock before anybody else
-// can hold it, a waiter leaves nothing behind, and where a double run would corrupt data, nothing but a lock with fencing
-// tokens is accepted.
+// Package fencelock is a distributed lock that tells the truth: a holder learns that it lost the lock before anybody
+// else can hold it, a waiter leaves nothing behind, and where a double run would corrupt data, nothing but a lock with
+// fencing tokens is accepted.
 //
 // # Tiers
 //
@@ -10,9 +10,9 @@
 //   - Correctness: a double run corrupts data. Only drivers that issue fencing tokens compile: [ForCorrectness]. Where the
 //     driver comes from configuration, the same rule is checked at startup: [OpenURL].
 //
-// No lock alone can protect data. A process can be paused between its last look at the lock and its write for longer than
-// any lease. The fencing token closes that gap: it grows with every grant, each write carries it, and the resource refuses
-// a token smaller than one it has seen. Package fencing has the resource's side.
+// No lock alone can protect data. A process can be paused between its last look at the lock and its write for longer
+// than any lease. The fencing token closes that gap: it grows with every grant, each write carries it, and the resource
+// refuses a token smaller than one it has seen. Package fencing has the resource's side.
 //
 // # The way of a call
 //
@@ -22,23 +22,23 @@
 //
 // # Kinds of lock
 //
-// An acquire takes the name for itself, unless an option says otherwise: [Shared] beside other readers, [Permits] for some
-// of a number, [Hierarchical] for a path and all below. [Client.AcquireAll] takes several names or none, and [Client.Lead]
-// runs a function on one of all candidates at a time. Each needs a driver that declares it, or is built from what every
-// driver has; what a driver cannot do is [ErrUnsupported] and changes nothing. Fencing tokens protect exclusive holds only:
-// the others carry one for order, marked so that guards refuse it.
+// An acquire takes the name for itself, unless an option says otherwise: [Shared] beside other readers, [Permits] for
+// some of a number, [Hierarchical] for a path and all below. [Client.AcquireAll] takes several names or none, and
+// [Client.Lead] runs a function on one of all candidates at a time. Each needs a driver that declares it, or is built
+// from what every driver has; what a driver cannot do is [ErrUnsupported] and changes nothing. Fencing tokens protect
+// exclusive holds only: the others carry one for order, marked so that guards refuse it.
 //
-// One line of work is known by its context: an acquire with the context that a lease gives out happens under that lease.
-// [Reentrant] gets another lease of the same hold that way, a wait that could never end is [ErrDeadlock], and
+// One line of work is known by its context: an acquire with the context that a lease gives out happens under that
+// lease. [Reentrant] gets another lease of the same hold that way, a wait that could never end is [ErrDeadlock], and
 // [Options].Order checks the order in which locks are taken.
 //
 // # Time
 //
-// A lease is believed until its deadline: the instant just before the request (or renewal) that the service confirmed was
-// sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term. Within that time no other client
-// can hold the lock, unless the service itself loses data or its clock jumps, which only fencing covers. [Lease.Context]
-// ends at the deadline at the latest, whatever any network call is doing. A failed renewal is no loss: renewals are
-// retried until the deadline.
+// A lease is believed until its deadline: the instant just before the request (or renewal) that the service confirmed
+// was sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term. Within that time no other
+// client can hold the lock, unless the service itself loses data or its clock jumps, which only fencing covers.
+// [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is no loss:
+// renewals are retried until the deadline.
 //
 // # Context
 //

@@ -16,7 +16,7 @@ var (
 	ErrLost = errors.New("lock was lost")
 	// ErrNotHeld: there is nothing to release: it was released before, or its hold is gone.
 	ErrNotHeld = backend.ErrNotHeld
-	// ErrTier: the driver cannot serve the tier. A *TierError is in the chain.
+	// ErrTier: the driver cannot serve the tier. A *CapabilityError is in the chain.
 	ErrTier = errors.New("driver cannot serve this tier")
 	// ErrUnsupported: the driver does not do this. The same value as errors.ErrUnsupported.
 	ErrUnsupported = backend.ErrUnsupported
@@ -27,7 +27,7 @@ var (
 	// ErrMisconfigured: the service's settings make it unfit for locks. A *ConfigError is in the chain.
 	ErrMisconfigured = backend.ErrMisconfigured
 	// ErrDeadlock: waiting would close a cycle of holders that wait for each other, or goes against Options.Order. A
-	// *DeadlockError or an *OrderError is in the chain.
+	// *DeadlockError is in the chain.
 	ErrDeadlock = backend.ErrDeadlock
 	// ErrLimitMismatch: the name is in use with another kind, or another limit of permits.
 	ErrLimitMismatch = backend.ErrLimitMismatch
@@ -37,8 +37,13 @@ var (
 	ErrInvalidTTL = backend.ErrInvalidTTL
 	// ErrInvalidOption: another option has a value that cannot be meant. An *InvalidError is in the chain.
 	ErrInvalidOption = backend.ErrInvalidOption
+	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or replaced. A
+	// *HistoryError is in the chain.
+	ErrHistoryLost = backend.ErrHistoryLost
 	// ErrClosed: the client was closed.
 	ErrClosed = backend.ErrClosed
+	// ErrCompacted: the service no longer keeps what happened since the revision that Since names.
+	ErrCompacted = backend.ErrCompacted
 )
 
 // Error types to inspect with errors.As; they are those of package backend.
@@ -51,6 +56,8 @@ type (
 	InvalidError = backend.InvalidError
 	// ConfigError names the setting of the service that makes it unfit.
 	ConfigError = backend.ConfigError
+	// HistoryError names the sign by which a service that has lost its history was noticed.
+	HistoryError = backend.HistoryError
 	// CallError says which call on which name failed.
 	CallError = backend.CallError
 	// Reason says why a hold was lost.
@@ -63,6 +70,8 @@ const (
 	ReasonSessionExpired = backend.ReasonSessionExpired
 	ReasonForceReleased  = backend.ReasonForceReleased
 	ReasonEvicted        = backend.ReasonEvicted
+	ReasonHistoryLost    = backend.ReasonHistoryLost
+	ReasonReplaced       = backend.ReasonReplaced
 	ReasonClosed         = backend.ReasonClosed
 )
 
@@ -87,33 +96,29 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 func (e *LostError) Unwrap() error { return e.Err }
 
-// TierError is ErrTier: which driver cannot serve which tier, and what it lacks.
-type TierError struct {
-	Driver string
-	Tier   Tier
-	Lacks  string // what is missing, in words
-}
-
-func (e *TierError) Error() string {
-	return fmt.Sprintf("driver %s cannot serve the %s tier: %s", e.Driver, e.Tier, e.Lacks)
-}
-
-// Is reports true for ErrTier.
-func (e *TierError) Is(target error) bool { return target == ErrTier }
-
-// CapabilityError is ErrUnsupported at construction: the driver lacks something that Options.Require names, or that an
-// acquire option needs.
+// CapabilityError says what a driver lacks in its present configuration. It is ErrTier where the driver cannot serve a
+// tier, and ErrUnsupported where it lacks what Options.Require, an acquire option or a call needs.
 type CapabilityError struct {
 	Driver  string
-	Missing backend.Capabilities
+	Tier    Tier                 // the tier that it cannot serve; 0: the matter is not one of tiers
+	Missing backend.Capabilities // which of its capabilities are missing, if it is those
+	Lacks   string               // what is missing, in words, for a tier
 }
 
 func (e *CapabilityError) Error() string {
+	if e.Tier != 0 {
+		return fmt.Sprintf("driver %s cannot serve the %s tier: %s", e.Driver, e.Tier, e.Lacks)
+	}
 	return fmt.Sprintf("driver %s does not support: %s", e.Driver, e.Missing)
 }
 
-// Is reports true for ErrUnsupported.
-func (e *CapabilityError) Is(target error) bool { return target == ErrUnsupported }
+// Is reports true for ErrTier where a tier is named, and for ErrUnsupported elsewhere.
+func (e *CapabilityError) Is(target error) bool {
+	if e.Tier != 0 {
+		return target == ErrTier
+	}
+	return target == ErrUnsupported
+}
 
 // callError wraps err with the call and the name, unless a driver has done so already.
 func callError(call, name string, err error) error {

@@ -143,7 +143,7 @@ func ExampleOptions_order() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// fencelock: acquire "a": waiting would deadlock: "a" is wanted while "b" is held, against Options.Order
+	// fencelock: acquire "a": waiting would deadlock: "a" stands before "b", which is held, in the order of locks
 }
 
 // A store that cannot check tokens gets ten seconds for the writes of a holder that died.
@@ -161,7 +161,7 @@ func ExampleOptions_lockDelay() {
 func ExampleClient_Watch() {
 	ctx := context.Background()
 	a, b := open(nil)
-	before, _ := b.Holder(ctx, "stock/1")
+	before, _ := b.Look(ctx, "stock/1")
 	_, _ = a.Acquire(ctx, "stock/1")
 	_ = b.ForceRelease(ctx, "stock/1", "pod 7f9c is gone")
 	n := 0

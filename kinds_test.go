@@ -145,7 +145,6 @@ func TestLockDelayBelongsToTheTTL(t *testing.T) {
 		for _, o := range []fencelock.Options{
 			{LockDelay: -time.Second}, {LockDelay: 365 * 24 * time.Hour}, {TTL: time.Second, LockDelay: 366 * 24 * time.Hour},
 		} {
-			o.Clock = backend.GoClock()
 			_, err := fencelock.ForCorrectness(b.store.Driver(), &o)
 			if !errors.Is(err, fencelock.ErrInvalidOption) && !errors.Is(err, fencelock.ErrInvalidTTL) {
 				t.Errorf("LockDelay %v: %v", o.LockDelay, err)

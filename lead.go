@@ -10,64 +10,82 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// ErrResign is what the function given to Lead returns to give the leadership up and stand again, behind those who wait.
+// ErrResign is what the function given to Lead returns to give the leadership up and stand again, behind those who
+// wait.
 var ErrResign = errors.New("resigned")
 
-// Lead stands for election under name and runs fn while it leads: one of all who call Lead with the name does at a time. fn
-// gets a context that ends when ctx ends or, with a *LostError as its cause, before another candidate can lead; Lead waits
-// for fn to return. After a loss it stands again, as it does when the lock service cannot be reached for a while.
+// Lead stands for election under name and runs fn while it leads: one of all who call Lead with the name does at a
+// time. fn gets a context that ends when ctx ends or, with a *LostError as its cause, before another candidate can
+// lead; Lead waits for fn to return. After a loss it stands again, as it does when the lock service cannot be reached
+// for a while, always after a short pause.
 //
-// Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when an
-// acquire fails for a reason that does not pass, such as an invalid name. What fn returns after a loss is its way of
-// stopping and is not looked at.
+// Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when
+// an acquire fails for a reason that does not pass, such as an invalid name or a client that was closed. What fn
+// returns after a loss of the leadership is its way of stopping and is not looked at; the loss of another lock is a
+// result like any other.
 //
-// An election is a lock: in the correctness tier the lease's token is the term, and writes that carry it are refused once
-// there is a later leader. In the efficiency tier two leaders may believe in themselves after a failover of the service.
-// Candidates use the same options; WaitAtMost bounds each time of standing.
+// An election is a lock: in the correctness tier the lease's token is the term, and writes that carry it are refused
+// once there is a later leader. In the efficiency tier two leaders may believe in themselves after a failover of the
+// service. Candidates use the same options; WaitAtMost bounds each time of standing. Reentrant is not for elections:
+// who resigns must give the leadership up.
 func (c *Client) Lead(
 	ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption,
 ) error {
 	if fn == nil {
 		return callError("lead", name, invalidOption("function", "nil", "it is nil"))
 	}
+	if o, err := collect(opts); err == nil && o.reentrant {
+		return callError("lead", name, invalidOption("Reentrant", "with Lead", "who resigns gives the leadership up"))
+	}
 	for faults := 0; ; {
 		lease, err := c.Acquire(ctx, name, opts...)
-		switch {
-		case err == nil:
-			faults = 0
-		case ctx.Err() != nil || !passes(err):
-			return err
-		default:
-			faults++
-			if ended := sleep(ctx, electionPause(faults)); ended != nil {
-				return callError("lead", name, errors.Join(ended, err))
+		if err == nil {
+			var again bool
+			if again, err = c.rule(ctx, lease, fn); !again {
+				return err
 			}
-			continue
+			faults = 3 // on a driver without a queue, whoever resigned would be the first to try again
+		} else if ctx.Err() != nil || !passes(err) {
+			return err
 		}
-		err = run(ctx, lease, func(ctx context.Context) error { return fn(ctx, lease) })
-		lost := errors.Is(lease.Err(), ErrLost) || errors.Is(err, ErrLost)
-		switch {
-		case ctx.Err() != nil, !lost && !errors.Is(err, ErrResign):
-			return err
-		case !lost:
-			// On a driver without a queue, whoever resigned would be the first to try again.
-			if ended := sleep(ctx, electionPause(4)); ended != nil {
-				return callError("lead", name, ended)
-			}
+		faults++
+		if ended := sleep(ctx, c.electionPause(faults)); ended != nil {
+			return callError("lead", name, errors.Join(ended, err))
 		}
 	}
 }
 
-// passes tells whether a failed acquire may do later.
-func passes(err error) bool {
-	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrUnknown)
+// rule runs fn once, and reports whether to stand again.
+func (c *Client) rule(
+	ctx context.Context, lease *Lease, fn func(ctx context.Context, lease *Lease) error,
+) (again bool, err error) {
+	began := c.observedNow()
+	lease.of.tell(Event{Type: EventElected})
+	lost := false
+	err = c.run(ctx, Leases{lease}, func(ctx context.Context) error {
+		err := fn(ctx, lease)
+		lost = errors.Is(lease.Err(), ErrLost)
+		return err
+	})
+	if c.observed() {
+		lease.of.tell(Event{Type: EventDeposed, Held: c.observedNow().Sub(began), Err: err})
+	}
+	switch {
+	case ctx.Err() != nil, !lost && !errors.Is(err, ErrResign):
+		return false, err
+	}
+	return true, nil
 }
 
-// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to a second and a half, between half and
-// all of it.
-func electionPause(n int) time.Duration {
+// passes tells whether a failed acquire may succeed later. What a driver did not classify does: a leader that gives up
+// for ever is worse than one that asks again in a second.
+func passes(err error) bool { return !final(err) && !errors.Is(err, ErrDeadlock) }
+
+// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to a second and a half, between half
+// and all of it.
+func (c *Client) electionPause(n int) time.Duration {
 	d := 50 * time.Millisecond << min(n-1, 5)
-	return d/2 + rand.N(d/2)
+	return time.Duration(float64(d) * (1 + c.chance()) / 2)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -81,10 +99,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Leader tells who leads at this moment: whoever holds the lock of the election. Nobody does: ErrNotHeld. It says nothing
-// about the next moment; a leader proves itself by its token alone.
+// Leader tells who leads at this moment: whoever holds the lock of the election. Nobody does: ErrNotHeld. It says
+// nothing about the next moment; a leader proves itself by its token alone.
 func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
-	info, err := c.Holder(ctx, name)
+	info, err := c.Look(ctx, name)
 	switch {
 	case err != nil:
 		return Holder{}, err
@@ -97,14 +115,14 @@ func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
 // leaderPoll is how often Leaders looks where the driver does not tell.
 const leaderPoll = time.Second
 
-// Leaders yields the present leader, and then each change, until ctx ends or the service fails, which it yields last. The
-// zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is. It is told
-// by the service with CapWatchReplay, and asks it about every second otherwise.
+// Leaders yields the present leader, and then each change, until ctx ends or the service fails, which it yields last.
+// The zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is. It
+// is told by the service with CapWatchReplay, and asks it about every second otherwise.
 func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, error] {
 	return func(yield func(Holder, error) bool) {
 		var last Holder
 		for first := true; ; first = false {
-			info, err := c.Holder(ctx, name)
+			info, err := c.Look(ctx, name)
 			if err != nil {
 				yield(Holder{}, err)
 				return
@@ -113,7 +131,7 @@ func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, err
 			if len(info.Holders) > 0 {
 				now = info.Holders[0]
 			}
-			if first || now.RequestID != last.RequestID || now.Token != last.Token {
+			if first || now.HoldID != last.HoldID || now.Token != last.Token {
 				if !yield(now, nil) {
 					return
 				}

@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// A hundred candidates, of which the leader is cut off fifty times and comes back as a candidate: nobody believes that it
-// leads beside another, terms only grow, and there is always a next leader.
+// A hundred candidates, of which the leader is cut off fifty times and comes back as a candidate: nobody believes that
+// it leads beside another, terms only grow, and there is always a next leader.
 func TestElectionUnderKills(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		const candidates, kills = 100, 50

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -11,96 +12,87 @@ import (
 )
 
 // Lease is one hold of one lock. It ends by Release or by loss, and is dead then: never re-used, never revived. It is
-// safe for concurrent use.
+// safe for concurrent use. The zero Lease and a nil one are leases that were never held.
 //
-//	held ──► suspect (a renewal failed, deadline ahead) ──► lost
-//	  ▲──────────┘ renewed                                   ▲
-//	  ├──► released                                          │
-//	  └───────────── deadline, or "not yours" from the service
+//	held ──► ended: released, or lost
+//
+// It is lost when its deadline passes without a renewal that the service confirmed, or when the service says that the
+// lock is not held any more. A renewal that fails is no loss: it is tried again until the deadline.
 type Lease struct {
-	client *Client
-	name   string
-	renew  bool
-	values context.Context // the acquire's: the lease's context carries its values
-	call   call            // the acquire, while it is in flight
+	of   *hold // nil in the zero Lease
+	line line  // the work that it is taken under
 
-	// The following fields are protected by client.heart.mu, after heart.add.
+	over atomic.Pointer[error] // set when this lease was released or replaced, though the hold may go on
+	left atomic.Bool           // Release was called
+
+	// The following fields are protected by of.mu.
 
 	ctx    context.Context // ends with the lease; nil until somebody asks for it
 	cancel context.CancelCauseFunc
-
-	grant    backend.Grant
-	since    backend.Instant // when it was acquired, for observers
-	deadline backend.Instant // local and conservative: the hold is not believed beyond
-	nextAt   backend.Instant // when heart looks at it next: a renewal is due, or the deadline
-	index    int             // in heart's heap; -1 if not there
-	state    leaseState
-	lost     *LostError      // set in state lost, or before heart.add by an early push
-	renewing chan struct{}   // not nil while a renewal is in flight; closed when it ends
-	leastTTL time.Duration   // the shortest TTL of a renewal whose outcome is unknown; 0: none. See heart.settle
-	uncut    backend.Instant // the deadline before an Extend to less that is under way; 0: none is
-
-	again again  // what Reentrant makes of it
-	agent string // the line of work: backend.Request.Agent
+	joint  *joint // see Leases.Context
 }
 
-type leaseState uint8
-
-const (
-	stateNew leaseState = iota
-	stateHeld
-	stateSuspect
-	stateReleased
-	stateLost
-)
-
-// hold returns the lease that stands for the hold itself: l, or the one that l was taken under with Reentrant.
-func (l *Lease) hold() *Lease {
-	if l.again.of != nil {
-		return l.again.of
-	}
-	return l
-}
-
-func newLease(ctx context.Context, c *Client, name string, renew bool) *Lease {
-	return &Lease{client: c, name: name, renew: renew, values: ctx, index: -1}
-}
+// zero reports whether nothing was ever held.
+func (l *Lease) zero() bool { return l == nil || l.of == nil }
 
 // Name returns the name that was acquired, without the client's namespace.
-func (l *Lease) Name() string { return l.name }
+func (l *Lease) Name() string {
+	if l.zero() {
+		return ""
+	}
+	return l.of.name
+}
 
-// Token returns the fencing token of this hold: pass it with every write. In the efficiency tier it is zero, which every
-// guard refuses. It stays the same for the life of the lease, and after.
+// Token returns the fencing token of this hold: pass it with every write. In the efficiency tier it is zero, which
+// every guard refuses. It stays the same for the life of the lease, and after.
 func (l *Lease) Token() fencing.Token {
-	if l.client.tier != Correctness {
+	if l.zero() {
 		return 0
 	}
-	return l.hold().grant.Token
+	return l.of.token()
 }
 
 // TokenSpace names the cluster that issued the token, for guards that trust one cluster only. Empty in the efficiency
 // tier.
 func (l *Lease) TokenSpace() string {
-	if l.client.tier != Correctness {
+	if l.zero() || l.of.client.tier != Correctness {
 		return ""
 	}
-	return l.client.driver.Describe().TokenSpace
+	return l.of.client.driver.Describe().TokenSpace
+}
+
+// Claim returns what a guard checks before a write to resource: the token, and the space that it belongs to.
+func (l *Lease) Claim(resource string) fencing.Claim {
+	return fencing.Claim{Resource: resource, Token: l.Token(), Space: l.TokenSpace()}
 }
 
 // Owner returns the owner text that others see while the lock is held.
-func (l *Lease) Owner() string { return l.client.set.Owner }
+func (l *Lease) Owner() string {
+	if l.zero() {
+		return ""
+	}
+	return l.of.client.set.Owner
+}
 
-// RequestID returns the identity of this hold: what was given with the option RequestID, or a random one.
-func (l *Lease) RequestID() string { return l.hold().grant.RequestID }
+// HoldID names the hold in logs and events, and to those who look at the lock (Holder.HoldID). Nothing can be done with
+// it. It is the same for every hold that is taken with the same RequestID, and random otherwise.
+func (l *Lease) HoldID() string {
+	if l.zero() {
+		return ""
+	}
+	return l.of.grant.HoldID
+}
 
-// Grant returns what the driver granted, for the driver's escape hatches (etcd's OwnerCmp for example). In the efficiency
-// tier its token is zero.
+// Grant returns what the driver granted, for the driver's escape hatches (etcd's OwnerCmp for example). In the
+// efficiency tier its token is zero. It holds the secret key of the hold: do not log it whole.
 func (l *Lease) Grant() backend.Grant {
-	h := &l.client.heart
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	g := l.hold().grant
-	g.Token = l.Token()
+	if l.zero() {
+		return backend.Grant{}
+	}
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	g := l.of.grant
+	g.Token = l.of.token()
 	return g
 }
 
@@ -109,15 +101,21 @@ func (l *Lease) Grant() backend.Grant {
 // acquire with this context, or one made from it, is known to happen under the lease: see Reentrant, ErrDeadlock and
 // Options.Order.
 func (l *Lease) Context() context.Context {
-	h := &l.client.heart
+	if l.zero() {
+		ended, cancel := context.WithCancelCause(context.Background())
+		cancel(ErrNotHeld)
+		return ended
+	}
+	h := l.of
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if l.ctx == nil {
-		under := context.WithValue(context.WithoutCancel(l.values), leaseKey{}, l)
-		l.ctx, l.cancel = context.WithCancelCause(under)
-		if hold := l.hold(); hold.state == stateLost {
-			l.cancel(hold.lost)
-		} else if l.errLocked() != nil {
+		l.ctx, l.cancel = l.line.under(l)
+		lost := (*LostError)(nil)
+		switch err := l.overOrCause(); {
+		case errors.As(err, &lost):
+			l.cancel(lost)
+		case err != nil:
 			l.cancel(nil)
 		}
 	}
@@ -127,200 +125,231 @@ func (l *Lease) Context() context.Context {
 // Deadline returns the time until which the lease may be believed without another renewal. It moves with each renewal
 // and lies before the end of the service's own TTL by the safety margin.
 func (l *Lease) Deadline() time.Time {
-	h := &l.client.heart
-	h.mu.Lock()
-	left := l.hold().deadline.Sub(l.client.set.Clock.Now())
-	h.mu.Unlock()
-	return time.Now().Add(left)
+	if l.zero() {
+		return time.Time{}
+	}
+	return time.Now().Add(l.of.believedUntil().Sub(l.of.client.set.Clock.Now()))
 }
 
 // Err returns nil while the lease is held, a *LostError after loss, and ErrNotHeld after release. It reads the clock
 // itself, so it is exact even if timers were late: the last thing to ask before an act that cannot be fenced.
 func (l *Lease) Err() error {
-	h := &l.client.heart
-	h.mu.Lock()
-	lost := h.expire(l.hold())
-	err := l.errLocked()
-	h.mu.Unlock()
-	if lost {
-		h.announceLoss(l.hold())
-	}
-	return err
-}
-
-// errLocked says whether l is dead. The caller holds heart.mu.
-func (l *Lease) errLocked() error {
-	if l.again.left {
+	if l.zero() {
 		return ErrNotHeld
 	}
-	return l.hold().endedLocked()
-}
-
-// endedLocked says whether a hold is over. The caller holds heart.mu.
-func (l *Lease) endedLocked() error {
-	switch l.state {
-	case stateReleased:
-		return ErrNotHeld
-	case stateLost:
-		return l.lost
+	if over := l.over.Load(); over != nil {
+		return *over
 	}
-	return nil
+	return l.of.ended()
 }
 
-// lateGrace is how long a call goes on with a context that has already ended: long enough for a healthy service, short
-// enough to count as "at once".
-const lateGrace = 40 * time.Millisecond
+// overOrCause says why the lease is dead, if it is known to be. It does not look at the clock.
+func (l *Lease) overOrCause() error {
+	if over := l.over.Load(); over != nil {
+		return *over
+	}
+	return l.of.causeOrNil()
+}
 
-// Release gives the lock back; of several leases of one hold (Reentrant), the last one does. It returns nil if the service
-// confirmed; ErrLost at once if the lease was lost before or the service has given the lock to somebody else; ErrNotHeld
-// if it was released before. On any other error the release goes on in the background, detached from ctx, until the
-// outcome is known: a cancelled request never leaves its lock behind. The lease is dead in every case.
+// releaseGrace is how long a release goes on in the foreground after its context has ended: long enough for a healthy
+// service, short enough for a program that is being stopped.
+const releaseGrace = 500 * time.Millisecond
+
+// Release gives the lock back; of several leases of one hold (Reentrant), the last one does. It returns nil if the
+// service confirmed; ErrLost at once if the lease was lost before or the service has given the lock to somebody else;
+// ErrNotHeld if it was released before. On any other error the release goes on in the background until the outcome is
+// known, or the service has ended the hold by its TTL. The lease is dead in every case.
+//
+// The context may have ended already: the release is sent all the same, and Release returns at most a second after the
+// end of ctx, whatever the network does. So this is the idiom:
+//
+//	defer lease.Release(ctx)
 func (l *Lease) Release(ctx context.Context) error {
-	err := l.release(ctx)
-	if err != nil {
-		return callError("release", l.name, err)
+	if l.zero() {
+		return callError("release", "", ErrNotHeld)
+	}
+	if err := l.release(ctx); err != nil {
+		return callError("release", l.of.name, err)
 	}
 	return nil
 }
 
 func (l *Lease) release(ctx context.Context) error {
-	h := &l.client.heart
+	h, c := l.of, l.of.client
+	now := c.set.Clock.Now()
+	l.left.Store(true)
 	h.mu.Lock()
-	hold := l.hold()
-	lost := h.expire(hold)
-	err := l.errLocked()
-	last := err == nil && l.leave()
-	if last {
-		hold.state = stateReleased
-		h.drop(hold)
-	}
-	cancel := l.cancel
-	h.mu.Unlock()
-	if lost {
-		h.announceLoss(hold)
-	}
+	tell := h.expire(now)
+	err := l.overOrCause()
 	if err != nil {
-		if lostError := (*LostError)(nil); l == hold && errors.As(err, &lostError) && lostError.Reason == ReasonExpired {
+		if lost := (*LostError)(nil); errors.As(err, &lost) && lost.Reason == ReasonExpired && l.over.Load() == nil {
 			// The service may still keep our entry. Nobody needs it any more: the holder has just said so.
-			l.client.cleaner.add(l.grant, granted)
+			h.clean(0)
 		}
+		l.letGo()
+		h.mu.Unlock()
+		c.heart.announce(&tell, now)
 		return err
 	}
-	if cancel != nil {
-		cancel(nil)
-	}
-	if !last {
+	l.over.Store(&errNotHeld)
+	if len(h.leases) > 1 {
+		h.leave(l)
+		cancel := l.cancel
+		l.letGo()
+		h.mu.Unlock()
+		if cancel != nil {
+			cancel(nil)
+		}
 		return nil
 	}
-	return hold.end(ctx)
+	c.work.enter(&h.release)
+	defer c.work.leave(&h.release)
+	tell = h.end(ErrNotHeld)
+	l.letGo()
+	h.mu.Unlock()
+	tell.cancel()
+	return h.finish(ctx)
 }
 
-// end gives the hold back and tells the observer.
-func (l *Lease) end(ctx context.Context) error {
-	c := l.client
-	held := c.observedNow().Sub(l.since)
+// letGo drops what a released lease would keep of those that it was taken under. The caller holds of.mu.
+func (l *Lease) letGo() {
+	l.line.leases, l.ctx, l.cancel, l.joint = nil, nil, nil, nil
+}
 
-	err := l.giveBack(ctx)
+// errNotHeld is ErrNotHeld, where a pointer is needed.
+var errNotHeld = ErrNotHeld
+
+// finish gives a hold back that has ended by release, and tells the observer.
+func (h *hold) finish(ctx context.Context) error {
+	c := h.client
+	began := c.observedNow()
+	err := h.giveBack(ctx)
 	if notHeld := (*backend.NotHeldError)(nil); errors.Is(err, ErrNotHeld) {
-		lostError := &LostError{Name: l.name, Token: l.Token(), Reason: ReasonEvicted, Err: err}
+		reason := ReasonEvicted
 		if errors.As(err, &notHeld) && notHeld.Reason != "" {
-			lostError.Reason = notHeld.Reason
+			reason = notHeld.Reason
 		}
-		err = lostError
+		err = h.lostFor(reason, err)
 	}
-	if c.set.Observer != nil {
-		c.set.Observer.Observe(Event{
-			Type: EventReleased, Name: l.name, Owner: c.set.Owner, Token: l.Token(), Held: held, Err: err,
-		})
+	if c.observed() {
+		h.tell(Event{Type: EventReleased, Held: began.Sub(h.since), Took: c.observedNow().Sub(began), Err: err})
 	}
 	return err
 }
 
-// giveBack releases in the service: with ctx while it lives, and in the background for what that leaves open.
-func (l *Lease) giveBack(ctx context.Context) error {
-	c := l.client
-	if ctx.Err() == nil {
-		bounded, cancel := context.WithTimeout(ctx, max(l.grant.TTL, time.Second))
-		defer cancel()
-		err := c.driver.Release(bounded, l.grant)
-		if err == nil || errors.Is(err, ErrNotHeld) {
-			return err
-		}
-		c.cleaner.add(l.grant, granted)
+// giveBack releases in the service: while ctx lives, then for a moment longer, and in the background for what that
+// leaves open.
+func (h *hold) giveBack(ctx context.Context) error {
+	err := h.tryGiveBack(ctx, max(h.grant.TTL, time.Second))
+	if err == nil || errors.Is(err, ErrNotHeld) {
 		return err
 	}
-	job := c.cleaner.add(l.grant, granted)
-	grace := time.NewTimer(lateGrace)
-	defer grace.Stop()
-	select {
-	case <-job.done:
-		return job.err
-	case <-grace.C:
-		return fmt.Errorf("%w, the release goes on in the background: %w", ErrUnknown, ctx.Err())
+	if ctx.Err() != nil {
+		again := h.tryGiveBack(context.WithoutCancel(ctx), releaseGrace)
+		if again == nil || errors.Is(again, ErrNotHeld) {
+			return nil // what the first try did, if not this one
+		}
+		err = fmt.Errorf("%w, the release goes on in the background: %w: %w", ErrUnknown, endOf(ctx), again)
 	}
+	h.mu.Lock()
+	h.clean(0)
+	h.mu.Unlock()
+	return err
 }
 
-// Extend sets the lease length to d from now on, and renews at once: for callers who renew by hand (NoRenew), and for
-// work that turns out longer. On error the old deadline stands, or an earlier one if a shorter length may have been taken
-// over; ErrLost or ErrNotHeld if the lease is dead. Some drivers grant another length than d: see Deadline.
-func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
-	c := l.client
-	if err := c.set.validateTTL(c.driver.Describe(), d); err != nil {
-		return callError("extend", l.name, err)
+func (h *hold) tryGiveBack(ctx context.Context, atMost time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	if err := l.beginRenewal(ctx); err != nil {
-		return callError("extend", l.name, err)
-	}
-	l = l.hold()
-	g, began, left := c.heart.beginExtend(l, d+c.set.LockDelay)
-	bounded, cancel := context.WithTimeout(ctx, left) // beyond the deadline there is nothing to extend
+	bounded, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	err := c.heart.settle(l, began, g.TTL, c.driver.Renew(bounded, []backend.Grant{g})[0])
-	if err != nil {
-		return callError("extend", l.name, err)
+	h.client.work.bound(&h.release, cancel)
+	return h.client.driver.Release(bounded, h.returned())
+}
+
+// extension is an Extend that waits.
+type extension struct {
+	before time.Duration // the length that it changes
+	done   chan error    // gets one answer
+}
+
+// Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that turns out
+// longer. To more, it asks the service at once and waits until that has confirmed; attempts that fail are repeated, and
+// the old deadline stands until one succeeds. To less, it takes effect here and now, and later renewals ask for less;
+// the service may keep the name for the old length if the process dies before that. ErrLost or ErrNotHeld if the lease
+// is dead. If ctx ends first, its error is returned with that of the last attempt; a lease that renews itself goes on
+// asking for d. Some drivers grant another length than d: see Deadline.
+func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
+	if l.zero() {
+		return callError("extend", "", ErrNotHeld)
+	}
+	if err := l.extend(ctx, d); err != nil {
+		return callError("extend", l.of.name, err)
 	}
 	return nil
 }
 
-// beginRenewal waits until no other renewal of the lease is in flight and claims that place. Two renewals with different
-// TTLs at once could end in either order.
-func (l *Lease) beginRenewal(ctx context.Context) error {
-	h, hold := &l.client.heart, l.hold()
-	for {
-		h.mu.Lock()
-		lost := h.expire(hold)
-		err := l.errLocked()
-		other := hold.renewing
-		if err == nil && other == nil {
-			hold.renewing = make(chan struct{})
+func (l *Lease) extend(ctx context.Context, d time.Duration) error {
+	h, c := l.of, l.of.client
+	if err := c.set.validateTTL(c.driver.Describe(), d); err != nil {
+		return err
+	}
+	if err := endOf(ctx); err != nil {
+		return err // nothing was sent, and nothing changes
+	}
+	if err := l.Err(); err != nil {
+		return err
+	}
+	now, ttl := c.set.Clock.Now(), d+c.set.LockDelay
+	h.mu.Lock()
+	if err := l.overOrCause(); err != nil {
+		h.mu.Unlock()
+		return err
+	}
+	if until := now.Add(h.validity(ttl)); until < h.believedUntil() {
+		h.ttl, h.grant.TTL = ttl, ttl
+		h.deadline.Store(int64(until))
+		if at, early := h.renewalDue(now, c.spread()); !h.renewing {
+			c.heart.schedule(h, at, early, now)
+		} else {
+			c.heart.schedule(h, until, 0, now)
 		}
 		h.mu.Unlock()
-		if lost {
-			h.announceLoss(hold)
-		}
-		if err != nil || other == nil {
-			return err
-		}
-		select {
-		case <-other: // each attempt is bounded
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		return nil
+	}
+	x := &extension{before: h.ttl, done: make(chan error, 1)}
+	h.ttl = ttl
+	h.extends = append(h.extends, x)
+	if !h.renewing {
+		c.heart.schedule(h, now, 0, now)
+	}
+	h.mu.Unlock()
+	select {
+	case err := <-x.done:
+		return err
+	case <-ctx.Done():
+		return h.abandon(ctx, x)
 	}
 }
 
-// pushedLoss is what the driver calls when it learns of the loss by itself.
-func (l *Lease) pushedLoss(reason Reason) {
-	h := &l.client.heart
+// abandon takes back an Extend whose context ended, unless its answer has come meanwhile.
+func (h *hold) abandon(ctx context.Context, x *extension) error {
 	h.mu.Lock()
-	if l.state == stateNew { // the grant is still on its way to us
-		l.lost = &LostError{Name: l.name, Reason: reason}
-		h.mu.Unlock()
-		return
+	defer h.mu.Unlock()
+	select {
+	case err := <-x.done:
+		return err
+	default:
 	}
-	lost := h.lose(l, reason, nil)
-	h.mu.Unlock()
-	if lost {
-		h.announceLoss(l)
+	for i, other := range h.extends {
+		if other == x {
+			h.extends = append(h.extends[:i], h.extends[i+1:]...)
+			break
+		}
 	}
+	ended := endOf(ctx)
+	if h.lastErr == nil {
+		return fmt.Errorf("%w: %w", ErrUnknown, ended)
+	}
+	return fmt.Errorf("%w: %w", h.lastErr, ended)
 }

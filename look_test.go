@@ -15,14 +15,14 @@ import (
 func TestLooking(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{Namespace: "shop", Owner: "me"})
-		before, err := c.Holder(t.Context(), "stock/1")
+		before, err := c.Look(t.Context(), "stock/1")
 		if err != nil || before.Held || before.Name != "stock/1" {
 			t.Fatalf("Holder of a free name = %+v, %v", before, err)
 		}
 		one := mustAcquire(t, c, "stock/1")
 		two := mustAcquire(t, c, "stock/2", fencelock.Permits(2, 3))
 		mustAcquire(t, c, "other")
-		info, err := c.Holder(t.Context(), "stock/1")
+		info, err := c.Look(t.Context(), "stock/1")
 		if err != nil || !info.Held || info.Name != "stock/1" || info.Holders[0].Owner != "me" ||
 			info.Holders[0].Token != one.Token() {
 			t.Errorf("Holder = %+v, %v", info, err)
@@ -83,7 +83,7 @@ func TestLookingNeedsACapability(t *testing.T) {
 	defer c.Close(context.Background())
 	ctx := t.Context()
 	all := map[string]error{}
-	_, all["holder"] = c.Holder(ctx, "x")
+	_, all["holder"] = c.Look(ctx, "x")
 	_, all["leader"] = c.Leader(ctx, "x")
 	all["force-release"] = c.ForceRelease(ctx, "x", "test")
 	for _, all["list"] = range c.List(ctx, "x") {
@@ -112,7 +112,7 @@ func TestBadArgumentsOfLooking(t *testing.T) {
 	}
 	defer c.Close(context.Background())
 	ctx := t.Context()
-	_, err = c.Holder(ctx, "")
+	_, err = c.Look(ctx, "")
 	wantErr(t, err, fencelock.ErrInvalidName)
 	for _, reason := range []string{"", "a\nb", strings.Repeat("x", fencelock.MaxReasonBytes+1), "\xff"} {
 		wantErr(t, c.ForceRelease(ctx, "x", reason), fencelock.ErrInvalidOption)

@@ -4,78 +4,102 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"slices"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// leaseKey is the key under which a lease's context carries the lease.
-type leaseKey struct{}
+// lineKey is the key under which a context carries its line.
+type lineKey struct{}
 
-// leasesOf yields the leases of c under which ctx runs, the innermost first. Those that have ended are among them.
-func (c *Client) leasesOf(ctx context.Context) iter.Seq[*Lease] {
-	return func(yield func(*Lease) bool) {
-		for {
-			l, _ := ctx.Value(leaseKey{}).(*Lease)
-			if l == nil || l.client == c && !yield(l) {
-				return
-			}
-			ctx = l.values
+// line is one line of work: the leases under which a context's work happens, of any client. It is a value of its own,
+// and not a chain of contexts, so that a lease that was released is no longer kept or looked at.
+type line struct {
+	leases []*Lease        // the innermost last
+	base   context.Context // the values of what the innermost was acquired with, less the lines of the core
+	ctx    context.Context // what Lease.Context returned, if that is what carries the line
+}
+
+// lineOf returns the line of ctx, or nil.
+func lineOf(ctx context.Context) *line {
+	l, _ := ctx.Value(lineKey{}).(*line)
+	return l
+}
+
+// newLine returns the line of an acquire with ctx: those of its leases that have not been released.
+func newLine(ctx context.Context) line {
+	l := line{base: ctx}
+	outer := lineOf(ctx)
+	if outer == nil {
+		return l
+	}
+	if outer.ctx == ctx {
+		l.base = outer.base // straight from Lease.Context: the chain does not grow with each lock that is handed over
+	}
+	for _, lease := range outer.leases {
+		if !lease.left.Load() && !errors.Is(lease.overOrCause(), ErrNotHeld) {
+			l.leases = append(l.leases, lease)
 		}
 	}
+	return l
 }
 
-// again is what a lease knows of others of the same hold. Protected by heart.mu.
-type again struct {
-	of    *Lease   // the first lease of the hold, if that is another one; set at once and never changed
-	inner []*Lease // of the first lease: the others that live
-	left  bool     // this one was released
+// with returns the line of the work under one more lease.
+func (l *line) with(leases ...*Lease) line {
+	all := make([]*Lease, 0, len(l.leases)+len(leases))
+	return line{leases: append(append(all, l.leases...), leases...), base: l.base}
 }
 
-// leave takes l out of its hold, and reports whether it was the last. The caller holds heart.mu.
-func (l *Lease) leave() bool {
-	l.again.left = true
-	hold := l.hold()
-	if i := slices.Index(hold.again.inner, l); i >= 0 {
-		hold.again.inner = slices.Delete(hold.again.inner, i, i+1)
-	}
-	return hold.again.left && len(hold.again.inner) == 0
+// within returns ctx with the line.
+func (l *line) within(ctx context.Context) context.Context {
+	return context.WithValue(ctx, lineKey{}, l)
 }
 
-// under looks at the leases under which ctx runs before the request goes out. It returns another lease of a hold that
+// under returns the context of the work under lease, which was taken along the line. Its end is the caller's matter.
+func (l *line) under(lease *Lease) (context.Context, context.CancelCauseFunc) {
+	inner := new(line)
+	*inner = l.with(lease)
+	ctx, cancel := context.WithCancelCause(inner.within(context.WithoutCancel(l.base)))
+	inner.ctx = ctx
+	return ctx, cancel
+}
+
+// under looks at the leases under which a request is made before it goes out. It returns another lease of a hold that
 // there is already, if the options allow that; an error if the request must fail; and neither to go on.
-func (c *Client) under(ctx context.Context, name string, r *backend.Request, o *acquireOptions) (*Lease, error) {
-	if ctx.Value(leaseKey{}) == nil {
-		r.Agent = r.RequestID
-		return nil, nil
-	}
+func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptions) (*Lease, error) {
 	var same *Lease
 	var held []string
-	for l := range c.leasesOf(ctx) {
-		err := l.Err()
-		r.Agent = l.hold().agent
-		switch {
-		case errors.Is(err, ErrNotHeld):
-		case same == nil && l.hold().grant.Name == r.Name:
-			same = l
-		case err == nil:
-			held = append(held, l.name)
+	for i := len(l.leases) - 1; i >= 0; i-- {
+		lease := l.leases[i]
+		if lease.of.client != c {
+			continue
 		}
-	}
-	if r.Agent == "" { // leases of other clients only
-		r.Agent = r.RequestID
+		err := lease.Err()
+		if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) {
+			continue
+		}
+		switch {
+		case lease.of.grant.Name != r.Name:
+			if err == nil {
+				held = append(held, lease.Name())
+			}
+		case same == nil:
+			same = lease
+		}
+		if err == nil && len(r.Under) < backend.MaxUnder {
+			r.Under = append(r.Under, lease.of.grant.RequestID)
+		}
 	}
 	switch {
 	case same != nil && o.reentrant:
-		return c.reenter(ctx, same, name, r)
-	case same != nil && r.Wait && same.Err() == nil && excludesItself(same.hold().grant.Kind, r.Kind):
+		return c.reenter(*l, same, r)
+	case same != nil && r.Wait && same.Err() == nil && excludesItself(same.of.grant.Kind, r.Kind):
 		return nil, deadlockWith(same)
 	}
 	if c.set.Order != nil && r.Wait {
 		for _, other := range held {
 			if c.set.Order(other, name) >= 0 {
-				return nil, &OrderError{Held: other, Wanted: name}
+				edge := backend.DeadlockEdge{Owner: c.set.Owner, Holds: other, Wants: name}
+				return nil, &DeadlockError{Order: true, Cycle: []backend.DeadlockEdge{edge}}
 			}
 		}
 	}
@@ -89,37 +113,24 @@ func excludesItself(held, wanted backend.Kind) bool {
 
 // deadlockWith is the error of waiting for what the waiter's own lease keeps.
 func deadlockWith(l *Lease) error {
-	return &DeadlockError{Cycle: []backend.DeadlockEdge{{Owner: l.Owner(), Holds: l.name, Wants: l.name}}}
+	return &DeadlockError{Cycle: []backend.DeadlockEdge{{Owner: l.Owner(), Holds: l.Name(), Wants: l.Name()}}}
 }
 
 // reenter returns one more lease of the hold that l is of.
-func (c *Client) reenter(ctx context.Context, l *Lease, name string, r *backend.Request) (*Lease, error) {
-	h, hold := &c.heart, l.hold()
+func (c *Client) reenter(taken line, l *Lease, r *backend.Request) (*Lease, error) {
+	h := l.of
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch kind := hold.grant.Kind; {
-	case hold.endedLocked() != nil:
-		return nil, hold.endedLocked()
+	if err := l.overOrCause(); err != nil {
+		return nil, err
+	}
+	switch kind := h.grant.Kind; {
 	case kind == backend.KindShared && r.Kind == backend.KindExclusive:
 		return nil, fmt.Errorf("a shared hold cannot be taken again exclusively: %w", deadlockWith(l))
-	case (kind == backend.KindPermits || r.Kind == backend.KindPermits) &&
-		(kind != r.Kind || hold.grant.Permits != r.Permits || hold.grant.Limit != r.Limit):
+	case (kind == backend.KindPermits || r.Kind == backend.KindPermits) && h.fits(r) != nil:
 		return nil, ErrLimitMismatch
 	}
-	inner := newLease(ctx, c, name, hold.renew)
-	inner.again.of = hold
-	hold.again.inner = append(hold.again.inner, inner)
+	inner := &Lease{of: h, line: taken}
+	h.leases = append(h.leases, inner)
 	return inner, nil
 }
-
-// OrderError is ErrDeadlock from Options.Order: the wanted name stands before one that the same line of work holds.
-type OrderError struct {
-	Held, Wanted string
-}
-
-func (e *OrderError) Error() string {
-	return fmt.Sprintf("%v: %q is wanted while %q is held, against Options.Order", ErrDeadlock, e.Wanted, e.Held)
-}
-
-// Is reports true for ErrDeadlock.
-func (e *OrderError) Is(target error) bool { return target == ErrDeadlock }

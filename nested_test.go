@@ -23,7 +23,7 @@ func TestReentrantLeasesShareOneHold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if inner.Token() != outer.Token() || deeper.Token() != outer.Token() || inner.RequestID() != outer.RequestID() {
+		if inner.Token() != outer.Token() || deeper.Token() != outer.Token() || inner.HoldID() != outer.HoldID() {
 			t.Errorf("tokens %v, %v, %v of one hold", outer.Token(), inner.Token(), deeper.Token())
 		}
 		held := func() bool {
@@ -196,8 +196,9 @@ func TestOrderIsChecked(t *testing.T) {
 		c, _ := b.client(fencelock.Options{Order: strings.Compare})
 		outer := mustAcquire(t, c, "b")
 		_, err := c.Acquire(outer.Context(), "a")
-		order := (*fencelock.OrderError)(nil)
-		if !errors.Is(err, fencelock.ErrDeadlock) || !errors.As(err, &order) || order.Held != "b" || order.Wanted != "a" {
+		order := (*fencelock.DeadlockError)(nil)
+		if !errors.Is(err, fencelock.ErrDeadlock) || !errors.As(err, &order) || !order.Order ||
+			order.Cycle[0].Holds != "b" || order.Cycle[0].Wants != "a" {
 			t.Errorf("against the order: %v", err)
 		}
 		if _, err := c.AcquireAll(outer.Context(), []string{"c", "a"}); !errors.As(err, &order) {

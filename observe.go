@@ -1,55 +1,232 @@
 package fencelock
 
 import (
+	"context"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Observer learns what happens to the locks of a client: for metrics, logs and traces. Observe is called synchronously
-// from the goroutine where the thing happened, possibly from several at once; it must return quickly and must not call
-// the client or a lease. New event types may appear: ignore those you do not know.
+// Observer learns what happens to the locks of a client: for metrics, logs and traces.
+//
+// Events are delivered by one goroutine of the client, one after the other, in the order in which they happened; so
+// those of one lease come in its order, from EventAcquired to EventReleased or EventLost. No lease and no call waits
+// for an observer: one that is slow falls behind, and when more than 131,072 events wait, later ones are dropped and
+// counted in an EventShed. A panic in Observe is recovered and counted there too. Close delivers what waits, for at
+// most a second, and nothing is delivered after it has returned.
 type Observer interface {
-	Observe(Event)
+	// Observe gets the event and a context for it: the values, and not the end, of the context of the acquire to which the
+	// event belongs, so that a span can be found there.
+	Observe(ctx context.Context, e Event)
 }
 
 // ObserverFunc makes an Observer of a function.
-type ObserverFunc func(Event)
+type ObserverFunc func(ctx context.Context, e Event)
 
 // Observe calls f.
-func (f ObserverFunc) Observe(e Event) { f(e) }
+func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
 
-// EventType says what happened.
+// EventType says what happened. New types may appear: ignore those you do not know.
 type EventType string
 
 const (
+	// EventWaiting: an acquire has waited for 50 ms and goes on. Holder is for whom, where the driver can tell.
+	EventWaiting EventType = "waiting"
 	// EventAcquired: a lease began. Wait is how long the acquire took, Contended whether it had to queue.
 	EventAcquired EventType = "acquired"
 	// EventContended: an acquire ended without the lock because somebody else holds it. Wait is how long it took.
 	EventContended EventType = "contended"
 	// EventFailed: an acquire ended without the lock for another reason, in Err.
 	EventFailed EventType = "failed"
-	// EventRenewed: the service confirmed the lease. Left is the time until the new deadline.
+	// EventRenewed: the service confirmed the lease. Took is how long it took, Left the time until the new deadline.
 	EventRenewed EventType = "renewed"
-	// EventSuspect: a renewal failed with Err and is retried. Left is the time until the deadline.
+	// EventSuspect: a renewal failed with Err after Took, and is tried again. Left is the time until the deadline.
 	EventSuspect EventType = "suspect"
 	// EventLost: the lease ended against the holder's will, with Reason. Held is how long it was held.
 	EventLost EventType = "lost"
-	// EventReleased: the lease was given back. Held is how long it was held; Err is what the service answered, if not
-	// success.
+	// EventReleased: the lease was given back. Held is how long it was held, Took how long the release took; Err is what
+	// the service answered, if not success.
 	EventReleased EventType = "released"
+	// EventElected: Lead begins to run its function. EventAcquired came before.
+	EventElected EventType = "elected"
+	// EventDeposed: the function of Lead has returned, with Err. Held is how long it led.
+	EventDeposed EventType = "deposed"
+	// EventAbandoned: the background release of something that nobody holds was given up with Err; the service ends it
+	// with its TTL, if it is there at all.
+	EventAbandoned EventType = "abandoned"
+	// EventShed: Count events were dropped, because the observer was too slow or panicked (Err).
+	EventShed EventType = "shed"
 )
 
 // Event is one thing that happened. Fields that do not belong to its type are zero.
 type Event struct {
-	Type      EventType
-	Name      string
-	Owner     string
-	Token     fencing.Token
+	Type EventType
+	Time time.Time // when it happened; the delivery may be later
+
+	Driver string // Description.Name
+	Tier   Tier
+	Name   string // the lock's, without the namespace
+	Owner  string
+	Kind   Kind
+	HoldID string // names the hold in logs; it moves nothing. Holder.HoldID is the same
+	Token  fencing.Token
+
 	Contended bool
-	Wait      time.Duration
-	Held      time.Duration
-	Left      time.Duration
-	Reason    Reason
+	Holder    *Holder       // who holds the name that is waited for, where known
+	Wait      time.Duration // of an acquire
+	Took      time.Duration // of a call of the service
+	Held      time.Duration // of a lease
+	Left      time.Duration // until the deadline
+	Reason    Reason        // of a loss
+	Count     int           // of events that were dropped
 	Err       error
+}
+
+const (
+	maxEvents    = 1 << 17     // that wait for the observer
+	farewell     = time.Second // how long Close waits for the observer
+	waitingAfter = 50 * time.Millisecond
+)
+
+// telling hands events to the observer, on a goroutine that lives while there are any.
+type telling struct {
+	to Observer
+
+	mu      sync.Mutex // protects the following fields
+	queue   []told
+	waiting int // in queue, and taken from it but not delivered
+	shed    int
+	running bool
+	closed  bool          // nothing more is taken in or delivered
+	idle    chan struct{} // made by close; closed when nothing waits
+}
+
+type told struct {
+	ctx   context.Context
+	event Event
+}
+
+// put queues an event. It never blocks.
+func (t *telling) put(ctx context.Context, e Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.closed:
+		return
+	case t.waiting >= maxEvents:
+		t.shed++
+		return
+	}
+	t.queue = append(t.queue, told{ctx, e})
+	t.waiting++
+	if !t.running {
+		t.running = true
+		go t.deliver()
+	}
+}
+
+// deliver runs until nothing waits.
+func (t *telling) deliver() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.queue) > 0 && !t.closed {
+		batch := t.queue
+		t.queue = nil
+		for i := range batch {
+			if t.closed {
+				break
+			}
+			t.mu.Unlock()
+			err := t.observe(&batch[i])
+			batch[i] = told{}
+			t.mu.Lock()
+			t.waiting--
+			if err != nil {
+				t.dropped(1, err)
+			}
+		}
+		if t.shed > 0 {
+			n := t.shed
+			t.shed = 0
+			t.dropped(n, nil)
+		}
+	}
+	t.running = false
+	if t.idle != nil {
+		close(t.idle)
+		t.idle = nil
+	}
+}
+
+// dropped queues an EventShed. A panic about that one is not told again. The caller holds mu.
+func (t *telling) dropped(n int, err error) {
+	t.waiting++
+	t.queue = append(t.queue, told{context.Background(), Event{Type: EventShed, Time: time.Now(), Count: n, Err: err}})
+}
+
+func (t *telling) observe(x *told) (err error) {
+	defer func() {
+		if p := recover(); p != nil && x.event.Type != EventShed {
+			err = fmt.Errorf("the observer panicked: %v", p)
+		}
+	}()
+	t.to.Observe(x.ctx, x.event)
+	return nil
+}
+
+// close waits until everything is delivered, at most for farewell and until ctx ends, and lets nothing through
+// afterwards.
+func (t *telling) close(ctx context.Context) {
+	t.mu.Lock()
+	idle := make(chan struct{})
+	if !t.running {
+		close(idle)
+	} else {
+		t.idle = idle
+	}
+	t.mu.Unlock()
+	patience := time.NewTimer(farewell)
+	defer patience.Stop()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	case <-patience.C:
+	}
+	t.mu.Lock()
+	t.closed, t.queue = true, nil
+	t.mu.Unlock()
+}
+
+// observed reports whether there is anybody to tell.
+func (c *Client) observed() bool { return c.telling.to != nil }
+
+// observedNow reads the clock if there is an observer to tell; reading costs as much as the rest of the core.
+func (c *Client) observedNow() instant {
+	if !c.observed() {
+		return 0
+	}
+	return c.set.Clock.Now()
+}
+
+// tell completes an event and queues it.
+func (c *Client) tell(ctx context.Context, e Event) {
+	if !c.observed() {
+		return
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	e.Time, e.Driver, e.Tier, e.Owner = time.Now(), c.driver.Describe().Name, c.tier, c.set.Owner
+	c.telling.put(context.WithoutCancel(ctx), e)
+}
+
+// tell completes an event of the hold and queues it.
+func (h *hold) tell(e Event) {
+	if !h.client.observed() {
+		return
+	}
+	e.Name, e.Kind, e.HoldID, e.Token = h.name, h.grant.Kind, h.grant.HoldID, h.token()
+	h.client.tell(h.values, e)
 }

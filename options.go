@@ -1,14 +1,19 @@
 package fencelock
 
 import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // DefaultTTL is the lease length when neither Options nor an acquire option gives one.
@@ -20,15 +25,15 @@ type Options struct {
 	// DefaultTTL, or the driver's maximum if that is less. Outside the driver's range or granularity: ErrInvalidTTL.
 	TTL time.Duration
 
-	// Margin ends leases that much before their deadline, for work that needs time to stop. The deadline already lies
+	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already lies
 	// 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. Default 0.
-	Margin time.Duration
+	StopEarly time.Duration
 
-	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is asked
-	// for the TTL and the delay together, and the lease still ends at the end of the TTL. It gives writes that are under
-	// way time to arrive or to fail, where the store cannot check fencing tokens. A lock that is released opens at once; so
-	// does one that is force-released or evicted, since the service itself forgets it then. TTL and LockDelay together have
-	// to be in the driver's range. Default 0.
+	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is
+	// asked for the TTL and the delay together, and the lease still ends at the end of the TTL. It gives writes that
+	// are under way time to arrive or to fail, where the store cannot check fencing tokens. A lock that is released
+	// opens at once; so does one that is force-released or evicted, since the service itself forgets it then. TTL and
+	// LockDelay together have to be in the driver's range. Default 0.
 	LockDelay time.Duration
 
 	// Order, if set, checks the order in which one line of work takes its locks: a call that waits for a name, with a
@@ -38,26 +43,30 @@ type Options struct {
 	Order func(a, b string) int
 
 	// Owner is shown to those who find the lock held. At most 256 bytes of UTF-8 without control characters. Default
-	// host/pid/random. It decides nothing: each acquire has its own random identity.
+	// host/pid/random. It decides nothing: each acquire has its own random key.
 	Owner string
 
-	// Namespace is put before every name, with "/" between. Lease.Name is without it.
+	// Namespace is put before every name, with ":" between, so it has neither ":" nor "/", and names of two namespaces
+	// never meet. Lease.Name is without it. At most 256 bytes.
 	Namespace string
 
-	// Observer learns about every acquire, renewal, loss and release. Default none.
+	// Observer learns about every wait, acquire, renewal, loss and release. Default none.
 	Observer Observer
 
 	// Require names capabilities that the driver must declare; the constructor fails with ErrUnsupported otherwise.
 	Require backend.Capabilities
 
-	// Clock measures lease time. It must be the driver's clock. Default backend.SystemClock; set it in tests only.
-	Clock backend.Clock
+	// AcceptAsyncReplica lets the correctness tier use a driver whose exclusion rests on an asynchronous replica
+	// (backend.ExclusionAsyncReplica): a failover may forget the latest holds, and only the guards that check fencing
+	// tokens then keep a second holder's writes and the first one's apart. Default: refused with ErrTier.
+	AcceptAsyncReplica bool
 }
 
 // settings are Options with the defaults filled in.
 type settings struct {
 	Options
-	prefix string // Namespace + "/", or empty
+	prefix string        // Namespace + ":", or empty
+	Clock  backend.Clock // the driver's
 }
 
 func (o *Options) resolve(d backend.Description) (settings, error) {
@@ -68,7 +77,7 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 	if missing := d.Capabilities.Missing(s.Require); missing != 0 {
 		return s, &CapabilityError{Driver: d.Name, Missing: missing}
 	}
-	if s.Clock == nil {
+	if s.Clock = d.Clock; s.Clock == nil {
 		s.Clock = backend.SystemClock()
 	}
 	if s.TTL == 0 {
@@ -77,8 +86,8 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 			s.TTL = min(s.TTL, max(d.MaxTTL-s.LockDelay, 0))
 		}
 	}
-	if s.Margin < 0 {
-		return s, invalidOption("Margin", s.Margin.String(), "it is negative")
+	if s.StopEarly < 0 {
+		return s, invalidOption("StopEarly", s.StopEarly.String(), "it is negative")
 	}
 	if s.LockDelay < 0 {
 		return s, invalidOption("LockDelay", s.LockDelay.String(), "it is negative")
@@ -90,7 +99,15 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 		if err := backend.ValidateName(s.Namespace); err != nil {
 			return s, fmt.Errorf("namespace: %w", err)
 		}
-		s.prefix = s.Namespace + "/"
+		switch {
+		case strings.ContainsAny(s.Namespace, ":/"):
+			return s, invalidOption("Namespace", strconv.Quote(s.Namespace),
+				"it has a colon or a slash: names of two namespaces could meet")
+		case len(s.Namespace) > backend.MaxNameBytes/2:
+			return s, invalidOption("Namespace", fmt.Sprintf("of %d bytes", len(s.Namespace)),
+				fmt.Sprintf("it has more than %d, which leaves too little for names", backend.MaxNameBytes/2))
+		}
+		s.prefix = s.Namespace + ":"
 	}
 	if s.Owner == "" {
 		s.Owner = defaultOwner()
@@ -98,7 +115,7 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 	return s, backend.ValidateOwner(s.Owner)
 }
 
-// validateTTL checks against the driver and that Margin leaves something.
+// validateTTL checks against the driver and that StopEarly leaves something.
 func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
 	if err := d.ValidateTTL(ttl + s.LockDelay); err != nil {
 		if s.LockDelay > 0 {
@@ -109,7 +126,7 @@ func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
 	if left := s.validity(d, ttl+s.LockDelay); left <= 0 {
 		return &InvalidError{
 			Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(),
-			Why: fmt.Sprintf("Options.Margin of %v leaves no time to hold the lock", s.Margin),
+			Why: fmt.Sprintf("Options.StopEarly of %v leaves no time to hold the lock", s.StopEarly),
 		}
 	}
 	return nil
@@ -117,7 +134,7 @@ func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
 
 // validity is how long after its sending a grant is believed that lives for granted, the lock delay included.
 func (s *settings) validity(d backend.Description, granted time.Duration) time.Duration {
-	return d.Validity(granted) - s.Margin - s.LockDelay
+	return d.Validity(granted) - s.StopEarly - s.LockDelay
 }
 
 func invalidOption(what, value, why string) error {
@@ -147,6 +164,7 @@ type acquireOptions struct {
 	noRenew    bool
 	reentrant  bool
 	metadata   map[string]string
+	seal       func(context.Context, fencing.Claim) error
 
 	kind           backend.Kind
 	permits, limit int
@@ -170,7 +188,7 @@ func TTL(d time.Duration) AcquireOption {
 }
 
 // WaitAtMost bounds the wait: if the lock is still held after d, the acquire fails with ErrHeld. Without it only the
-// context bounds the wait. Not for TryAcquire, which does not wait.
+// context bounds the wait. Not for TryAcquire, which does not wait. With Lead it bounds each time of standing.
 func WaitAtMost(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -181,14 +199,33 @@ func WaitAtMost(d time.Duration) AcquireOption {
 	})
 }
 
-// RequestID makes the acquire idempotent: with the id of a hold that still lives it returns that same hold, with the
-// same token, instead of waiting for itself; after a crash or a lost reply for example. The later lease replaces the
-// earlier one. 16 to 128 characters of A–Z a–z 0–9 - _ that carry at least 128 random bits, such as a UUID. Whoever
-// presents the id is the holder: keep it as private as the lock is valuable. Default: a random id per acquire.
+// RequestID makes the acquire idempotent within its client: with the id of a hold of this client that still lives it
+// returns a lease of that same hold, with the same token, instead of waiting for itself. The later lease replaces the
+// earlier one, whose Err is a *LostError with ReasonReplaced then, and whose Release does nothing. While another call
+// with the id is under way, this one waits for that, and TryAcquire answers ErrHeld.
+//
+// To other clients the id means nothing but a name: they contend like anybody, and a *HeldError of a hold that was
+// taken with the same id has SameRequest set, so that a process that was restarted knows that it meets its former life.
+// The id itself is never sent; what others see is a hash of it (Holder.HoldID). 16 to 128 characters of A–Z a–z 0–9 - _
+// that carry at least 128 random bits, such as a UUID. Default: a random id per acquire.
 func RequestID(id string) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.requestID = id
 		return backend.ValidateRequestID(id)
+	})
+}
+
+// Seal shows the claim of the new hold to the resource before Acquire returns, or the function of Do runs: once the
+// resource has seen the new token, it refuses whatever an overtaken holder still sends, also before our own first
+// write. show gets a context that ends with that of the acquire and with the lease, and a claim whose Resource is the
+// lock's name; an error of it ends the acquire, and the lock is given back. For the correctness tier.
+func Seal(show func(ctx context.Context, claim fencing.Claim) error) AcquireOption {
+	return optionFunc(func(o *acquireOptions) error {
+		if show == nil {
+			return invalidOption("Seal", "nil", "it is nil")
+		}
+		o.seal = show
+		return nil
 	})
 }
 
@@ -205,8 +242,8 @@ func HoldAtLeast(d time.Duration) AcquireOption {
 	})
 }
 
-// NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose progress,
-// not whose mere existence, should keep the lock.
+// NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose
+// progress, not whose mere existence, should keep the lock.
 func NoRenew() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.noRenew = true
@@ -215,8 +252,8 @@ func NoRenew() AcquireOption {
 }
 
 // Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers take
-// it, and writers the lock without it. A writer that waits stops new readers. The lease's token is marked as not exclusive;
-// guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+// it, and writers the lock without it. A writer that waits stops new readers. The lease's token is marked as not
+// exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
 func Shared() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if o.kind == backend.KindPermits {
@@ -227,9 +264,10 @@ func Shared() AcquireOption {
 	})
 }
 
-// Permits takes n of limit permits: a counting semaphore. All who use the name give the same limit; another one, or another
-// kind of hold, is ErrLimitMismatch while the name is in use. The permits of a holder that died come back after its TTL. The
-// lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapPermits, ErrUnsupported otherwise.
+// Permits takes n of limit permits: a counting semaphore. All who use the name give the same limit; another one, or
+// another kind of hold, is ErrLimitMismatch while the name is in use. The permits of a holder that died come back after
+// its TTL. The lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapPermits,
+// ErrUnsupported otherwise.
 func Permits(n, limit int) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		switch {
@@ -243,10 +281,10 @@ func Permits(n, limit int) AcquireOption {
 	})
 }
 
-// Hierarchical takes the name as a path, and the hold for all that lies below: a hold of "a/b" excludes holds of "a" and of
-// "a/b/c", and not those of "a/c". Everybody who uses a name, or one above or below, gives this option; without it the
-// same name is ErrLimitMismatch while it is in use so. Not for Permits. Needs a driver with CapHierarchy, ErrUnsupported
-// otherwise.
+// Hierarchical takes the name as a path, and the hold for all that lies below: a hold of "a/b" excludes holds of "a"
+// and of "a/b/c", and not those of "a/c". Everybody who uses a name, or one above or below, gives this option; without
+// it the same name is ErrLimitMismatch while it is in use so. Not for Permits. Needs a driver with CapHierarchy,
+// ErrUnsupported otherwise.
 func Hierarchical() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.hierarchical = true
@@ -254,11 +292,11 @@ func Hierarchical() AcquireOption {
 	})
 }
 
-// Reentrant lets work that runs under a lease take the same lock again, where it does not know whether its caller holds it:
-// with a context that comes from the lease (the one that Do hands out, or Lease.Context) it gets a lease of the same hold,
-// with the same token, and the lock is given back when all leases of the hold have been released. The hold goes on as the
-// first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a context the option does
-// nothing. A shared hold cannot be taken again exclusively: ErrDeadlock.
+// Reentrant lets work that runs under a lease take the same lock again, where it does not know whether its caller holds
+// it: with a context that comes from the lease (the one that Do hands out, or Lease.Context) it gets a lease of the
+// same hold, with the same token, and the lock is given back when all leases of the hold have been released. The hold
+// goes on as the first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a context
+// the option does nothing. A shared hold cannot be taken again exclusively: ErrDeadlock.
 func Reentrant() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.reentrant = true
@@ -316,6 +354,9 @@ func collect(opts []AcquireOption) (acquireOptions, error) {
 
 // request resolves name and options into what the driver gets.
 func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.Request, acquireOptions, error) {
+	if c.zero() {
+		return backend.Request{}, acquireOptions{}, errZeroClient
+	}
 	o, err := collect(opts)
 	if err != nil {
 		return backend.Request{}, o, err
@@ -333,14 +374,42 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 	} else if err := c.set.validateTTL(d, o.ttl); err != nil {
 		return backend.Request{}, o, err
 	}
-	if !wait && o.waitAtMost != 0 {
-		return backend.Request{}, o, invalidOption("WaitAtMost", o.waitAtMost.String(), "TryAcquire does not wait")
+	if err := c.fit(d, wait, &o); err != nil {
+		return backend.Request{}, o, err
 	}
-	if o.hierarchical && o.kind == backend.KindPermits {
-		return backend.Request{}, o, invalidOption("Hierarchical", "beside Permits", "permits of a path are not counted")
+	r := backend.Request{
+		Name: full, Owner: c.set.Owner, Fresh: true,
+		TTL: o.ttl + c.set.LockDelay, Wait: wait, MinHold: o.minHold, Metadata: o.metadata,
+		Kind: o.kind, Permits: o.permits, Limit: o.limit, Hierarchical: o.hierarchical,
 	}
-	if o.reentrant && o.requestID != "" {
-		return backend.Request{}, o, invalidOption("Reentrant", "beside RequestID", "the hold has the id that it was taken with")
+	r.RequestID, r.HoldID = newIDs()
+	if o.requestID != "" {
+		r.HoldID = backend.HoldID(o.requestID)
+	}
+	return r, o, nil
+}
+
+// newIDs returns a secret key for an attempt and a name for its hold, 128 random bits each, that tell nothing of each other.
+func newIDs() (requestID, holdID string) {
+	var raw [32]byte
+	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness
+	var text [64]byte
+	hex.Encode(text[:], raw[:])
+	both := string(text[:])
+	return both[:32], both[32:]
+}
+
+// fit checks that the options go together, and that the driver can do what they ask for.
+func (c *Client) fit(d backend.Description, wait bool, o *acquireOptions) error {
+	switch {
+	case !wait && o.waitAtMost != 0:
+		return invalidOption("WaitAtMost", o.waitAtMost.String(), "TryAcquire does not wait")
+	case o.hierarchical && o.kind == backend.KindPermits:
+		return invalidOption("Hierarchical", "beside Permits", "permits of a path are not counted")
+	case o.reentrant && o.requestID != "":
+		return invalidOption("Reentrant", "beside RequestID", "the hold has the id that it was taken with")
+	case o.seal != nil && c.tier != Correctness:
+		return invalidOption("Seal", "in the "+c.tier.String()+" tier", "there is no token to show")
 	}
 	need := kindNeeds[o.kind]
 	if o.hierarchical {
@@ -353,19 +422,11 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 		need |= backend.CapMetadata
 	}
 	if missing := d.Capabilities.Missing(need); missing != 0 {
-		return backend.Request{}, o, &CapabilityError{Driver: d.Name, Missing: missing}
+		return &CapabilityError{Driver: d.Name, Missing: missing}
 	}
 	if o.minHold > 0 && d.MaxTTL > 0 && o.minHold > d.MaxTTL {
-		return backend.Request{}, o, invalidOption("HoldAtLeast", o.minHold.String(),
+		return invalidOption("HoldAtLeast", o.minHold.String(),
 			fmt.Sprintf("driver %s takes no more than %v", d.Name, d.MaxTTL))
 	}
-	r := backend.Request{
-		Name: full, Owner: c.set.Owner, RequestID: o.requestID,
-		TTL: o.ttl + c.set.LockDelay, Wait: wait, MinHold: o.minHold, Metadata: o.metadata,
-		Kind: o.kind, Permits: o.permits, Limit: o.limit, Hierarchical: o.hierarchical,
-	}
-	if r.RequestID == "" {
-		r.RequestID, r.Fresh = backend.NewRequestID(), true
-	}
-	return r, o, nil
+	return nil
 }

@@ -1,397 +1,429 @@
 package fencelock
 
 import (
-	"container/heap"
 	"context"
 	"errors"
-	"math/rand/v2"
+	"fmt"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// heart renews the leases of a client and is the only place where time decides that one is lost.
+// heart renews the holds of a client and is the only place where time decides that one is lost.
 //
-// All leases stand in one heap, ordered by the instant at which something is due: a renewal, or the deadline. One timer
-// serves the heap, and one call of Driver.Renew serves all leases that are due together, so that ten thousand leases cost
-// no goroutine and no timer each. A renewal runs beside the timer: however long it hangs, the deadline fires.
+// All holds stand in one heap, ordered by the instant at which something is due: a renewal, or the deadline. One timer
+// serves the heap, and one call of Driver.Renew serves up to a thousand holds that are due together, so that ten
+// thousand leases cost no goroutine and no timer each. A renewal runs beside the timer: however long it hangs, the
+// deadline fires.
+//
+// Losses have a budget, the safety margin: within it all who lost must have been told, however many. So a tick tells
+// every loser first, then starts the renewals, and only then does what nobody waits for: it queues clean-up and events.
 type heart struct {
 	client *Client
 
-	mu      sync.Mutex // protects the following fields and those of all leases
-	leases  leaseHeap
+	mu      sync.Mutex // protects the following fields, and hold.at, early and index; never held while a hold's is taken
+	due     holdHeap
 	timer   *time.Timer
-	timerAt backend.Instant // when the timer fires; zero: not armed
+	timerAt instant // when the timer fires; zero: not armed
 	closed  bool
 
-	renewals sync.WaitGroup
-	ctx      context.Context // ends the renewals in flight
-	stop     context.CancelFunc
+	rounds sync.WaitGroup  // ticks and renewals under way
+	ctx    context.Context // ends the renewals in flight
+	stop   context.CancelFunc
 }
 
-// maxSleep is how long the timer sleeps at most while there are leases. Go's timers stand still while the machine is
-// suspended and the lease clock does not; waking often notices soon after.
-const maxSleep = 250 * time.Millisecond
+const (
+	// maxSleep is how long the timer sleeps at most while there are holds. Go's timers stand still while the machine is
+	// suspended and the lease clock does not; waking often notices soon after.
+	maxSleep = 250 * time.Millisecond
+	// maxBatch bounds the grants of one Driver.Renew call: what one call waits for, no other does.
+	maxBatch = 1000
+	// maxAttempt bounds one such call, whatever the TTL: what the service has said of one hold is heard that soon,
+	// while the answer for another is still out.
+	maxAttempt = 5 * time.Second
+)
 
-func (h *heart) init(c *Client) {
-	h.client = c
-	h.ctx, h.stop = context.WithCancel(context.Background())
+func (b *heart) init(c *Client) {
+	b.client = c
+	b.ctx, b.stop = context.WithCancel(context.Background())
 }
 
-// add puts a granted lease under watch. It fails with a *LostError if the grant has ended already, and with ErrClosed.
-func (h *heart) add(l *Lease, g backend.Grant) error {
-	c := h.client
-	d := c.driver.Describe()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := c.set.Clock.Now()
-	l.grant = g
-	l.since = now
-	l.deadline = g.SentAt.Add(c.set.validity(d, g.TTL))
-	switch {
-	case h.closed:
-		return ErrClosed
-	case l.lost != nil: // pushed before we got here
-		return l.lost
-	case now >= l.deadline:
-		return &LostError{Name: l.name, Token: l.Token(), Reason: ReasonExpired}
-	}
-	l.state = stateHeld
-	l.nextAt = l.renewalDue()
-	heap.Push(&h.leases, l)
-	h.arm(now)
-	return nil
-}
+// spread is a factor from 0.8 to 1: clients that began together do not renew together for ever.
+func (c *Client) spread() float64 { return 0.8 + 0.2*c.chance() }
 
-// renewalDue is a third of the validity after the last proof; the deadline for a lease that is not renewed.
-func (l *Lease) renewalDue() backend.Instant {
-	if !l.renew {
-		return l.deadline
-	}
-	return l.grant.SentAt.Add(l.deadline.Sub(l.grant.SentAt) / 3)
-}
-
-// drop takes a lease out of the heap.
-func (h *heart) drop(l *Lease) {
-	if l.index >= 0 {
-		heap.Remove(&h.leases, l.index)
-	}
-}
-
-// expire declares l lost if its deadline has passed, and reports whether it did. The caller holds h.mu, and calls
-// announceLoss after unlocking.
-func (h *heart) expire(l *Lease) bool {
-	if l.state != stateHeld && l.state != stateSuspect || h.client.set.Clock.Now() < l.deadline {
+// add puts a hold into the heap, unless the client has been closed. The caller holds h.mu, as with schedule and drop.
+func (b *heart) add(h *hold, at instant, early time.Duration, now instant) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
 		return false
 	}
-	return h.lose(l, ReasonExpired, nil)
-}
-
-// lose declares l lost and reports whether it was not before. The caller holds h.mu, and calls announceLoss after
-// unlocking.
-func (h *heart) lose(l *Lease, reason Reason, err error) bool {
-	if l.state != stateHeld && l.state != stateSuspect {
-		return false
-	}
-	l.state = stateLost
-	l.lost = &LostError{Name: l.name, Token: l.Token(), Reason: reason, Err: err}
-	h.drop(l)
+	h.at, h.early = at, early
+	b.due.push(h)
+	b.arm(now)
 	return true
 }
 
-// announceLoss tells the holder first and the observer second. The service may still have the entry of a lease that
-// expired, and its session may keep it alive: it is given back when its TTL is over, and not before, since until then the
-// holder may still be stopping.
-func (h *heart) announceLoss(l *Lease) {
-	c := h.client
-	for _, cancel := range h.cancels(l) {
-		cancel(l.lost)
-	}
-	if l.lost.Reason == ReasonExpired {
-		end := l.grant.SentAt.Add(l.grant.TTL)
-		c.cleaner.addAfter(l.grant, granted, max(end.Sub(c.set.Clock.Now()), time.Millisecond))
-	}
-	if c.set.Observer != nil {
-		c.set.Observer.Observe(Event{
-			Type: EventLost, Name: l.name, Owner: c.set.Owner, Token: l.Token(),
-			Held: c.set.Clock.Now().Sub(l.since), Reason: l.lost.Reason, Err: l.lost.Err,
-		})
-	}
-}
-
-// cancels returns what ends the contexts of a hold's leases. Those that are asked for later begin ended.
-func (h *heart) cancels(hold *Lease) []context.CancelCauseFunc {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var all []context.CancelCauseFunc
-	for _, l := range append([]*Lease{hold}, hold.again.inner...) {
-		if l.cancel != nil {
-			all = append(all, l.cancel)
-		}
-	}
-	return all
-}
-
-// arm makes the timer fire when the first lease is due, but within maxSleep. The caller holds h.mu.
-func (h *heart) arm(now backend.Instant) {
-	if h.closed || len(h.leases) == 0 {
+// schedule changes when a hold is due.
+func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
 		return
 	}
-	at := min(h.leases[0].nextAt, now.Add(maxSleep))
-	if !h.timerAt.IsZero() && h.timerAt <= at {
-		return
-	}
-	h.timerAt = at
-	sleep := max(at.Sub(now), time.Millisecond/2) // the two clocks differ a little: never spin
-	if h.timer == nil {
-		h.timer = time.AfterFunc(sleep, h.tick)
+	h.at, h.early = at, early
+	if h.index < 0 {
+		b.due.push(h)
 	} else {
-		h.timer.Reset(sleep)
+		b.due.fix(h.index)
+	}
+	b.arm(now)
+}
+
+// drop takes a hold out of the heap.
+func (b *heart) drop(h *hold) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h.index >= 0 {
+		b.due.remove(h.index)
+	}
+}
+
+// arm makes the timer fire when the first hold is due, but within maxSleep. The caller holds mu.
+func (b *heart) arm(now instant) {
+	if b.closed || len(b.due) == 0 {
+		return
+	}
+	at := min(b.due[0].at, now.Add(maxSleep))
+	if !b.timerAt.IsZero() && b.timerAt <= at {
+		return
+	}
+	b.timerAt = at
+	sleep := max(at.Sub(now), time.Millisecond/2) // the two clocks differ a little: never spin
+	if b.timer == nil {
+		b.timer = time.AfterFunc(sleep, b.tick)
+	} else {
+		b.timer.Reset(sleep)
 	}
 }
 
 // tick ends what has reached its deadline and starts the renewals that are due.
-func (h *heart) tick() {
-	h.mu.Lock()
-	h.timerAt = 0
-	if h.closed {
-		h.mu.Unlock()
+func (b *heart) tick() {
+	b.mu.Lock()
+	b.timerAt = 0
+	if b.closed {
+		b.mu.Unlock()
 		return
 	}
-	now := h.client.set.Clock.Now()
-	var lost []*Lease
-	var batches []*batch
-	for len(h.leases) > 0 {
-		l := h.leases[0]
-		if now >= l.deadline {
-			h.lose(l, ReasonExpired, nil)
-			lost = append(lost, l)
-			continue
+	b.rounds.Add(1)
+	defer b.rounds.Done()
+	now := b.client.set.Clock.Now()
+	over, due := b.takeDue(now)
+	b.arm(now)
+	b.mu.Unlock()
+
+	lost := b.endAll(over, func(h *hold) error {
+		if now < h.believedUntil() { // extended since we looked
+			at, early := h.renewalDue(now, b.client.spread())
+			b.schedule(h, at, early, now)
+			return nil
 		}
-		if due := l.nextAt <= now; !due && (len(batches) == 0 || l.nextAt > now.Add(l.early())) {
+		return h.lostFor(ReasonExpired, h.lastErr)
+	})
+	var round batches
+	for _, h := range due {
+		if full := round.enlist(h, now); full != nil {
+			b.rounds.Go(func() { b.renew(full) })
+		}
+	}
+	for _, x := range round {
+		b.rounds.Go(func() { b.renew(x) })
+	}
+	for i := range lost {
+		b.settleEnding(&lost[i], now)
+	}
+}
+
+// takeDue returns the holds whose deadline has passed, taken out of the heap, and those whose renewal is due, left
+// there for their deadline. The caller holds mu.
+func (b *heart) takeDue(now instant) (over, due []*hold) {
+	carried := false // a renewal is due that takes others along; an Extend and a repetition do not
+	take := func(h *hold) (gone bool) {
+		carried = carried || h.early > 0
+		deadline := h.believedUntil()
+		if deadline <= now {
+			over = append(over, h)
+			return true
+		}
+		due = append(due, h)
+		h.at, h.early = deadline, 0
+		return false
+	}
+	isDue := func(h *hold) bool { return h.at <= now || carried && h.at <= now.Add(h.early) }
+	for few := 0; len(b.due) > 0 && isDue(b.due[0]); few++ {
+		if few == 256 { // many: one pass over all costs less than taking each from the top
+			b.due.sweep(func(h *hold) (gone bool) { return isDue(h) && take(h) })
 			break
 		}
-		batches = enlist(batches, l, now)
-		l.nextAt = l.deadline
-		heap.Fix(&h.leases, l.index)
+		if take(b.due[0]) {
+			b.due.remove(0)
+		} else {
+			b.due.fix(0)
+		}
 	}
-	h.arm(now)
-	h.renewals.Add(len(batches))
+	return over, due
+}
+
+// endAll ends holds for the cause that why returns, and tells their holders: all of them before anything else, side by
+// side if they are many. A nil cause leaves a hold alone. What remains to be done is settleEnding.
+func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
+	part := func(holds []*hold) []ending {
+		told := make([]ending, 0, len(holds))
+		for _, h := range holds {
+			h.mu.Lock()
+			var end ending
+			if h.cause.Load() == nil {
+				if cause := why(h); cause != nil {
+					end = h.end(cause)
+				}
+			}
+			h.mu.Unlock()
+			if end.hold != nil {
+				end.cancel()
+				told = append(told, end)
+			}
+		}
+		return told
+	}
+	const each = 512
+	workers := min(runtime.GOMAXPROCS(0), len(holds)/each)
+	if workers < 2 {
+		return part(holds)
+	}
+	parts := make([][]ending, workers)
+	var all sync.WaitGroup
+	for i := range workers {
+		all.Go(func() { parts[i] = part(holds[i*len(holds)/workers : (i+1)*len(holds)/workers]) })
+	}
+	all.Wait()
+	told := parts[0]
+	for _, more := range parts[1:] {
+		told = append(told, more...)
+	}
+	return told
+}
+
+// announce tells the holder of a hold that has just ended, if it has, and then does the rest.
+func (b *heart) announce(end *ending, now instant) {
+	if end.hold != nil {
+		end.cancel()
+		b.settleEnding(end, now)
+	}
+}
+
+// settleEnding does what follows a loss when the holder has been told. The service may still have the entry of a hold
+// that expired, and its session may keep it alive: it is given back when its TTL is over, and not before, since until
+// then the holder may still be stopping.
+func (b *heart) settleEnding(end *ending, now instant) {
+	h := end.hold
+	lost := (*LostError)(nil)
+	if !errors.As(end.cause, &lost) {
+		return
+	}
+	h.mu.Lock()
+	if lost.Reason == ReasonExpired {
+		over := h.believedUntil().Add(h.grant.TTL - h.validity(h.grant.TTL))
+		h.clean(max(over.Sub(now), time.Millisecond))
+	}
+	told := h.told
 	h.mu.Unlock()
-
-	for _, l := range lost {
-		h.announceLoss(l)
-	}
-	for _, b := range batches {
-		go h.renew(b)
+	if told {
+		h.tell(Event{Type: EventLost, Held: now.Sub(h.since), Reason: lost.Reason, Err: lost.Err})
 	}
 }
 
-// early is how long before its time a renewal may ride along with one that is due.
-func (l *Lease) early() time.Duration {
-	if l.nextAt == l.deadline {
-		return 0 // not a renewal
-	}
-	return l.deadline.Sub(l.grant.SentAt) / 6
-}
-
-// batch is the leases of one Driver.Renew call.
+// batch is the holds of one Driver.Renew call.
 type batch struct {
-	leases  []*Lease
+	holds   []*hold
 	grants  []backend.Grant
 	least   time.Duration // the shortest time to a deadline
 	longest time.Duration // the longest
 }
 
-// enlist adds l to a batch. Leases whose deadlines are near do not share a call with those that have much time: each call
-// is bounded by its nearest deadline. The caller holds heart.mu.
-func enlist(batches []*batch, l *Lease, now backend.Instant) []*batch {
-	if l.renewing != nil {
-		return batches // Extend is at it
+// batches are those of one round that are not full.
+type batches []*batch
+
+// enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. Holds whose deadlines
+// are near do not share a call with those that have much time: each call is bounded by its nearest deadline.
+func (bs *batches) enlist(h *hold, now instant) (full *batch) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.cause.Load() != nil || h.renewing || !h.renew && len(h.extends) == 0 {
+		return nil
 	}
-	l.renewing = make(chan struct{})
-	left := l.deadline.Sub(now)
-	for _, b := range batches {
-		if max(b.longest, left) <= 4*min(b.least, left) {
-			b.leases, b.grants = append(b.leases, l), append(b.grants, l.grant)
-			b.least, b.longest = min(b.least, left), max(b.longest, left)
-			return batches
+	h.renewing = true
+	g := h.grant
+	g.TTL = h.ttl
+	left := h.believedUntil().Sub(now)
+	for i, x := range *bs {
+		if max(x.longest, left) > 4*min(x.least, left) {
+			continue
 		}
+		x.holds, x.grants = append(x.holds, h), append(x.grants, g)
+		x.least, x.longest = min(x.least, left), max(x.longest, left)
+		if len(x.holds) < maxBatch {
+			return nil
+		}
+		*bs = slices.Delete(*bs, i, i+1)
+		return x
 	}
-	return append(batches, &batch{
-		leases: []*Lease{l}, grants: []backend.Grant{l.grant}, least: left, longest: left,
-	})
+	*bs = append(*bs, &batch{holds: []*hold{h}, grants: []backend.Grant{g}, least: left, longest: left})
+	return nil
 }
 
 // renew makes one attempt for a batch. It is bounded by a third of the time that is left to the nearest of the current
 // deadlines, so that an attempt that hangs leaves time for others.
-func (h *heart) renew(b *batch) {
-	defer h.renewals.Done()
-	ctx, cancel := context.WithTimeout(h.ctx, b.least/3)
+func (b *heart) renew(x *batch) {
+	ctx, cancel := context.WithTimeout(b.ctx, min(x.least/3, maxAttempt))
 	defer cancel()
-	began := h.client.set.Clock.Now()
-	renewals := h.client.driver.Renew(ctx, b.grants)
-	for i, l := range b.leases {
-		r := backend.Renewal{Err: errors.New("fencelock: driver answered fewer renewals than it was asked for")}
-		if i < len(renewals) {
-			r = renewals[i]
+	clock := b.client.set.Clock
+	began := clock.Now()
+	renewals := b.client.driver.Renew(ctx, x.grants)
+	round := outcome{took: clock.Now().Sub(began), spread: b.client.spread(), floor: b.retryFloor()}
+	for i, h := range x.holds {
+		if i >= len(renewals) {
+			renewals = append(renewals, backend.Renewal{Err: errTooFew})
 		}
-		_ = h.settle(l, began, b.grants[i].TTL, r) // the lease and the observer know
+		b.settle(h, x.grants[i].TTL, &renewals[i], &round)
 	}
 }
 
-// beginExtend returns what to ask for to give the lease another TTL, and how long there is time for that. A service that
-// gets the request cuts a longer TTL short at once, whenever its answer comes: until settle, the hold is believed for the
-// shorter of both.
-func (h *heart) beginExtend(l *Lease, ttl time.Duration) (g backend.Grant, began backend.Instant, left time.Duration) {
-	c := h.client
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	g, began = l.grant, c.set.Clock.Now()
-	g.TTL = ttl
-	l.uncut = l.deadline
-	if cut := began.Add(c.set.validity(c.driver.Describe(), ttl)); cut < l.deadline {
-		l.deadline = cut
-		l.nextAt = min(l.nextAt, cut)
-		if l.index >= 0 {
-			heap.Fix(&h.leases, l.index)
-			h.arm(began)
-		}
-	}
-	return g, began, l.deadline.Sub(began)
+var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was asked for", ErrUnknown)
+
+// outcome is what the renewals of one call have in common.
+type outcome struct {
+	took   time.Duration
+	spread float64
+	floor  time.Duration // of the time to the next try, after a failure
 }
 
-// settle applies the outcome of a renewal that began at began and asked for ttl, and returns an error if the lease was
-// not renewed.
-//
-// A renewal without an answer may have been carried out, or may still be on its way and be carried out late. If it asked
-// for a shorter TTL than an earlier or a later one, it cuts that one short in the service. Hence the deadline is taken
-// back to what it may have left, and the shortest TTL of any unanswered renewal bounds what is believed from then on.
-func (h *heart) settle(l *Lease, began backend.Instant, ttl time.Duration, r backend.Renewal) error {
-	c := h.client
-	d := c.driver.Describe()
+// retryFloor bounds how often everything is tried again: with many holds each round costs, and the last ones before a
+// common deadline must not take the time in which all have to be told that they lost.
+func (b *heart) retryFloor() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return 5*time.Millisecond + time.Duration(len(b.due))*5*time.Microsecond
+}
+
+// settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, one without an answer
+// changes nothing, and the deadline is the latest of all that were proved.
+func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
+	now := b.client.set.Clock.Now()
+	event := Event{Took: round.took}
 	h.mu.Lock()
-	close(l.renewing)
-	l.renewing = nil
-	now := c.set.Clock.Now()
-	lost := h.expire(l)
-	uncut := l.uncut
-	l.uncut = 0
-	var event Event
+	h.renewing = false
+	h.lastErr = r.Err
+	tell := h.expire(now)
 	switch {
-	case l.state != stateHeld && l.state != stateSuspect:
+	case h.cause.Load() != nil:
 		// Lost or released meanwhile; there is no un-losing.
 	case r.Err == nil:
-		believed := r.TTL
-		if l.leastTTL > 0 {
-			believed = min(believed, l.leastTTL)
-		}
-		l.grant.TTL = ttl
-		if r.SentAt >= l.grant.SentAt {
-			l.grant.SentAt = r.SentAt
-			l.deadline = r.SentAt.Add(c.set.validity(d, believed))
-		}
-		if now >= l.deadline {
-			lost = h.lose(l, ReasonExpired, nil)
-			break
-		}
-		l.state = stateHeld
-		l.nextAt = l.renewalDue()
-		event = Event{Type: EventRenewed, Left: l.deadline.Sub(now)}
-	case errors.Is(r.Err, ErrNotHeld):
-		reason := ReasonEvicted
-		if notHeld := (*backend.NotHeldError)(nil); errors.As(r.Err, &notHeld) && notHeld.Reason != "" {
-			reason = notHeld.Reason
-		}
-		lost = h.lose(l, reason, r.Err)
+		b.prove(h, ttl, r, now, round)
+		event.Type = EventRenewed
+	case errors.Is(r.Err, ErrNotHeld), errors.Is(r.Err, ErrHistoryLost):
+		tell = h.lose(reasonOf(r.Err), r.Err)
 	default:
-		if !errors.Is(r.Err, ErrUnavailable) || errors.Is(r.Err, ErrUnknown) {
-			if l.leastTTL == 0 || ttl < l.leastTTL {
-				l.leastTTL = ttl
-			}
-			l.deadline = min(l.deadline, began.Add(c.set.validity(d, ttl)))
-			if now >= l.deadline {
-				lost = h.lose(l, ReasonExpired, r.Err)
-				break
-			}
-		} else if uncut != 0 { // the service has not heard of it
-			l.deadline = uncut
+		if final(r.Err) && len(h.extends) > 0 { // the service refuses the new length
+			h.ttl = h.extends[0].before
+			h.answer(r.Err)
 		}
-		l.state = stateSuspect
-		left := l.deadline.Sub(now)
-		l.nextAt = l.deadline
-		if l.renew {
-			l.nextAt = min(l.deadline, now.Add(retryIn(left)))
+		left := h.believedUntil().Sub(now)
+		at := h.believedUntil()
+		if h.renew || len(h.extends) > 0 {
+			at = min(at, now.Add(b.client.retryIn(left, round.floor)))
 		}
-		event = Event{Type: EventSuspect, Left: left, Err: r.Err}
+		b.schedule(h, at, 0, now)
+		event.Type, event.Err = EventSuspect, r.Err
 	}
-	if l.index >= 0 {
-		heap.Fix(&h.leases, l.index)
-		h.arm(now)
-	}
-	err := l.endedLocked()
-	if err == nil {
-		err = r.Err
-	}
+	event.Left = h.believedUntil().Sub(now)
 	h.mu.Unlock()
 
-	if lost {
-		h.announceLoss(l)
-	} else if event.Type != "" && c.set.Observer != nil {
-		event.Name, event.Owner, event.Token = l.name, c.set.Owner, l.Token()
-		c.set.Observer.Observe(event)
+	if tell.hold != nil {
+		b.announce(&tell, now)
+		b.client.remember(r.Err)
+	} else if event.Type != "" {
+		h.tell(event)
 	}
-	return err
 }
 
-// retryIn spreads retries: a twentieth to a tenth of the time left, between 5 ms and 1 s.
-func retryIn(left time.Duration) time.Duration {
-	longest := min(max(left/10, 5*time.Millisecond), time.Second)
-	return longest/2 + rand.N(longest/2+1)
-}
-
-// close ends every lease with ReasonClosed, waits for the renewals in flight and returns the leases that were held.
-func (h *heart) close() []*Lease {
-	h.mu.Lock()
-	h.closed = true
-	if h.timer != nil {
-		h.timer.Stop()
+// prove takes a confirmed renewal over. The caller holds h.mu.
+func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, now instant, round *outcome) {
+	granted := r.TTL
+	if ttl != h.ttl { // Extend has changed the length since this was sent
+		granted = min(granted, h.ttl)
+	} else {
+		h.grant.TTL = ttl
+		h.answer(nil)
 	}
-	held := append([]*Lease(nil), h.leases...)
-	for _, l := range held {
-		h.lose(l, ReasonClosed, nil)
+	h.grant.SentAt = max(h.grant.SentAt, r.SentAt)
+	if until := r.SentAt.Add(h.validity(granted)); until > h.believedUntil() {
+		h.deadline.Store(int64(until))
 	}
-	h.mu.Unlock()
-	for _, l := range held {
-		h.announceLoss(l)
+	at, early := h.renewalDue(r.SentAt, round.spread)
+	if at <= now && len(h.extends) == 0 { // an old proof: not again at once
+		at = now.Add(b.client.retryIn(h.believedUntil().Sub(now), round.floor))
 	}
-	h.stop()
-	h.renewals.Wait()
-	return held
+	b.schedule(h, min(at, h.believedUntil()), early, now)
 }
 
-// leaseHeap orders leases by nextAt; container/heap works on it.
-type leaseHeap []*Lease
-
-func (q leaseHeap) Len() int           { return len(q) }
-func (q leaseHeap) Less(i, j int) bool { return q[i].nextAt < q[j].nextAt }
-func (q leaseHeap) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
+// answer ends the Extends that wait. The caller holds mu.
+func (h *hold) answer(err error) {
+	for _, x := range h.extends {
+		x.done <- err
+	}
+	h.extends = nil
 }
 
-func (q *leaseHeap) Push(x any) {
-	l := x.(*Lease)
-	l.index = len(*q)
-	*q = append(*q, l)
+// reasonOf tells why a hold is gone by what the driver answered.
+func reasonOf(err error) Reason {
+	notHeld := (*backend.NotHeldError)(nil)
+	switch {
+	case errors.Is(err, ErrHistoryLost):
+		return ReasonHistoryLost
+	case errors.As(err, &notHeld) && notHeld.Reason != "":
+		return notHeld.Reason
+	}
+	return ReasonEvicted
 }
 
-func (q *leaseHeap) Pop() any {
-	old := *q
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	l.index = -1
-	*q = old[:len(old)-1]
-	return l
+// retryIn spreads retries: a twentieth to a tenth of the time left, between floor (5 ms, more with many holds) and 1 s.
+func (c *Client) retryIn(left, floor time.Duration) time.Duration {
+	longest := max(min(left/10, time.Second), floor)
+	return time.Duration(float64(longest) * (1 + c.chance()) / 2)
+}
+
+// all returns the holds of the heap.
+func (b *heart) all() []*hold {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.due)
+}
+
+// close stops the timer, takes in nothing more and returns the holds.
+func (b *heart) close() []*hold {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+	holds := b.due
+	b.due = nil
+	for _, h := range holds {
+		h.index = -1
+	}
+	return holds
 }

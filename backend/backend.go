@@ -24,8 +24,14 @@
 // Loss. Only an authoritative "not yours" is a loss (NotHeldError); a transport fault is not. After a driver reported
 // a grant as not held, that grant is dead for ever.
 //
-// Identity. Request.RequestID carries at least 128 random bits per acquire and is compared whole, never by prefix and
-// never through a hash shorter than itself. Owner is text for people and decides nothing.
+// Identity. Request.RequestID is the key of one attempt to hold one lock: at least 128 random bits, made anew for every
+// attempt, known to the client that made it and to the service, and to nobody else. Whoever presents it moves the hold; so
+// it is compared whole, never by prefix and never through a hash shorter than itself, and nothing that looks at locks
+// (State, Change, HeldError, logs) ever shows it. What they show is Request.HoldID, which moves nothing. Owner is text for
+// people and decides nothing.
+//
+// One attempt, one key. The core never acquires again with a RequestID for which a Release has been sent, so that a Release
+// that is delivered late can only meet the attempt it was sent for.
 //
 // Ambiguity. A timeout, a reset or a lost reply after the request left the process is resolved by reading back or by
 // trying again with the same RequestID. What cannot be resolved within the context is answered with an error that
@@ -41,7 +47,16 @@
 //
 // Tokens are allocated in the same atomic step that grants, not in a step before or after it.
 //
-// Time. No driver trusts the client's wall clock for anything the service enforces; TTLs travel as durations.
+// Renewals never shorten. A renewal sets the end of the hold in the service to the later of what it is and now + TTL.
+// Hence a renewal that is delivered late, or whose answer is lost, changes nothing for the worse.
+//
+// History. A service that has forgotten what it acknowledged (wiped, restored from a backup, another cluster behind the
+// same address) is noticed by every driver that lived through it, wherever the service gives a sign: a cluster id, a term,
+// a revision, a zxid that fell or changed. From then on every hold of the driver is lost with ReasonHistoryLost, and every
+// acquire is refused with ErrHistoryLost, until the driver is made anew.
+//
+// Time. No driver trusts the client's wall clock for anything the service enforces; TTLs travel as durations. The driver
+// owns the clock (Description.Clock), and the core measures with the same one.
 //
 // Names. Every name that passes ValidateName is accepted; the driver escapes injectively, so that no two names meet on
 // one key. Foreign entries beside ours never break a driver.
@@ -61,7 +76,8 @@
 // # Wrapping
 //
 // A wrapper around a Driver offers Unwrap() Driver, and the optional interfaces are then found through it with As. The
-// fencing promise is never found through Unwrap: a wrapper that keeps it declares IssuesFencingTokens itself.
+// fencing promise is never inherited, neither through Unwrap nor by embedding: IssuesFencingTokens returns the driver that
+// promises, and the core refuses a driver whose promise is somebody else's.
 package backend
 
 import (
@@ -125,8 +141,10 @@ type Driver interface {
 type FencingDriver interface {
 	Driver
 
-	// IssuesFencingTokens does nothing. Declaring it is the promise, and the conformance suite tests the promise.
-	IssuesFencingTokens()
+	// IssuesFencingTokens is the promise, and the conformance suite tests it. It returns its own receiver: the driver that
+	// promises. A wrapper that embeds a driver would otherwise promise what it has never heard of; the correctness tier
+	// refuses a driver for which IssuesFencingTokens returns another one.
+	IssuesFencingTokens() Driver
 }
 
 // Request is one wish for a lock, resolved and validated by the core.
@@ -138,9 +156,13 @@ type Request struct {
 	// characters. It decides nothing.
 	Owner string
 
-	// RequestID identifies this acquire: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits, see
-	// NewRequestID. A driver may use it unescaped.
+	// RequestID is the secret key of this attempt: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits,
+	// see NewRequestID. A driver may use it unescaped. It is never shown to anybody.
 	RequestID string
+
+	// HoldID names the hold to people, logs and other clients: 1 to 64 characters of A–Z a–z 0–9 - _. It is stored beside
+	// the hold and shown as Holder.HoldID and HeldError.HoldID; it decides nothing, and two holds may have the same one.
+	HoldID string
 
 	// Fresh says that RequestID was made for this call and never sent before, so that the driver may skip looking for
 	// an earlier hold of it. The zero value is always right.
@@ -164,11 +186,11 @@ type Request struct {
 	// without it, never both: ErrLimitMismatch. Not for KindPermits. Needs CapHierarchy.
 	Hierarchical bool
 
-	// Agent names the line of work that makes the request, and that waits while it keeps what it got before under the
-	// same Agent and through the same driver. A driver with CapDeadlock refuses a waiting request that would close a
-	// cycle of such agents. Two agents of one program wait for each other like those of two programs. Empty: no part in
-	// that. At most 128 bytes of A–Z a–z 0–9 - _.
-	Agent string
+	// Under are the RequestIDs of the live holds under which the request is made: the work that waits keeps them until it
+	// has been granted. A driver with CapDeadlock refuses a waiting request that would close a cycle: a hold or a waiter
+	// that blocks it is one of Under, or itself waits through one of them. Two requests under one hold that want the same
+	// name wait for each other like strangers. At most MaxUnder ids; empty: nothing is held meanwhile.
+	Under []string
 
 	// MinHold keeps the name closed for at least that long after the grant, also when the holder releases earlier or
 	// dies. Zero: no minimum. Needs CapMinHold.
@@ -188,7 +210,7 @@ type Request struct {
 // ambiguous outcome.
 func (r Request) Grant() Grant {
 	return Grant{
-		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID,
+		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID, HoldID: r.HoldID,
 		Kind: r.Kind, Permits: r.Permits, Limit: r.Limit, Hierarchical: r.Hierarchical, TTL: r.TTL,
 	}
 }
@@ -197,7 +219,8 @@ func (r Request) Grant() Grant {
 type Grant struct {
 	Name      string
 	Owner     string
-	RequestID string
+	RequestID string // the secret key of the hold: never log a Grant whole
+	HoldID    string // what may be logged
 
 	Kind           Kind
 	Permits, Limit int

@@ -15,8 +15,8 @@ import (
 // plain is a driver of which only the type matters here.
 type plain struct{ backend.Driver }
 
-func (plain) IssuesFencingTokens()       {}
-func (plain) Ping(context.Context) error { return nil }
+func (p plain) IssuesFencingTokens() backend.Driver { return p }
+func (plain) Ping(context.Context) error            { return nil }
 
 type wrapper struct{ backend.Driver }
 
@@ -120,6 +120,8 @@ func TestRedactURL(t *testing.T) {
 		"no scheme":                            `"no scheme"`,
 		"u:secret@h":                           `"u:redacted@h"`,
 		"redis://h?password=se%zzcret":         `"redis://h?redacted"`,
+		"redis://h?sentinel-password=secret":   `"redis://h?sentinel-password=redacted"`,
+		"redis://:sec?ret@h":                   `"redis://redacted"`,
 		"redis+sentinel://u:p@a:1,b:2/primary": `"redis+sentinel://u:redacted@a:1,b:2/primary"`,
 	} {
 		if got := backend.RedactURL(raw); got != want {

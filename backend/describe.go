@@ -21,12 +21,52 @@ type Description struct {
 	// every driver gets. See Validity.
 	Margin time.Duration
 
+	// Clock is the clock of every Instant that the driver reports. The core measures with the same one. Nil is
+	// SystemClock().
+	Clock Clock
+
+	// Exclusion says what the exclusion of this configuration rests on. The correctness tier refuses
+	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in.
+	Exclusion Exclusion
+
 	// TokenSpace names the cluster that issues the tokens, so that a guard can refuse tokens of another cluster or of
 	// one restored from a backup. Empty if the driver does not fence, or before it has learnt the name.
 	TokenSpace string
 
 	// NoFencing says in one sentence why this configuration does not fence. Empty if it does. The tier error quotes it.
 	NoFencing string
+}
+
+// Exclusion says what keeps two clients from holding one lock at once when a process or a machine of the service fails.
+type Exclusion uint8
+
+const (
+	// ExclusionUndeclared: the driver does not say.
+	ExclusionUndeclared Exclusion = iota
+	// ExclusionInProcess: the holds live in this process and exclude nobody in another.
+	ExclusionInProcess
+	// ExclusionVolatileServer: one server, or several without agreement, that may forget an acknowledged hold when it
+	// restarts. No such configuration may declare CapFencing.
+	ExclusionVolatileServer
+	// ExclusionDurableServer: one server that has an acknowledged hold on disk. It does not answer while it is down.
+	ExclusionDurableServer
+	// ExclusionQuorum: a majority of servers has an acknowledged hold on disk.
+	ExclusionQuorum
+	// ExclusionAsyncReplica: a replica that may take over has acknowledged holds a little later, so that a failover can
+	// forget the latest ones.
+	ExclusionAsyncReplica
+)
+
+var exclusionNames = [...]string{
+	"undeclared", "in-process", "volatile-server", "durable-server", "quorum", "async-replica",
+}
+
+// String returns a word such as "quorum".
+func (e Exclusion) String() string {
+	if int(e) < len(exclusionNames) {
+		return exclusionNames[e]
+	}
+	return "unknown exclusion"
 }
 
 // Validity returns how long after SentAt a grant of ttl may be believed: ttl − (1 % of ttl + 50 ms + d.Margin). The 1 %

@@ -33,6 +33,9 @@ var (
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrClosed: the client or driver was closed.
 	ErrClosed = errors.New("closed")
+	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or is another
+	// one behind the same address. Nothing was acquired. A *HistoryError is in the chain.
+	ErrHistoryLost = errors.New("lock service has lost its history")
 	// ErrCompacted: the events since the asked revision are no longer kept.
 	ErrCompacted = errors.New("revision is compacted")
 )
@@ -50,6 +53,11 @@ const (
 	// ReasonEvicted: the service no longer has the entry although its TTL had not passed: it was evicted, flushed,
 	// deleted, lost in a failover, or the server's clock jumped.
 	ReasonEvicted Reason = "evicted"
+	// ReasonHistoryLost: the service has forgotten what it acknowledged, see ErrHistoryLost.
+	ReasonHistoryLost Reason = "history-lost"
+	// ReasonReplaced: an acquire with the same request id through the same client got the hold, see
+	// fencelock.RequestID.
+	ReasonReplaced Reason = "replaced"
 	// ReasonClosed: the client was closed under the hold.
 	ReasonClosed Reason = "closed"
 )
@@ -75,7 +83,12 @@ func (e *CallError) Unwrap() error { return e.Err }
 type HeldError struct {
 	Name       string
 	Holder     string        // the holder's Owner; empty if not known
+	HoldID     string        // the holder's Request.HoldID; empty if not known
 	RetryAfter time.Duration // when the hold ends unless it is renewed; 0 if not known
+
+	// SameRequest: the holder got the lock with the same request id, through another client: the former life of a
+	// restarted process, usually. Set by the core.
+	SameRequest bool
 }
 
 func (e *HeldError) Error() string {
@@ -85,6 +98,9 @@ func (e *HeldError) Error() string {
 	}
 	if e.RetryAfter > 0 {
 		s += fmt.Sprintf(", for another %v unless renewed", e.RetryAfter)
+	}
+	if e.SameRequest {
+		s += ", with the same request id through another client"
 	}
 	return s
 }
@@ -109,9 +125,11 @@ func (e *NotHeldError) Error() string {
 func (e *NotHeldError) Is(target error) bool { return target == ErrNotHeld }
 
 // DeadlockError is ErrDeadlock with the cycle: each waits for what the next one has, and the last for what the first has.
-// The first is the request that was refused.
+// The first is the request that was refused. Where Options.Order of the client refused it before anything was sent, Order
+// is set and the cycle is the one edge that goes against the order.
 type DeadlockError struct {
 	Cycle []DeadlockEdge
+	Order bool
 }
 
 // DeadlockEdge is one line of work in a cycle.
@@ -122,6 +140,10 @@ type DeadlockEdge struct {
 }
 
 func (e *DeadlockError) Error() string {
+	if e.Order && len(e.Cycle) == 1 {
+		return fmt.Sprintf("%v: %q stands before %q, which is held, in the order of locks",
+			ErrDeadlock, e.Cycle[0].Wants, e.Cycle[0].Holds)
+	}
 	s := ErrDeadlock.Error()
 	for i, edge := range e.Cycle {
 		sep := "; "
@@ -164,3 +186,18 @@ func (e *ConfigError) Error() string {
 
 // Is reports true for ErrMisconfigured.
 func (e *ConfigError) Is(target error) bool { return target == ErrMisconfigured }
+
+// HistoryError is ErrHistoryLost: the sign that the service has forgotten what it acknowledged.
+type HistoryError struct {
+	What     string // what fell or changed: "cluster id", "revision", `token of "orders/7"`, …
+	Was, Now string
+}
+
+func (e *HistoryError) Error() string {
+	return fmt.Sprintf("%v: %s was %s and is %s; it was wiped, restored from an older backup, or replaced. Make sure that no "+
+		"holder of before still runs, let the guards accept the new tokens, then restart this process",
+		ErrHistoryLost, e.What, e.Was, e.Now)
+}
+
+// Is reports true for ErrHistoryLost.
+func (e *HistoryError) Is(target error) bool { return target == ErrHistoryLost }

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"strconv"
@@ -80,6 +81,16 @@ func (d Description) ValidateTTL(ttl time.Duration) error {
 		return nil
 	}
 	return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(), Why: why}
+}
+
+// MaxUnder bounds Request.Under.
+const MaxUnder = 64
+
+// HoldID returns what may be shown of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client gets
+// the same from the same id, so that a request meets its own former life and knows it; nobody gets the id back.
+func HoldID(requestID string) string {
+	sum := sha256.Sum256([]byte("fencelock hold id\x00" + requestID))
+	return hex.EncodeToString(sum[:16])
 }
 
 // NewRequestID returns 128 random bits in hexadecimal.

@@ -37,8 +37,8 @@ type Pinger interface {
 	Ping(ctx context.Context) error
 }
 
-// Info is what a driver can tell about a name. Fields that the service does not know are zero.
-type Info struct {
+// State is what a driver can tell about a name. Fields that the service does not know are zero.
+type State struct {
 	Name     string
 	Held     bool
 	Holders  []Holder
@@ -49,7 +49,7 @@ type Info struct {
 // Holder is one hold among those of a name.
 type Holder struct {
 	Owner     string
-	RequestID string
+	HoldID    string // as in Request: names the hold, and moves nothing
 	Kind      Kind
 	Permits   int
 	Token     fencing.Token
@@ -60,30 +60,30 @@ type Holder struct {
 
 // Inspector tells who holds a name. CapInspect.
 type Inspector interface {
-	// Holder returns the state of name at one moment. A name that nobody holds is no error: Info.Held is false.
-	Holder(ctx context.Context, name string) (Info, error)
+	// Look returns the state of name at one moment. A name that nobody holds is no error: State.Held is false.
+	Look(ctx context.Context, name string) (State, error)
 }
 
 // Lister lists names. CapList.
 type Lister interface {
 	// List yields the held names that start with prefix, in no promised order, and ends after the first error.
-	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
+	List(ctx context.Context, prefix string) iter.Seq2[State, error]
 }
 
-// EventType says what happened to a name.
-type EventType string
+// ChangeType says what happened to a name.
+type ChangeType string
 
 // The types of events.
 const (
-	EventAcquired      EventType = "acquired"
-	EventReleased      EventType = "released"
-	EventExpired       EventType = "expired"
-	EventForceReleased EventType = "force-released"
+	ChangeAcquired      ChangeType = "acquired"
+	ChangeReleased      ChangeType = "released"
+	ChangeExpired       ChangeType = "expired"
+	ChangeForceReleased ChangeType = "force-released"
 )
 
-// Event is one change of a name.
-type Event struct {
-	Type     EventType
+// Change is one change of a name.
+type Change struct {
+	Type     ChangeType
 	Name     string
 	Owner    string
 	Token    fencing.Token
@@ -95,7 +95,7 @@ type Event struct {
 type Watcher interface {
 	// Watch yields events after revision since (0: from now on) until ctx ends or an error, which it yields last:
 	// ErrCompacted if since is no longer kept.
-	Watch(ctx context.Context, name string, since uint64) iter.Seq2[Event, error]
+	Watch(ctx context.Context, name string, since uint64) iter.Seq2[Change, error]
 }
 
 // ForceReleaser takes a lock away from its holder. CapForceRelease.

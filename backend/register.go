@@ -48,9 +48,13 @@ func Schemes() []string {
 func Open(ctx context.Context, rawURL string) (Driver, error) {
 	scheme, _, found := strings.Cut(rawURL, "://")
 	if !found {
+		why := "it has no scheme; write redis://host:port for example"
+		if scheme, rest, colon := strings.Cut(rawURL, ":/"); colon && scheme != "" && rest != "" {
+			why = fmt.Sprintf("two slashes and an address belong behind %s:; write %s://host:port", scheme, scheme)
+		}
 		return nil, &InvalidError{
 			Kind: ErrInvalidOption, What: "backend URL", Value: RedactURL(rawURL),
-			Why: "it has no scheme; write redis://host:port for example",
+			Why: why,
 		}
 	}
 	openers.mu.RLock()
@@ -76,6 +80,9 @@ func RedactURL(raw string) string {
 		scheme += "://"
 	}
 	rest, query, hasQuery := strings.Cut(rest, "?")
+	if strings.Contains(query, "@") { // a password with a question mark in it, perhaps
+		return quoteShort(scheme + "redacted")
+	}
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		user, _, hasPassword := strings.Cut(rest[:at], ":")
 		if hasPassword {
@@ -88,9 +95,13 @@ func RedactURL(raw string) string {
 		switch {
 		case err != nil:
 			query = "redacted"
-		case values.Has("password"):
-			values.Set("password", "redacted")
-			query = values.Encode()
+		default:
+			for name := range values {
+				if strings.HasSuffix(name, "password") { // also sentinel-password, say
+					values.Set(name, "redacted")
+					query = values.Encode()
+				}
+			}
 		}
 		rest += "?" + query
 	}

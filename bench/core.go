@@ -39,10 +39,12 @@ func (coreSystem) peers() []peer   { return []peer{{name: ours, role: roleOurs}}
 // instant is a driver that costs nothing but a look at the clock, which every driver owes.
 type instant struct{ last fencing.Token }
 
-func (d *instant) IssuesFencingTokens() {}
+func (d *instant) IssuesFencingTokens() backend.Driver { return d }
 
 func (d *instant) Describe() backend.Description {
-	return backend.Description{Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1}
+	return backend.Description{
+		Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1, Exclusion: backend.ExclusionInProcess,
+	}
 }
 
 func (d *instant) Acquire(_ context.Context, r backend.Request) (backend.Grant, error) {

@@ -27,7 +27,7 @@ func (s *memorySystem) counters(context.Context) (counters, error) {
 }
 
 func (s *memorySystem) reset(context.Context) error {
-	s.store.Wipe()
+	s.store = memory.NewStore(nil)
 	return nil
 }
 

@@ -15,7 +15,7 @@ func (s *zooKeeperSystem) peers() []peer {
 		{name: "raw", role: roleFloor, open: openRawZooKeeper},
 		{name: ours, role: roleOurs, waits: true, open: openOurZooKeeper,
 			renewEvery: func(ttl time.Duration) time.Duration { return (ttl - zooKeeperTick) / 3 },
-			key:        func(name string) string { return "/fencelock/" + strings.ReplaceAll(name, "/", "%2F") }},
+			key:        func(name string) string { return "/fencelock/lock:" + strings.ReplaceAll(name, "/", "%2F") }},
 		{name: "zk.Lock", role: rolePeer, waits: true, open: openLockZooKeeper,
 			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 3 }, // the library pings
 			key:        zooKeeperNode},

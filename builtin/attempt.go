@@ -1,8 +1,6 @@
 package builtin
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
@@ -69,7 +67,7 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 		s.attempts[w.key] = append(s.attempts[w.key], a)
 	}
 	a.call = &call{
-		request: d.acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
+		request: acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
 	}
 	d.start(a.call)
 	a.born = a.call.number
@@ -77,32 +75,25 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 }
 
 // acquireOf is the request on the wire for rs.
-func (d *Driver) acquireOf(rs []backend.Request) *lockpb.Request {
+func acquireOf(rs []backend.Request) *lockpb.Request {
 	if len(rs) == 1 {
-		return &lockpb.Request{Call: &lockpb.Request_Acquire{Acquire: d.oneOf(&rs[0])}}
+		one := oneOf(&rs[0])
+		one.Under = slices.Clone(rs[0].Under)
+		return &lockpb.Request{Call: &lockpb.Request_Acquire{Acquire: one}}
 	}
-	all := make([]*lockpb.Acquire, len(rs))
+	all := &lockpb.AcquireAll{Requests: make([]*lockpb.Acquire, len(rs)), Under: slices.Clone(rs[0].Under)}
 	for i := range rs {
-		all[i] = d.oneOf(&rs[i])
+		all.Requests[i] = oneOf(&rs[i])
 	}
-	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{Requests: all}}}
+	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: all}}
 }
 
-func (d *Driver) oneOf(r *backend.Request) *lockpb.Acquire {
+func oneOf(r *backend.Request) *lockpb.Acquire {
 	return &lockpb.Acquire{
-		Name: r.Name, RequestId: r.RequestID, Owner: r.Owner, Agent: d.agentOf(r.Agent), Wait: r.Wait,
+		Name: r.Name, RequestId: r.RequestID, HoldId: r.HoldID, Owner: r.Owner, Wait: r.Wait,
 		Kind: kindsOut[r.Kind], Permits: uint32(r.Permits), Limit: uint32(r.Limit), Hierarchical: r.Hierarchical,
 		Metadata: maps.Clone(r.Metadata), MinHoldNanos: int64(r.MinHold),
 	}
-}
-
-// agentOf tells this driver's agents from those of other clients, who may use the same words.
-func (d *Driver) agentOf(agent string) string {
-	if agent == "" {
-		return ""
-	}
-	sum := sha256.Sum256(append(d.nonce[:], agent...))
-	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
 // answered takes the answer to the acquire. The caller holds d.mu.

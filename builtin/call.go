@@ -33,6 +33,7 @@ type call struct {
 	first   backend.Instant // when the call of which it is the repetition was started; zero: it is none
 	on      *conn           // the connection that has or had it in its queue
 	sent    backend.Instant // just before it was sent on that connection; zero: not yet
+	seen    uint64          // the greatest revision that was known just before it was sent
 	left    backend.Instant // just before it was sent for the first time, on whichever connection
 	doubt   bool            // it was sent on an earlier connection too, and may have been carried out
 	patient bool            // it outlasts the time in which nobody leads
@@ -61,6 +62,10 @@ func (d *Driver) start(c *call) {
 			err = fmt.Errorf("%w: in one step: %v", backend.ErrUnsupported, err) // but one after the other
 		}
 		d.finish(c, nil, err)
+		return
+	}
+	if d.past.lost != nil {
+		d.finish(c, nil, d.past.lost)
 		return
 	}
 	if c.session != nil && c.session.ended && !c.attaches {

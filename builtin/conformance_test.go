@@ -12,11 +12,14 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket. Those
 // behind a link have one.
 func TestConformanceInProcess(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	n := startNode(t)
 	h := harness(t, []string{n.addr()})
 	h.New = func(testing.TB) backend.Driver { return builtin.Attach(n.attach, nil) }
@@ -31,17 +34,22 @@ func TestConformanceInProcess(t *testing.T) {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
 }
 
 // TestConformanceProcess runs it on one server in a process of its own, which is killed and paused.
 func TestConformanceProcess(t *testing.T) {
+	t.Parallel()
 	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
 }
 
 // TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What happens
 // when single ones fail is in TestClusterFaults.
 func TestConformanceCluster(t *testing.T) {
+	deep.Only(t)
+	t.Parallel()
 	conformance.Run(t, harnessOf(t, startProcesses(t, 3)))
 }
 
@@ -61,9 +69,11 @@ func harness(t testing.TB, addrs []string) conformance.Harness {
 	a := newAdmin(t, addrs...)
 	return conformance.Harness{
 		Server: conformance.Server{
-			Evict:   a.evict,
-			Wipe:    a.wipe,
-			Compact: a.compact,
+			Evict: a.evict,
+			Wipe:  a.wipe,
+			// Places in queues are part of the replicated state, from which no operator can delete one alone.
+			EvictWaiter: func(testing.TB, string) {},
+			Compact:     a.compact,
 		},
 		Leftovers: a.leftovers,
 		TTL:       2 * time.Second, // of which the driver's patience with a server is a quarter
@@ -102,7 +112,7 @@ func (a admin) wipe(t testing.TB) {
 func (a admin) compact(t testing.TB, _ string) {
 	t.Helper()
 	within(t, func(ctx context.Context) error {
-		since, err := a.driver.Holder(ctx, "compaction")
+		since, err := a.driver.Look(ctx, "compaction")
 		if err != nil {
 			return err
 		}

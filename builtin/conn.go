@@ -78,6 +78,7 @@ func (c *conn) take() *lockpb.ClientMessage {
 		if d.calls[x.number] != x || x.on != c {
 			continue // given up
 		}
+		x.seen = d.past.seen
 		if x.sent = now; x.left == 0 {
 			x.left = now
 		}
@@ -182,6 +183,9 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 		c.cancel(errDeposed)
 		return
 	}
+	if d.compare(x, r); d.past.lost != nil {
+		return
+	}
 	if r.Renewed && x.session != nil {
 		x.session.proved = max(x.session.proved, x.sent)
 	}
@@ -192,6 +196,7 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	switch p := r.Answer.(type) {
 	case *lockpb.Reply_Granted:
+		d.sawGrants(p.Granted.Grants)
 		if s := d.byID[string(p.Granted.Session)]; s != nil {
 			d.granted(s, p.Granted.Grants, s.proved) // what proved it was asked for before this was sent
 		}

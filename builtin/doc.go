@@ -25,8 +25,15 @@
 // over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO, and nobody
 // barges. A holder is told of a loss by push.
 //
-// TokenSpace is the cluster's id. A driver refuses, with backend.ErrMisconfigured, a cluster other than the one that it
-// has had tokens of: one whose data was deleted counts anew.
+// TokenSpace is the cluster's id. A driver that has had an answer of a durable cluster notices when that cluster has forgotten
+// what it acknowledged: its id is another (it was wiped, or replaced), it was restored from a backup, or its revision fell
+// (its data directory is an old copy, or lost its end). Then every hold of the driver is lost with
+// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until the driver is made anew. A new driver takes
+// the cluster as it is: a restored one issues greater tokens than before in the same token space, a wiped one has another.
+//
+// Identity. Whoever presents Request.RequestID for a name gets the hold that it has, with the same token. The server shows it
+// to nobody: who looks sees Request.HoldID. A renewal for less time than before leaves the hold as it is until the longer
+// time is over.
 //
 // A request that was sent is carried out once, however often it arrives, and not at all after its caller gave up and the
 // clean-up was carried out. What an abandoned connection delivers late does nothing.
@@ -48,11 +55,12 @@
 // and the whole is acquired anew. An attempt without Wait and without an answer leaves what it may have been granted to
 // Release, as Acquire does.
 //
-// Deadlocks. A request with an Agent that would have to wait is refused with a *backend.DeadlockError if the agent would wait
-// for itself, over any number of others that have an Agent too: of this driver or of other clients, holders or waiters ahead,
-// of whichever TTL. Holders without an Agent are no link. The server looks at 10,000 holders and waiters per request, unless
-// told otherwise; a longer cycle is not found. One holder of permits is a link only if nobody else can make room. A waiter
-// that queues again because its session had ended is examined again.
+// Deadlocks. A request made under holds (backend.Request.Under) that would have to wait is refused with a
+// *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under theirs: of
+// this driver or of other clients, holders or waiters ahead, of whichever TTL. Two requests under one hold that want the same
+// name just queue. The server looks at 10,000 holders and waiters per request, unless told otherwise; a longer cycle is not
+// found. One holder of permits is a link only if nobody else can make room. A waiter that queues again because its session
+// had ended is examined again.
 //
 // # Bounds
 //
@@ -72,7 +80,7 @@
 // A server without a data directory (fencelock serve --dev) starts its tokens anew with its process. It grants none, and
 // the correctness tier refuses it: OpenURL and Open at once, New at its first acquire.
 //
-// Hierarchical permits and sets whose requests differ in TTL, Wait or Agent are refused before anything is sent.
+// Hierarchical permits and sets whose requests differ in TTL, Wait or Under are refused before anything is sent.
 //
 // # Settings
 //

@@ -1,9 +1,10 @@
 package builtin
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"net"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
 const driverName = "builtin"
@@ -46,7 +46,7 @@ type Driver struct {
 	addresses []string
 	clock     backend.Clock
 	log       *slog.Logger
-	nonce     [16]byte // tells the driver's agents from those of others
+	unfit     error // why every call is refused; nil if none is
 
 	described atomic.Pointer[backend.Description]
 
@@ -73,6 +73,7 @@ type Driver struct {
 	watches  map[*watch]struct{}
 	followed map[uint64]*watch // by the number of the call that began them on the present connection
 	tell     []func()          // holders to tell of a loss: see unlockAndTell
+	past     past
 }
 
 // key is what one request has of one name.
@@ -95,7 +96,14 @@ func New(addrs []string, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
 	}
-	return newDriver(slices.Clone(addrs), networkDialer(o), o)
+	d := newDriver(slices.Clone(addrs), networkDialer(o), o)
+	switch {
+	case len(addrs) == 0:
+		d.unfit = invalidOption("list of addresses", "of none", "want host:port of at least one member")
+	case slices.Contains(addrs, ""):
+		d.unfit = invalidOption("address", `""`, "want host:port")
+	}
+	return d
 }
 
 // Attach returns a driver for a server in this process, without a socket between them: attach connects to it, and the
@@ -105,9 +113,20 @@ func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
 	}
-	dial := func(ctx context.Context, _ string) (Stream, error) { return attach(ctx), nil }
-	return newDriver([]string{"in-process"}, dial, o)
+	d := newDriver([]string{"in-process"}, func(ctx context.Context, _ string) (Stream, error) {
+		if stream := attach(ctx); stream != nil {
+			return stream, nil
+		}
+		return nil, errNoStream
+	}, o)
+	if attach == nil {
+		d.unfit = invalidOption("attach", "nil", "want what connects to a server in this process")
+	}
+	return d
 }
+
+// errNoStream: the function given to Attach returned nil.
+var errNoStream = errors.New("the server in this process gives no stream")
 
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
@@ -115,7 +134,6 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 		calls: map[uint64]*call{}, sessions: map[time.Duration]*session{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 	}
-	rand.Read(d.nonce[:]) // never fails
 	if d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
@@ -124,6 +142,7 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	}
 	d.described.Store(&backend.Description{
 		Name: driverName, Capabilities: capabilities | backend.CapFencing,
+		Clock: d.clock, Exclusion: backend.ExclusionDurableServer,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
 	})
 	d.ctx, d.stop = context.WithCancel(context.Background())
@@ -138,32 +157,12 @@ const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | 
 
 // IssuesFencingTokens promises what backend.FencingDriver says, for a server that is durable. Describe leaves out
 // CapFencing once the driver has learnt that its server is not.
-func (d *Driver) IssuesFencingTokens() {}
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe implements backend.Driver. Before the first connection it tells wide bounds of the TTL, no token space, and
-// that the server fences.
+// that one durable server serves. What the server is, it tells itself: a majority of several members
+// (backend.ExclusionQuorum), one durable server, or one that keeps nothing (backend.ExclusionVolatileServer).
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
-
-// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before.
-func (d *Driver) learn(w *lockpb.Welcome) error {
-	known := d.described.Load()
-	if known.TokenSpace != "" && known.TokenSpace != w.ClusterId && w.Durable && known.Capabilities.Has(backend.CapFencing) {
-		return &backend.ConfigError{
-			Setting: "cluster id", Value: w.ClusterId, Want: known.TokenSpace,
-			Why: "the tokens of two clusters do not compare, and this driver has served tokens of the other one",
-		}
-	}
-	now := *known
-	now.TokenSpace = w.ClusterId
-	now.MinTTL, now.MaxTTL = time.Duration(w.MinTtlNanos), time.Duration(w.MaxTtlNanos)
-	now.Capabilities, now.NoFencing = capabilities|backend.CapFencing, ""
-	if !w.Durable {
-		now.Capabilities = capabilities
-		now.NoFencing = "the server keeps its state in memory only: its tokens start anew with its process"
-	}
-	d.described.Store(&now)
-	return nil
-}
 
 // enter counts a call in; it is refused after Close.
 func (d *Driver) enter() error {
@@ -171,6 +170,9 @@ func (d *Driver) enter() error {
 	defer d.mu.Unlock()
 	if d.closed {
 		return backend.ErrClosed
+	}
+	if err := cmp.Or(d.unfit, d.past.lost); err != nil {
+		return err
 	}
 	d.work.Add(1)
 	return nil

@@ -372,7 +372,7 @@ func TestForceReleaseIsNotRepeated(t *testing.T) {
 func TestServerThatIsNotDurable(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.change(func(f *fake) { f.welcome.Durable = false })
-		client, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: ttl, Clock: d.clock})
+		client, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: ttl})
 		if err != nil {
 			t.Fatalf("before the first connection: %v", err)
 		}
@@ -406,12 +406,12 @@ func TestAnotherClusterIsRefused(t *testing.T) {
 		f.change(func(f *fake) { f.welcome.ClusterId = "made anew" })
 		f.disconnect()
 		synctest.Wait()
-		if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, backend.ErrMisconfigured) || errors.Is(err, backend.ErrUnknown) {
-			t.Errorf("acquire from another cluster: %v, want ErrMisconfigured", err)
+		if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, backend.ErrHistoryLost) || errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("acquire from another cluster: %v, want ErrHistoryLost", err)
 		}
 	})
 	run(t, func(t *testing.T, f *fake, d *Driver) {
-		f.change(func(f *fake) { f.welcome.Protocol = 2 })
+		f.change(func(f *fake) { f.welcome.Protocol = 99 })
 		if err := d.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) {
 			t.Errorf("ping of another protocol: %v, want ErrMisconfigured", err)
 		}

@@ -166,9 +166,9 @@ func (f *fake) answer(q *lockpb.Request) *lockpb.Reply {
 		welcome := proto.CloneOf(f.welcome)
 		return &lockpb.Reply{Answer: &lockpb.Reply_Welcome{Welcome: welcome}}
 	case *lockpb.Request_OpenSession:
-		return stateReply(&lockpb.SessionState{TtlNanos: c.OpenSession.TtlNanos})
+		return stateReply(&lockpb.SessionState{TtlNanos: c.OpenSession.TtlNanos, Revision: f.token})
 	case *lockpb.Request_Attach:
-		s := &lockpb.SessionState{}
+		s := &lockpb.SessionState{Revision: f.token}
 		for _, e := range f.holds {
 			s.Holds = append(s.Holds, e)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/cluster"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // smallDisk is the size of a file system that is easily filled, in bytes.
@@ -18,6 +19,7 @@ const smallDisk = 4 << 20
 // TestClusterFaultsOnAFullFileSystem is the fault full-disk with a file system that is full. Mounting one needs privileges;
 // TestClusterFaults, which needs none, has the same fault on a disk that pretends.
 func TestClusterFaultsOnAFullFileSystem(t *testing.T) {
+	deep.Only(t)
 	if err := mountSmall(t, t.TempDir()); errors.Is(err, syscall.EPERM) {
 		t.Log("not run: no permission to mount a file system")
 		return

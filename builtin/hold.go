@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -15,6 +16,13 @@ type hold struct {
 	lost    func(backend.Reason) // nil if nobody listens
 	busy    int                  // calls under way that end it or move it
 	unsure  bool                 // it may hang on another session: a move was not answered
+	until   backend.Instant      // it was granted or renewed at least until then
+}
+
+// stays reports whether a renewal for ttl leaves the hold on its session: it is the one for that TTL, or one for a longer TTL
+// that the hold was promised and that a move would cut short.
+func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
+	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }
 
 // hold notes a lock as granted. The caller holds d.mu.
@@ -24,7 +32,7 @@ func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 		d.drop(k, old)
 	}
 	delete(s.orphans, k)
-	d.holds[k] = &hold{session: s, token: g.Token, born: d.last, lost: lost}
+	d.holds[k] = &hold{session: s, token: g.Token, born: d.last, lost: lost, until: s.proved.Add(s.ttl)}
 	s.users++
 }
 

@@ -29,8 +29,8 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 	return d.ask(ctx, call{request: r, looks: true})
 }
 
-// Holder implements backend.Inspector.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+// Look implements backend.Inspector.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	err := backend.ValidateName(name)
 	var reply *lockpb.Reply
 	if err == nil {
@@ -42,7 +42,7 @@ func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) 
 		err = errNoAnswer
 	}
 	if err != nil {
-		return backend.Info{}, d.callError("holder", name, err)
+		return backend.State{}, d.callError("holder", name, err)
 	}
 	info := d.infoOf(reply.GetName())
 	info.Name = name
@@ -52,14 +52,14 @@ func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) 
 // errNoAnswer: the server does not keep to the protocol.
 var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
 
-func (d *Driver) infoOf(n *lockpb.NameState) backend.Info {
+func (d *Driver) infoOf(n *lockpb.NameState) backend.State {
 	fences := d.Describe().Capabilities.Has(backend.CapFencing)
-	info := backend.Info{
+	info := backend.State{
 		Name: n.Name, Held: len(n.Holders) > 0, Waiters: int(n.Waiters), Revision: n.Revision,
 	}
 	for _, h := range n.Holders {
 		holder := backend.Holder{
-			Owner: h.Owner, RequestID: h.RequestId, Kind: kindOf(h.Kind), Permits: int(h.Permits),
+			Owner: h.Owner, HoldID: h.HoldId, Kind: kindOf(h.Kind), Permits: int(h.Permits),
 			Since: time.Unix(0, h.SinceUnixNanos), ExpiresIn: time.Duration(h.ExpiresInNanos), Metadata: h.Metadata,
 		}
 		if fences {
@@ -88,11 +88,11 @@ func kindOf(k lockpb.Kind) backend.Kind {
 
 // List implements backend.Lister: the names in the order of their bytes, page by page. Each page shows one moment, the
 // pages together do not.
-func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
-	return func(yield func(backend.Info, error) bool) {
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
 		after := ""
 		if err := validatePrefix(prefix); err != nil {
-			yield(backend.Info{}, d.callError("list", prefix, err))
+			yield(backend.State{}, d.callError("list", prefix, err))
 			return
 		}
 		for {
@@ -103,7 +103,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info
 				err = errNoAnswer
 			}
 			if err != nil {
-				yield(backend.Info{}, d.callError("list", prefix, err))
+				yield(backend.State{}, d.callError("list", prefix, err))
 				return
 			}
 			page := reply.GetNames()

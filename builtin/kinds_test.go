@@ -64,7 +64,7 @@ func begin(t *testing.T, d *builtin.Driver, r backend.Request) *pending {
 
 func waitersOf(t *testing.T, d *builtin.Driver, name string) int {
 	t.Helper()
-	info, err := d.Holder(t.Context(), name)
+	info, err := d.Look(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func refused(t *testing.T, d *builtin.Driver, r backend.Request, why error) erro
 // holdersOf returns who holds a name, and how.
 func holdersOf(t *testing.T, d *builtin.Driver, name string) []backend.Holder {
 	t.Helper()
-	info, err := d.Holder(t.Context(), name)
+	info, err := d.Look(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +300,7 @@ func TestKindsAreShown(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for e, err := range d.Watch(ctx, "k/pool", before.Token.Order()) {
-		if err != nil || e.Type != backend.EventAcquired || e.Token != permits.Token || e.Token.Exclusive() {
+		if err != nil || e.Type != backend.ChangeAcquired || e.Token != permits.Token || e.Token.Exclusive() {
 			t.Errorf("event %+v, %v", e, err)
 		}
 		break
@@ -326,14 +326,14 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	a, b, c := attached(t, n), attached(t, n), attached(t, n)
 	as := func(who, name string) backend.Request {
 		r := request(name, time.Minute)
-		r.Owner, r.Agent = who, "worker" // of its own in each client
+		r.Owner = who
 		return r
 	}
 	x := take(t, a, as("anna", "x"))
 	y := take(t, b, as("bert", "y"))
 	third := take(t, c, as("carl", "z"))
-	first, second := wait(t, a, as("anna", "y"), 1), wait(t, b, as("bert", "z"), 1)
-	closing := as("carl", "x")
+	first, second := wait(t, a, under(as("anna", "y"), x), 1), wait(t, b, under(as("bert", "z"), y), 1)
+	closing := under(as("carl", "x"), third)
 	closing.Wait, closing.TTL = true, time.Hour // on another session
 	err := refused(t, c, closing, backend.ErrDeadlock)
 	var deadlock *backend.DeadlockError
@@ -347,15 +347,14 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 		t.Errorf("cycle %v, want %v", deadlock.Cycle, want)
 	}
 	stillWaiting(t, c, "x", 0) // it left nothing
-	// In a set too; and who does not wait, or has no agent, is not in a cycle.
-	free := as("carl", "free")
-	other := as("carl", "x")
+	// In a set too; and who does not wait, or holds nothing meanwhile, is not in a cycle.
+	free, other := under(as("carl", "free"), third), under(as("carl", "x"), third)
 	free.Wait, other.Wait = true, true
 	if _, err := c.AcquireAll(t.Context(), []backend.Request{free, other}); !errors.Is(err, backend.ErrDeadlock) {
 		t.Errorf("a set: %v, want ErrDeadlock", err)
 	}
 	take(t, c, request("free", time.Minute))
-	refused(t, c, as("carl", "x"), backend.ErrHeld)
+	refused(t, c, under(as("carl", "x"), third), backend.ErrHeld)
 	stranger := wait(t, c, request("x", time.Minute), 1)
 	giveBack(t, c, third)
 	giveBack(t, b, second.granted(t), y)
@@ -363,18 +362,30 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	stranger.granted(t)
 }
 
-// Callers of one program wait for each other as those of two do, unless they are one agent.
-func TestAgentsOfOneClient(t *testing.T) {
+// Callers of one program wait for each other as those of two do, unless one is made under the hold of the other.
+func TestDeadlocksOfOneClient(t *testing.T) {
 	n := startNode(t)
 	d := attached(t, n)
-	as := func(agent, name string) backend.Request {
-		r := request(name, time.Minute)
-		r.Agent, r.Wait = agent, true
+	waiting := func(name string, holds ...backend.Grant) backend.Request {
+		r := under(request(name, time.Minute), holds...)
+		r.Wait = true
 		return r
 	}
-	one := take(t, d, as("one", "x"))
-	two := wait(t, d, as("two", "x"), 1)
-	refused(t, d, as("one", "x"), backend.ErrDeadlock) // for itself
+	one := take(t, d, waiting("x"))
+	two := wait(t, d, waiting("x"), 1)
+	refused(t, d, waiting("x", one), backend.ErrDeadlock) // for itself
+	child := take(t, d, waiting("y", one))
+	sibling := wait(t, d, waiting("y", one), 1)
+	giveBack(t, d, child)
+	giveBack(t, d, sibling.granted(t))
 	giveBack(t, d, one)
 	two.granted(t)
+}
+
+// under returns r, made under holds.
+func under(r backend.Request, holds ...backend.Grant) backend.Request {
+	for _, g := range holds {
+		r.Under = append(r.Under, g.RequestID)
+	}
+	return r
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-const protocol = 1
+const protocol = 2
 
 // Looking for the leader.
 const (

@@ -34,7 +34,7 @@ func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificates
-//	dial-timeout    how long to wait for the first answer, 5s by default
+//	timeout         how long to wait for the first answer, 5s by default
 //
 // A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable; one
 // of another protocol, backend.ErrMisconfigured. A server that is not durable is no error: Describe tells, and
@@ -94,10 +94,10 @@ func parseURL(rawURL string) (*target, error) {
 		switch name {
 		case "ca", "cert", "key", "server-name":
 			secure = true
-		case "dial-timeout":
+		case "timeout":
 			u.dialTimeout, err = time.ParseDuration(values[0])
 			if err != nil || u.dialTimeout <= 0 {
-				return bad("dial-timeout is no positive duration")
+				return bad("timeout is no positive duration")
 			}
 		default:
 			return bad("it has the unknown option " + strconv.Quote(name))

@@ -18,7 +18,7 @@ func TestParseURL(t *testing.T) {
 	}{
 		"fencelock://a":                      {[]string{"a:7480"}, 5 * time.Second},
 		"fencelock://a:1,b,[::1]:3/":         {[]string{"a:1", "b:7480", "[::1]:3"}, 5 * time.Second},
-		"fencelocks://a?dial-timeout=1m":     {[]string{"a:7480"}, time.Minute},
+		"fencelocks://a?timeout=1m":          {[]string{"a:7480"}, time.Minute},
 		"fencelocks://a,b?server-name=locks": {[]string{"a:7480", "b:7480"}, 5 * time.Second},
 	} {
 		u, err := parseURL(raw)
@@ -36,7 +36,7 @@ func TestParseURL(t *testing.T) {
 	for _, raw := range []string{
 		"fencelock://", "fencelock://a,,b", "fencelock://a:0", "fencelock://a:99999", "fencelock://a:x", "fencelock://::1",
 		"fencelock://a/path", "fencelock://user:secret@a", "fencelock://a?nosuch=1", "fencelock://a?ca=x&ca=y",
-		"fencelock://a?dial-timeout=-1s", "fencelock://a?cert=x", "fencelock://a?ca=/no/such/file", "http://a",
+		"fencelock://a?timeout=-1s", "fencelock://a?cert=x", "fencelock://a?ca=/no/such/file", "http://a",
 		"fencelock://a?x=%zz",
 	} {
 		if _, err := parseURL(raw); !errors.Is(err, backend.ErrInvalidOption) {

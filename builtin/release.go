@@ -17,7 +17,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 
 func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
-		return err
+		return notHeld(err)
 	}
 	defer d.work.Done()
 	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
@@ -26,15 +26,17 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	for {
 		s, h, err := d.sessionOf(ctx, g)
 		if err != nil {
-			return err
+			return notHeld(err)
 		}
 		err = s.release(ctx, g, h)
 		s.done()
 		if !errors.Is(err, errSessionEnded) {
-			return err
+			return notHeld(err)
 		}
 		if h != nil {
-			return &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return s.lostHold()
 		}
 		// It only lent its name.
 		if err := d.pause(ctx, time.Millisecond); err != nil {

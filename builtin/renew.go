@@ -14,12 +14,13 @@ import (
 // sent has been told before its answer comes, on the same connection.
 //
 // A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by a
-// request of its own; all of them travel together.
+// request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only once what
+// it was granted before ends earlier than what it asks for.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
 		for i, g := range grants {
-			out[i].Err = d.callError("renew", g.Name, err)
+			out[i].Err = d.callError("renew", g.Name, notHeld(err))
 		}
 		return out
 	}
@@ -28,7 +29,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	var moves []int
 	d.mu.Lock()
 	for i := range grants {
-		if h := d.holdOf(&grants[i]); h != nil && h.session.ttl == grants[i].TTL && !h.unsure {
+		if h := d.holdOf(&grants[i]); h != nil && h.stays(grants[i].TTL, d.clock.Now()) {
 			bySession[h.session] = append(bySession[h.session], i)
 		} else {
 			moves = append(moves, i)
@@ -44,7 +45,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	work.Wait()
 	for i, g := range grants {
-		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+		out[i].Err = d.callError("renew", g.Name, notHeld(out[i].Err))
 	}
 	return out
 }
@@ -65,13 +66,16 @@ func (s *session) renew(ctx context.Context, grants []backend.Grant, members []i
 	for _, i := range members {
 		switch h := s.d.holdOf(&grants[i]); {
 		case errors.Is(err, errSessionEnded):
-			out[i].Err = &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+			out[i].Err = s.lostHold()
 		case err != nil:
 			out[i].Err = err
 		case h == nil || h.session != s:
 			out[i].Err = &backend.NotHeldError{} // the reason was told to Request.Lost
 		default:
-			out[i] = backend.Renewal{SentAt: s.proved, TTL: s.ttl}
+			if h.session.ttl == grants[i].TTL {
+				h.until = max(h.until, s.proved.Add(s.ttl))
+			}
+			out[i] = backend.Renewal{SentAt: s.proved, TTL: grants[i].TTL}
 		}
 	}
 }

@@ -24,7 +24,7 @@ func TestTLS(t *testing.T) {
 	defer s.Close(context.Background())
 	certificate, key := authority.Sign(t, "client")
 	open := func(scheme string, options url.Values, timeout string) error {
-		options.Set("dial-timeout", timeout)
+		options.Set("timeout", timeout)
 		d, err := builtin.Open(t.Context(), scheme+"://"+s.Addr().String()+"?"+options.Encode())
 		if err != nil {
 			return err

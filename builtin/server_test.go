@@ -58,12 +58,20 @@ func TestExtendMovesAHold(t *testing.T) {
 	if renewal.Err != nil || renewal.TTL != time.Minute || renewal.SentAt < g.SentAt {
 		t.Fatalf("renewal with another TTL: %+v", renewal)
 	}
-	info, err := other.Holder(t.Context(), "x")
+	info, err := other.Look(t.Context(), "x")
 	if err != nil || len(info.Holders) != 1 || info.Holders[0].Token != g.Token || info.Holders[0].ExpiresIn < 30*time.Second {
 		t.Errorf("the holder is %+v, %v; want the same token and the long TTL", info, err)
 	}
 	if err := d.Renew(t.Context(), []backend.Grant{longer})[0].Err; err != nil {
 		t.Errorf("renewal on the new session: %v", err)
+	}
+	// A renewal for less does not take away what was promised.
+	renewal = d.Renew(t.Context(), []backend.Grant{g})[0]
+	if renewal.Err != nil || renewal.TTL != g.TTL {
+		t.Errorf("renewal with less than before: %+v", renewal)
+	}
+	if info, err := other.Look(t.Context(), "x"); err != nil || len(info.Holders) != 1 || info.Holders[0].ExpiresIn < 30*time.Second {
+		t.Errorf("after a renewal with less the holder is %+v, %v; want it for the longer time", info, err)
 	}
 	if err := d.Release(t.Context(), longer); err != nil {
 		t.Errorf("release: %v", err)
@@ -136,7 +144,7 @@ func TestSlowWatcherMissesNothing(t *testing.T) {
 	const rounds = 2200 // two events each: more than wait for a slow caller, fewer than the server keeps
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	info, err := d.Holder(ctx, "x")
+	info, err := d.Look(ctx, "x")
 	if err != nil || info.Revision == 0 {
 		t.Fatalf("the first look shows %+v, %v; want a revision from which to watch", info, err)
 	}
@@ -155,7 +163,7 @@ func TestSlowWatcherMissesNothing(t *testing.T) {
 			}
 		}
 	}()
-	events, want := 0, backend.EventAcquired
+	events, want := 0, backend.ChangeAcquired
 	var last uint64
 	for e, err := range d.Watch(ctx, "x", info.Revision) {
 		if err != nil {
@@ -167,8 +175,8 @@ func TestSlowWatcherMissesNothing(t *testing.T) {
 		if e.Type != want || e.Revision <= last {
 			t.Fatalf("event %d is %+v after revision %d, want %v", events, e, last, want)
 		}
-		want = map[backend.EventType]backend.EventType{
-			backend.EventAcquired: backend.EventReleased, backend.EventReleased: backend.EventAcquired,
+		want = map[backend.ChangeType]backend.ChangeType{
+			backend.ChangeAcquired: backend.ChangeReleased, backend.ChangeReleased: backend.ChangeAcquired,
 		}[want]
 		last = e.Revision
 		if events++; events == 2*rounds {
@@ -186,7 +194,7 @@ func TestWatchSurvivesARestart(t *testing.T) {
 	d, worker := attached(t, n), attached(t, n)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	seen := make(chan backend.Event, 64)
+	seen := make(chan backend.Change, 64)
 	go func() {
 		defer close(seen)
 		for e, err := range d.Watch(ctx, "x", 0) {

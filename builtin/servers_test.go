@@ -148,7 +148,7 @@ func open(t testing.TB, addrs ...string) backend.FencingDriver {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	d, err := builtin.Open(ctx, "fencelock://"+strings.Join(addrs, ",")+"?dial-timeout=1m")
+	d, err := builtin.Open(ctx, "fencelock://"+strings.Join(addrs, ",")+"?timeout=1m")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package builtin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -23,10 +24,11 @@ type session struct {
 	opened chan struct{} // closed when it is open, or could not be opened
 	over   chan struct{} // closed when it has ended
 
-	err   error // why it could not be opened
-	open  bool
-	ended bool
-	on    *conn // the connection that it is attached to
+	err    error // why it could not be opened
+	open   bool
+	ended  bool
+	reason backend.Reason // why the service ended it; valid once ended, unless it was closed here
+	on     *conn          // the connection that it is attached to
 
 	proved backend.Instant // just before the last request was sent that renewed it
 	users  int             // holds and calls
@@ -56,9 +58,13 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	d.mu.Lock()
 	s := d.sessions[ttl]
 	if s == nil {
+		err := d.past.lost
 		if d.closed {
+			err = backend.ErrClosed
+		}
+		if err != nil {
 			d.mu.Unlock()
-			return nil, backend.ErrClosed
+			return nil, err
 		}
 		s = d.newSession(ttl)
 	}
@@ -152,6 +158,7 @@ func (s *session) end(reason backend.Reason) {
 		return
 	}
 	s.forget()
+	s.reason = reason
 	for k, h := range s.d.holds {
 		if h.session == s {
 			s.d.drop(k, h)
@@ -168,6 +175,11 @@ func (s *session) end(reason backend.Reason) {
 			s.d.finish(x, nil, errSessionEnded)
 		}
 	}
+}
+
+// lostHold is the error for a hold that ended with the session. The caller holds d.mu.
+func (s *session) lostHold() error {
+	return &backend.NotHeldError{Reason: cmp.Or(s.reason, backend.ReasonSessionExpired)}
 }
 
 // leave takes a user away. The caller holds d.mu.

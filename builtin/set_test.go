@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -333,10 +334,11 @@ func TestUnfitKindsAndSets(t *testing.T) {
 			"no permits":           {permits(0, 2), backend.ErrInvalidOption},
 			"negative permits":     {permits(-1, 2), backend.ErrInvalidOption},
 			"more permits":         {permits(3, 2), backend.ErrInvalidOption},
+			"under too many":       {func(r *backend.Request) { r.Under = make([]string, backend.MaxUnder+1) }, backend.ErrInvalidOption},
+			"under no id":          {func(r *backend.Request) { r.Under = []string{"a b"} }, backend.ErrInvalidOption},
+			"a hold id in bytes":   {func(r *backend.Request) { r.HoldID = "\xff" }, backend.ErrInvalidOption},
 			"limit too high":       {permits(1, 1<<32), backend.ErrInvalidOption},
 			"shared permits":       {func(r *backend.Request) { permits(1, 2)(r); r.Kind = backend.KindShared }, backend.ErrInvalidOption},
-			"agent with a space":   {func(r *backend.Request) { r.Agent = "a b" }, backend.ErrInvalidOption},
-			"agent too long":       {func(r *backend.Request) { r.Agent = strings.Repeat("a", 129) }, backend.ErrInvalidOption},
 		} {
 			r := request("x")
 			c.change(&r)
@@ -351,7 +353,7 @@ func TestUnfitKindsAndSets(t *testing.T) {
 			"twice": func(r *backend.Request) { r.Name = "x" },
 			"wait":  func(r *backend.Request) { r.Wait = true },
 			"TTL":   func(r *backend.Request) { r.TTL = 2 * ttl },
-			"agent": func(r *backend.Request) { r.Agent = "somebody" },
+			"under": func(r *backend.Request) { r.Under = []string{"somebody"} },
 		} {
 			rs := setOf(false, "x", "y")
 			change(&rs[1])
@@ -375,23 +377,24 @@ func TestUnfitKindsAndSets(t *testing.T) {
 
 // Every field of a request is sent.
 func TestKindsOnTheWire(t *testing.T) {
-	d, other := New(nil, nil), New(nil, nil)
 	r := request("a/b")
-	r.Kind, r.Permits, r.Limit, r.Agent = backend.KindPermits, 2, 8, "worker"
-	got := d.acquireOf([]backend.Request{r}).GetAcquire()
+	r.HoldID, r.Under = "shown", []string{"0123456789abcdef"}
+	r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 8
+	got := acquireOf([]backend.Request{r}).GetAcquire()
 	if got.Kind != lockpb.Kind_KIND_PERMITS || got.Permits != 2 || got.Limit != 8 || got.Hierarchical || got.Wait {
 		t.Errorf("permits are sent as %v", got)
 	}
-	if got.Agent == "" || got.Agent == other.acquireOf([]backend.Request{r}).GetAcquire().Agent {
-		t.Errorf("two clients send agent %q", got.Agent)
+	if got.HoldId != "shown" || !slices.Equal(got.Under, r.Under) {
+		t.Errorf("hold id %q under %q", got.HoldId, got.Under)
 	}
-	if again := d.acquireOf([]backend.Request{r}).GetAcquire(); again.Agent != got.Agent {
-		t.Errorf("one client sends agents %q and %q for one", got.Agent, again.Agent)
+	set := acquireOf([]backend.Request{r, r}).GetAcquireAll()
+	if !slices.Equal(set.Under, r.Under) || set.Requests[0].Under != nil {
+		t.Errorf("a set is sent as %v", set)
 	}
 	r = waiting("a/b")
 	r.Kind, r.Hierarchical = backend.KindShared, true
-	got = d.acquireOf([]backend.Request{r}).GetAcquire()
-	if got.Kind != lockpb.Kind_KIND_SHARED || !got.Hierarchical || !got.Wait || got.Agent != "" {
+	got = acquireOf([]backend.Request{r}).GetAcquire()
+	if got.Kind != lockpb.Kind_KIND_SHARED || !got.Hierarchical || !got.Wait {
 		t.Errorf("a shared hold is sent as %v", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -30,9 +31,9 @@ func validateSet(rs []backend.Request) error {
 		switch {
 		case names[r.Name]:
 			return invalidOption("set of names", fmt.Sprintf("with %q twice", r.Name), "each name is taken once")
-		case r.Wait != first.Wait, r.TTL != first.TTL, r.Agent != first.Agent:
+		case r.Wait != first.Wait, r.TTL != first.TTL, !slices.Equal(r.Under, first.Under):
 			return invalidOption("set of names", fmt.Sprintf("with %q and %q", first.Name, r.Name),
-				"the requests of one set agree in Wait, TTL and Agent")
+				"the requests of one set agree in Wait, TTL and Under")
 		}
 		names[r.Name] = true
 	}
@@ -42,7 +43,7 @@ func validateSet(rs []backend.Request) error {
 func validate(r *backend.Request) error {
 	err := cmp.Or(
 		backend.ValidateName(r.Name), backend.ValidateRequestID(r.RequestID), validateKind(r), validText("owner", r.Owner),
-		validateAgent(r.Agent),
+		validText("hold id", r.HoldID), validateUnder(r.Under),
 	)
 	for k, v := range r.Metadata {
 		err = cmp.Or(err, validText("metadata", k), validText("metadata", v))
@@ -70,17 +71,14 @@ func validateKind(r *backend.Request) error {
 	return invalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), why)
 }
 
-// maxAgentBytes bounds Request.Agent.
-const maxAgentBytes = 128
-
-func validateAgent(agent string) error {
-	if len(agent) > maxAgentBytes {
-		return invalidOption("agent", fmt.Sprintf("of %d bytes", len(agent)), fmt.Sprintf("want at most %d", maxAgentBytes))
+func validateUnder(under []string) error {
+	if len(under) > backend.MaxUnder {
+		return invalidOption("number of holds under which a request is made", strconv.Itoa(len(under)),
+			fmt.Sprintf("want at most %d", backend.MaxUnder))
 	}
-	for i := range len(agent) {
-		c := agent[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
-			return invalidOption("agent", strconv.QuoteToASCII(agent), "want A-Z a-z 0-9 - _")
+	for _, id := range under {
+		if err := backend.ValidateRequestID(id); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -1,8 +1,10 @@
 package builtin
 
 import (
+	"cmp"
 	"context"
 	"iter"
+	"strconv"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -19,7 +21,7 @@ type watch struct {
 
 	call   *call // that began it on the present connection
 	since  uint64
-	events []backend.Event
+	events []backend.Change
 	paused bool // the caller is slow: the watch is to begin again when it has caught up
 	err    error
 }
@@ -28,16 +30,16 @@ type watch struct {
 const mostEvents = 4096
 
 // Watch implements backend.Watcher, with replay since any revision that the service still keeps.
-func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
-	return func(yield func(backend.Event, error) bool) {
-		err := d.watch(ctx, name, since, func(e backend.Event) bool { return yield(e, nil) })
+func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
+	return func(yield func(backend.Change, error) bool) {
+		err := d.watch(ctx, name, since, func(e backend.Change) bool { return yield(e, nil) })
 		if err != nil {
-			yield(backend.Event{}, d.callError("watch", name, err))
+			yield(backend.Change{}, d.callError("watch", name, err))
 		}
 	}
 }
 
-func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Event) bool) error {
+func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
@@ -49,6 +51,10 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	if d.closed {
 		d.mu.Unlock()
 		return backend.ErrClosed
+	}
+	if err := cmp.Or(d.unfit, d.past.lost); err != nil {
+		d.mu.Unlock()
+		return err
 	}
 	d.watches[w] = struct{}{}
 	w.start()
@@ -109,6 +115,9 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	case wire != nil && wire.Code == lockpb.Code_CODE_UNAVAILABLE:
 		this := w.call
 		w.d.background(func() { w.startLater(this) })
+	case wire != nil && wire.Code == lockpb.Code_CODE_INVALID && wire.Field == "since" && w.since <= w.call.seen:
+		d := w.d
+		d.forgotten("revision", strconv.FormatUint(w.call.seen, 10), "less than "+strconv.FormatUint(w.since, 10))
 	case wire != nil:
 		w.end(replyError(wire))
 	default:
@@ -149,6 +158,7 @@ func (w *watch) happened(m *lockpb.Events) {
 			continue
 		}
 		w.since = e.Revision
+		w.d.saw(e.Revision)
 		if event, ok := w.d.eventOf(e); ok {
 			w.events = append(w.events, event)
 		}
@@ -180,7 +190,7 @@ func (w *watch) unwatch() {
 }
 
 // take returns what has come since the last time.
-func (w *watch) take() ([]backend.Event, error) {
+func (w *watch) take() ([]backend.Change, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
 	events := w.events
@@ -204,17 +214,17 @@ func (w *watch) stop() {
 	}
 }
 
-var eventTypes = map[lockpb.EventType]backend.EventType{
-	lockpb.EventType_EVENT_ACQUIRED:       backend.EventAcquired,
-	lockpb.EventType_EVENT_RELEASED:       backend.EventReleased,
-	lockpb.EventType_EVENT_EXPIRED:        backend.EventExpired,
-	lockpb.EventType_EVENT_FORCE_RELEASED: backend.EventForceReleased,
+var eventTypes = map[lockpb.EventType]backend.ChangeType{
+	lockpb.EventType_EVENT_ACQUIRED:       backend.ChangeAcquired,
+	lockpb.EventType_EVENT_RELEASED:       backend.ChangeReleased,
+	lockpb.EventType_EVENT_EXPIRED:        backend.ChangeExpired,
+	lockpb.EventType_EVENT_FORCE_RELEASED: backend.ChangeForceReleased,
 }
 
 // eventOf leaves out what the contract has no word for: waits, and minimum holds that end.
-func (d *Driver) eventOf(e *lockpb.Event) (backend.Event, bool) {
+func (d *Driver) eventOf(e *lockpb.Event) (backend.Change, bool) {
 	typ, ok := eventTypes[e.Type]
-	event := backend.Event{Type: typ, Name: e.Name, Owner: e.Owner, Reason: e.Reason, Revision: e.Revision}
+	event := backend.Change{Type: typ, Name: e.Name, Owner: e.Owner, Reason: e.Reason, Revision: e.Revision}
 	if d.Describe().Capabilities.Has(backend.CapFencing) {
 		event.Token = fencing.Token(e.Token)
 	}

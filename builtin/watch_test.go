@@ -17,6 +17,7 @@ func TestEventsFindTheirWatch(t *testing.T) {
 			}
 			return nil, false
 		})
+		f.change(func(f *fake) { f.token = 10 })
 		ctx, cancel := context.WithCancel(t.Context())
 		names := []string{"x", "y", "z"}
 		heard := make(chan string, 10)

@@ -112,7 +112,7 @@ func cancelledWaiterLeavesTheQueue(t *trial) {
 	}
 	pause(t.Context(), 500*time.Millisecond)
 	if inspector, ok := backend.As[backend.Inspector](a); ok && t.desc.Capabilities.Has(backend.CapInspect) {
-		if info, err := inspector.Holder(t.within(slack), name); err == nil && info.Waiters > 1 {
+		if info, err := inspector.Look(t.within(slack), name); err == nil && info.Waiters > 1 {
 			t.Errorf("%d waiters are queued 500 ms after one of two was cancelled", info.Waiters)
 		}
 	}

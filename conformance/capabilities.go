@@ -19,7 +19,7 @@ var capabilityClauses = []Clause{
 	},
 	{
 		ID: "P2", Group: "capabilities", Slug: "declaration-is-consistent", run: declarationIsConsistent,
-		Rule: "Describe is complete, and declared capabilities have their interface",
+		Rule: "Describe is complete and cheap, and declared capabilities have their interface",
 	},
 	{
 		ID: "P3", Group: "capabilities", Slug: "minimum-keeps-it-closed", caps: backend.CapMinHold,
@@ -48,6 +48,14 @@ var capabilityClauses = []Clause{
 	{
 		ID: "P8", Group: "capabilities", Slug: "what-is-declared-has-a-clause", run: declaredHasAClause,
 		Rule: "no driver declares a capability that this version of the suite does not test",
+	},
+	{
+		ID: "P15", Group: "capabilities", Slug: "exclusion-is-declared", run: exclusionIsDeclared,
+		Rule: "Describe says what exclusion rests on, and fencing is not declared over a service that forgets",
+	},
+	{
+		ID: "P16", Group: "capabilities", Slug: "texts-come-back-whole", caps: backend.CapInspect, run: textsComeBackWhole,
+		Rule: "name, owner, HoldID and metadata of the greatest length allowed are shown as they were given",
 	},
 }
 
@@ -87,7 +95,7 @@ func undeclaredIsUnsupported(t *trial) {
 	g := t.take(d, t.request(name), "of a free name")
 	ctx := t.within(2 * slack)
 	if i, ok := backend.As[backend.Inspector](d); ok && !caps.Has(backend.CapInspect) {
-		_, err := i.Holder(ctx, name)
+		_, err := i.Look(ctx, name)
 		t.unsupported("Holder", err)
 	}
 	if l, ok := backend.As[backend.Lister](d); ok && !caps.Has(backend.CapList) {
@@ -139,6 +147,14 @@ func declarationIsConsistent(t *trial) {
 	if s.Validity(s.MinTTL) <= 0 {
 		t.Errorf("a grant of MinTTL %v is valid for %v: too short to hold anything", s.MinTTL, s.Validity(s.MinTTL))
 	}
+	// It is asked on every acquire.
+	began := time.Now()
+	for range 100 {
+		d.Describe()
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("Describe takes %v, and every acquire calls it", (took / 100).Round(time.Microsecond))
+	}
 	_, promises := d.(backend.FencingDriver)
 	switch fences := s.Capabilities.Has(backend.CapFencing); {
 	case fences && !promises:
@@ -158,6 +174,18 @@ func declarationIsConsistent(t *trial) {
 		if s.Capabilities.Has(c) && !there {
 			t.Errorf("%v is declared without its interface", c)
 		}
+	}
+}
+
+func exclusionIsDeclared(t *trial) {
+	d := t.client()
+	t.warm(d)
+	s := d.Describe()
+	switch {
+	case s.Exclusion == backend.ExclusionUndeclared || s.Exclusion > backend.ExclusionAsyncReplica:
+		t.Errorf("Describe().Exclusion is %v, want one that package backend declares", s.Exclusion)
+	case s.Exclusion == backend.ExclusionVolatileServer && s.Capabilities.Has(backend.CapFencing):
+		t.Errorf("fencing is declared over a %v, which repeats tokens when it forgets", s.Exclusion)
 	}
 }
 
@@ -197,7 +225,7 @@ func minimumKeepsItClosed(t *trial) {
 		}
 		// The clocks of client and service may differ by that much, as with every lease.
 		if early := g.MinHoldUntil.Sub(t.now()); early > r.MinHold/100+50*time.Millisecond {
-			t.Errorf("after %s the name opened %v before the minimum", what, early)
+			t.Violatedf("after %s the name opened %v before the minimum", what, early)
 		}
 		t.release(rival, got, "by the rival")
 	}
@@ -208,7 +236,7 @@ func holderIsShown(t *trial) {
 	inspector, _ := backend.As[backend.Inspector](b)
 	name := t.name()
 	ctx := t.within(10 * slack)
-	if info, err := inspector.Holder(ctx, name); err != nil || info.Held || len(info.Holders) != 0 || info.Name != name {
+	if info, err := inspector.Look(ctx, name); err != nil || info.Held || len(info.Holders) != 0 || info.Name != name {
 		t.Errorf("Holder of a free name = %+v, %v; want not held", info, err)
 	}
 	r := t.request(name)
@@ -218,12 +246,12 @@ func holderIsShown(t *trial) {
 	g := t.take(a, r, "of a free name")
 	w := t.wait(ctx, b, t.request(name))
 	t.queued(a, name, 1)
-	info, err := inspector.Holder(ctx, name)
+	info, err := inspector.Look(ctx, name)
 	if err != nil || !info.Held || len(info.Holders) != 1 {
 		t.Fatalf("Holder of a held name = %+v, %v; want one holder", info, err)
 	}
 	h := info.Holders[0]
-	if h.Owner != g.Owner || h.RequestID != g.RequestID && h.RequestID != "" || h.Kind != g.Kind || h.Token != g.Token {
+	if h.Owner != g.Owner || h.HoldID != g.HoldID || h.Kind != g.Kind || h.Token != g.Token {
 		t.Errorf("Holder = %+v, want the grant %+v", h, g)
 	}
 	if h.ExpiresIn < 0 || h.ExpiresIn > g.TTL+time.Second {

@@ -3,11 +3,16 @@ package conformance
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
 // Harness is what the suite needs to know about one configuration of a driver and the service behind it.
@@ -33,13 +38,10 @@ type Harness struct {
 
 	// TTL is the short TTL that clauses let pass. Default: the larger of Description.MinTTL and one second.
 	TTL time.Duration
-
-	// Clock is the drivers' clock. Default backend.SystemClock.
-	Clock backend.Clock
 }
 
 // Server is what an operator, or an outage, can do to the service. Functions that are nil cannot be done. Apart from
-// Evict they affect every client, so the suite calls them while nothing else runs.
+// Evict and EvictWaiter they affect every client, so the suite calls them while nothing else runs.
 type Server struct {
 	// Restart ends the service and starts it again, with what it keeps on disk, under the same address.
 	Restart func(t testing.TB)
@@ -49,7 +51,11 @@ type Server struct {
 	Pause, Resume func(t testing.TB)
 	// Evict deletes what the service keeps for the holds of one name, behind the driver's back.
 	Evict func(t testing.TB, name string)
-	// Wipe deletes everything that the driver keeps in the service, counters included.
+	// EvictWaiter deletes what the service keeps for those who wait for one name, their places in the queue, and nothing of
+	// its holders.
+	EvictWaiter func(t testing.TB, name string)
+	// Wipe deletes everything that the driver keeps in the service, counters and the token space included, as a disk that
+	// is replaced does.
 	Wipe func(t testing.TB)
 	// Compact makes the service forget the events of name so far, for those who watch since a revision before.
 	Compact func(t testing.TB, name string)
@@ -77,7 +83,7 @@ func Clauses() []Clause {
 	for _, group := range [][]Clause{
 		exclusionClauses, ownershipClauses, leaseClauses, waitingClauses, cancellationClauses, ambiguityClauses,
 		nameClauses, errorClauses, capabilityClauses, watchClauses, sharedClauses, permitsClauses, multiClauses,
-		hierarchyClauses, deadlockClauses, fencingClauses, tierClauses, coreClauses, electionClauses,
+		hierarchyClauses, deadlockClauses, fencingClauses, tierClauses, coreClauses, electionClauses, identityClauses,
 		outageClauses, leftoverClauses,
 	} {
 		all = append(all, group...)
@@ -94,6 +100,7 @@ const (
 	needStop
 	needPause
 	needEvict
+	needEvictWaiter
 	needWipe
 	needCompact
 	needLeftovers
@@ -112,6 +119,7 @@ func (h *Harness) lacking(n need) string {
 		{needStop, h.Server.Stop != nil && h.Server.Start != nil, "Server.Stop and Start"},
 		{needPause, h.Server.Pause != nil && h.Server.Resume != nil, "Server.Pause and Resume"},
 		{needEvict, h.Server.Evict != nil, "Server.Evict"},
+		{needEvictWaiter, h.Server.EvictWaiter != nil, "Server.EvictWaiter"},
 		{needWipe, h.Server.Wipe != nil, "Server.Wipe"},
 		{needCompact, h.Server.Compact != nil, "Server.Compact"},
 		{needLeftovers, h.Leftovers != nil, "Leftovers"},
@@ -134,13 +142,16 @@ const (
 	Failed
 	// Skipped: the harness lacks what is needed to try. A failure under FENCELOCK_REQUIRE=all.
 	Skipped
+	// Inconclusive: it failed each time that it was tried, and each time the machine stood still for so long that it
+	// may be the reason. A failure under FENCELOCK_REQUIRE=all.
+	Inconclusive
 	// NotApplicable: the driver does not declare the capability; clause P1 sees that it then refuses.
 	NotApplicable
 )
 
-// String returns "pass", "FAIL", "skip" or "n/a".
+// String returns "pass", "FAIL", "skip", "????" or "n/a".
 func (o Outcome) String() string {
-	return [...]string{"?", "pass", "FAIL", "skip", "n/a"}[min(o, NotApplicable)]
+	return [...]string{"?", "pass", "FAIL", "skip", "????", "n/a"}[min(o, NotApplicable)]
 }
 
 // Result is the outcome of one clause.
@@ -170,37 +181,61 @@ func (r Report) Count(o Outcome) int {
 //
 // Clauses run side by side whatever -parallel says, since most of the time they wait for a lease to end; those that
 // break the whole service run alone at the end. Run must not share the service with other tests.
+//
+// With -short those are left out: the others take a few seconds.
+//
+// A clause that fails while the machine stood still is tried again, twice at most: see Inconclusive.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	s := newSuite(t, h, Clauses())
+	defer stall.Begin().End() // one meter for all clauses
 	s.startParallel(func(c *Clause) bool { return selected(t.Name() + "/" + c.Group + "/" + c.Slug) })
-	var report Report
-	for i := 0; i < len(s.cases); {
-		group := s.cases[i].clause.Group
-		end := i
-		for end < len(s.cases) && s.cases[end].clause.Group == group {
-			end++
+	cases := map[string]*oneCase{}
+	for _, c := range s.cases {
+		cases[c.clause.ID] = c
+	}
+	run(t, Clauses(), func(t *testing.T, c Clause) Result {
+		if c.serial {
+			deep.NotShort(t)
 		}
-		cases := s.cases[i:end]
-		t.Run(group, func(t *testing.T) {
-			for _, c := range cases {
-				t.Run(c.clause.Slug, func(t *testing.T) {
-					result := s.result(c)
+		return s.result(cases[c.ID])
+	})
+}
+
+// run makes a subtest of each clause, and says what came of them.
+func run(t *testing.T, clauses []Clause, try func(*testing.T, Clause) Result) {
+	t.Helper()
+	var report Report
+	for len(clauses) > 0 {
+		end := slices.IndexFunc(clauses, func(c Clause) bool { return c.Group != clauses[0].Group })
+		if end < 0 {
+			end = len(clauses)
+		}
+		t.Run(clauses[0].Group, func(t *testing.T) {
+			for _, c := range clauses[:end] {
+				t.Run(c.Slug, func(t *testing.T) {
+					result := try(t, c)
 					report = append(report, result)
 					tell(t, result)
 				})
 			}
 		})
-		i = end
+		clauses = clauses[end:]
 	}
-	t.Logf("%d clauses passed, %d failed, %d skipped, %d not applicable",
-		report.Count(Passed), report.Count(Failed), report.Count(Skipped), report.Count(NotApplicable))
+	t.Logf("%d clauses passed, %d failed, %d inconclusive, %d skipped, %d not applicable", report.Count(Passed),
+		report.Count(Failed), report.Count(Inconclusive), report.Count(Skipped), report.Count(NotApplicable))
+	facts.Write(t, facts.Clauses{
+		Passed: report.Count(Passed), Failed: report.Count(Failed), Inconclusive: report.Count(Inconclusive),
+		Skipped: report.Count(Skipped), NotApplicable: report.Count(NotApplicable),
+	})
 	for _, r := range report {
 		switch r.Outcome {
 		case Skipped:
 			t.Logf("skipped: %v: %s", r.Clause, r.Messages[0])
 		case Failed:
 			t.Logf("failed: %v: %s", r.Clause, r.Messages[0])
+		case Inconclusive:
+			t.Logf("INCONCLUSIVE: %v: %s", r.Clause, r.Messages[0])
 		}
 	}
 }
@@ -218,6 +253,16 @@ func tell(t *testing.T, r Result) {
 			t.Fatalf("%s  %s\n    not tried: %s", r.Clause.ID, r.Clause.Rule, r.Messages[0])
 		}
 		t.Skipf("%s  %s\n    not tried: %s", r.Clause.ID, r.Clause.Rule, r.Messages[0])
+	case Inconclusive:
+		say := t.Logf
+		if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+			say = t.Errorf
+		}
+		say("INCONCLUSIVE  %s  %s\n    %s", r.Clause.ID, r.Clause.Rule, strings.Join(r.Messages, "\n    "))
+	case Passed:
+		if n := len(r.Messages); n > 0 {
+			t.Logf("%s  %s", r.Clause.ID, r.Messages[n-1])
+		}
 	case NotApplicable:
 		t.Logf("%s does not apply: %s", r.Clause.ID, r.Messages[0])
 	}
@@ -227,20 +272,27 @@ func tell(t *testing.T, r Result) {
 // tables. With only, it tries just the clauses with those numbers; an unknown number fails tb.
 func Check(tb testing.TB, h Harness, only ...string) Report {
 	tb.Helper()
-	clauses := Clauses()
-	if len(only) > 0 {
-		clauses = nil
-		for _, id := range only {
-			clauses = append(clauses, find(tb, id))
-		}
-	}
-	s := newSuite(tb, h, clauses)
+	s := newSuite(tb, h, chosen(tb, only))
+	defer stall.Begin().End() // one meter for all clauses
 	s.startParallel(func(*Clause) bool { return true })
 	report := make(Report, 0, len(s.cases))
 	for _, c := range s.cases {
 		report = append(report, s.result(c))
 	}
 	return report
+}
+
+// chosen returns the clauses with those numbers, or all of them.
+func chosen(tb testing.TB, only []string) []Clause {
+	tb.Helper()
+	if len(only) == 0 {
+		return Clauses()
+	}
+	var clauses []Clause
+	for _, id := range only {
+		clauses = append(clauses, find(tb, id))
+	}
+	return clauses
 }
 
 func find(tb testing.TB, id string) Clause {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
@@ -50,7 +51,7 @@ func oneHolderAtATime(t *trial) {
 					return
 				}
 				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d contenders held the lock at once", n)
+					t.Violatedf("%d contenders held the lock at once", n)
 				}
 				seen := unprotected.Load()
 				runtime.Gosched()
@@ -64,7 +65,7 @@ func oneHolderAtATime(t *trial) {
 	}
 	all.Wait()
 	if got := unprotected.Load(); got != contenders*rounds {
-		t.Errorf("a counter that only the lock protects is %d after %d increments", got, contenders*rounds)
+		t.Violatedf("a counter that only the lock protects is %d after %d increments", got, contenders*rounds)
 	}
 }
 
@@ -116,12 +117,17 @@ func beliefsDoNotOverlap(t *trial) {
 				r := t.brief(name)
 				r.Wait = true
 				g, err := d.Acquire(ctx, r)
-				if err != nil {
-					if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
-						t.Errorf("contender: %v", err)
-						return
-					}
+				switch {
+				case err == nil:
+				case errors.Is(err, backend.ErrUnknown):
+					_ = t.releaseSettled(d, r.Grant()) // an answer that is allowed; what it left is given back
 					continue
+				case vague(err), errors.Is(err, context.Canceled):
+					pause(ctx, 10*time.Millisecond)
+					continue
+				default:
+					t.Errorf("contender: %v", err)
+					return
 				}
 				held := belief{from: t.now(), to: g.SentAt.Add(t.desc.Validity(g.TTL))}
 				pause(ctx, rand.N(t.ttl/8))
@@ -146,11 +152,12 @@ func beliefsDoNotOverlap(t *trial) {
 	slices.SortFunc(beliefs, func(x, y belief) int { return int(x.from - y.from) })
 	for i := 1; i < len(beliefs); i++ {
 		if by := beliefs[i-1].to.Sub(beliefs[i].from); by > 0 {
-			t.Errorf("hold %d began %v before the end of the one before", i, by)
+			t.Violatedf("hold %d began %v before the end of the one before", i, by)
 		}
 	}
 	if len(beliefs) < 4 {
-		t.Errorf("%d grants in %v, too few to tell", len(beliefs), 4*t.ttl)
+		t.Errorf("%d grants in %v, too few to tell; a service or a machine as slow as that needs a longer Harness.TTL",
+			len(beliefs), 4*t.ttl)
 	}
 	t.Logf("%d grants", len(beliefs))
 }

@@ -38,6 +38,10 @@ var fencingClauses = []Clause{
 		ID: "F6", Group: "fencing", Slug: "stays-for-one-hold", caps: backend.CapFencing, run: staysForOneHold,
 		Rule: "tokens are exclusive, fit 63 bits, and stay the same for one hold however often it is acquired or renewed",
 	},
+	{
+		ID: "F7", Group: "fencing", Slug: "one-token-space", caps: backend.CapFencing, run: oneTokenSpace,
+		Rule: "all clients name the same token space, from their first grant on",
+	},
 }
 
 // tokens checks that tokens grow.
@@ -48,7 +52,7 @@ type tokens struct {
 
 func (k *tokens) next(g backend.Grant, across string) {
 	if g.Token <= k.last {
-		k.t.Errorf("across %s: token %v after %v, want a greater one", across, g.Token, k.last)
+		k.t.Violatedf("across %s: token %v after %v, want a greater one", across, g.Token, k.last)
 	}
 	k.last = g.Token
 }
@@ -143,7 +147,7 @@ func increasesInTheOrderOfGrants(t *trial) {
 	all.Wait()
 	for i := 1; i < len(seen); i++ {
 		if seen[i] <= seen[i-1] {
-			t.Errorf("hold %d has token %v, the one before has %v", i, seen[i], seen[i-1])
+			t.Violatedf("hold %d has token %v, the one before has %v", i, seen[i], seen[i-1])
 		}
 	}
 }
@@ -154,7 +158,7 @@ func staleWriteIsRefused(t *trial) {
 	space := t.desc.TokenSpace
 	var guard fencing.Memory
 	_, _, sleeper := t.silent(name)
-	if err := guard.CheckFrom(t.Context(), space, "resource", sleeper.Token); err != nil {
+	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); err != nil {
 		t.Errorf("write by the holder = %v, want it admitted", err)
 	}
 	r := t.request(name)
@@ -163,10 +167,10 @@ func staleWriteIsRefused(t *trial) {
 	if err != nil {
 		t.Fatalf("acquire after the holder went silent = %v", err)
 	}
-	if err := guard.CheckFrom(t.Context(), space, "resource", g.Token); err != nil {
+	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: g.Token, Space: space}); err != nil {
 		t.Errorf("write by the rival = %v, want it admitted", err)
 	}
-	if err := guard.CheckFrom(t.Context(), space, "resource", sleeper.Token); !errors.Is(err, fencing.ErrStale) {
+	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); !errors.Is(err, fencing.ErrStale) {
 		t.Errorf("write by the holder that slept past its lease = %v, want ErrStale", err)
 	}
 	t.release(rival, g, "by the rival")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,10 @@ var leftoverClauses = []Clause{
 		ID: "K2", Group: "leftovers", Slug: "service-keeps-nothing", needs: needLeftovers, serial: true,
 		run:  serviceKeepsNothing,
 		Rule: "when all locks are released or have ended, the service keeps nothing of the driver's",
+	},
+	{
+		ID: "K3", Group: "leftovers", Slug: "goroutines-do-not-pile-up", serial: true, run: goroutinesDoNotPileUp,
+		Rule: "acquires that are over, granted or not, leave no goroutine behind while the driver lives",
 	},
 }
 
@@ -75,6 +80,44 @@ func goroutinesEndWithClose(t *trial) {
 	for _, g := range left {
 		t.Errorf("left behind after Close: %s", g)
 	}
+}
+
+func goroutinesDoNotPileUp(t *trial) {
+	const first, more, room = 20, 120, 30
+	mine := t.name()
+	pprof.Do(t.Context(), pprof.Labels(goroutineLabel, mine), func(context.Context) {
+		d, held := t.client(), t.name()
+		g := t.take(d, t.request(held), "of a free name")
+		t.acquires(d, held, first)
+		before := countGoroutines(goroutinesOf(t, mine))
+		t.acquires(d, held, more)
+		patience := t.within(slack)
+		after := goroutinesOf(t, mine)
+		for countGoroutines(after) > before+room && patience.Err() == nil {
+			pause(patience, 20*time.Millisecond)
+			after = goroutinesOf(t, mine)
+		}
+		if n := countGoroutines(after); n > before+room {
+			slices.SortFunc(after, func(x, y string) int { return countGoroutines([]string{y}) - countGoroutines([]string{x}) })
+			t.Errorf("%d goroutines more after %d acquires more, all of which are over; most of them at %s",
+				n-before, 3*more, after[0])
+		}
+		t.release(d, g, "by the holder")
+	})
+}
+
+// countGoroutines counts those of some stacks, of which each tells how many goroutines have it.
+func countGoroutines(stacks []string) (n int) {
+	for _, s := range stacks {
+		for line := range strings.Lines(s) {
+			same := 0
+			if _, err := fmt.Sscanf(line, "%d @", &same); err == nil {
+				n += same
+				break
+			}
+		}
+	}
+	return n
 }
 
 // goroutineLabel marks the goroutines that a driver starts, directly or not: a label is inherited. Those of the harness, a

@@ -10,6 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 func TestMain(m *testing.M) {
@@ -19,8 +20,8 @@ func TestMain(m *testing.M) {
 }
 
 // memoryHarness is everything that a store of its own offers.
-func memoryHarness() conformance.Harness {
-	store := memory.NewStore(nil)
+func memoryHarness(testing.TB) conformance.Harness {
+	store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})
 	return conformance.Harness{
 		New: func(testing.TB) backend.Driver { return store.Driver() },
 		Linked: func(testing.TB) (backend.Driver, fault.Link) {
@@ -28,14 +29,15 @@ func memoryHarness() conformance.Harness {
 			return d, conformance.NetworkLink(d)
 		},
 		Server: conformance.Server{
-			Restart: func(testing.TB) { store.Restart() },
-			Stop:    func(testing.TB) { store.Stop() },
-			Start:   func(testing.TB) { store.Start() },
-			Pause:   func(testing.TB) { store.Pause() },
-			Resume:  func(testing.TB) { store.Resume() },
-			Evict:   func(_ testing.TB, name string) { store.Evict(name) },
-			Wipe:    func(testing.TB) { store.Wipe() },
-			Compact: func(testing.TB, string) { store.Compact() },
+			Restart:     func(testing.TB) { store.Restart() },
+			Stop:        func(testing.TB) { store.Stop() },
+			Start:       func(testing.TB) { store.Start() },
+			Pause:       func(testing.TB) { store.Pause() },
+			Resume:      func(testing.TB) { store.Resume() },
+			Evict:       func(_ testing.TB, name string) { store.Evict(name) },
+			EvictWaiter: func(_ testing.TB, name string) { store.EvictWaiters(name) },
+			Wipe:        func(testing.TB) { store.Wipe() },
+			Compact:     func(testing.TB, string) { store.Compact() },
 		},
 		Leftovers: func() ([]string, error) { return make([]string, store.Names()), nil },
 		// There is no place beside the driver's own entries where anybody could leave something.
@@ -43,14 +45,21 @@ func memoryHarness() conformance.Harness {
 	}
 }
 
-func TestMemory(t *testing.T) { conformance.Run(t, memoryHarness()) }
+func TestMemory(t *testing.T) { conformance.RunSimulated(t, memoryHarness) }
+
+// TestMemoryInRealTime is how a driver of a real service runs the suite.
+func TestMemoryInRealTime(t *testing.T) {
+	deep.NotShort(t)
+	conformance.Run(t, memoryHarness(t))
+}
 
 // The suite runs through permits too: one of one, and two of three, of which no two fit at once.
 func TestMemoryAsPermits(t *testing.T) {
-	for name, h := range map[string]conformance.Harness{
-		"1 of 1": conformance.AsPermits(memoryHarness(), 1, 1),
-		"2 of 3": conformance.AsPermits(memoryHarness(), 2, 3),
-	} {
-		t.Run(name, func(t *testing.T) { conformance.Run(t, h) })
+	for name, n := range map[string][2]int{"1 of 1": {1, 1}, "2 of 3": {2, 3}} {
+		t.Run(name, func(t *testing.T) {
+			conformance.RunSimulated(t, func(t testing.TB) conformance.Harness {
+				return conformance.AsPermits(memoryHarness(t), n[0], n[1])
+			})
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -44,7 +45,7 @@ func (b *broken) slips(who func(r backend.Request) bool, beside func(h backend.H
 		try.Wait = false
 		g, err := b.Driver.Acquire(ctx, try)
 		if errors.Is(err, backend.ErrHeld) && who(r) {
-			info, _ := b.Holder(ctx, r.Name)
+			info, _ := b.Look(ctx, r.Name)
 			fits := info.Held
 			for _, h := range info.Holders {
 				fits = fits && beside(h)
@@ -122,11 +123,11 @@ var kindMutants = []mutant{
 	}},
 	{name: "shared holds are released all together", breaks: []string{"R1", "R8"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
-			info, _ := b.Holder(ctx, g.Name)
+			info, _ := b.Look(ctx, g.Name)
 			err := b.Driver.Release(ctx, g)
 			for _, h := range info.Holders {
 				if h.Kind == backend.KindShared {
-					_ = b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: h.RequestID}.Grant())
+					_ = b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: b.world.request(h)}.Grant())
 				}
 			}
 			return err
@@ -235,7 +236,7 @@ var kindMutants = []mutant{
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if r.Hierarchical && errors.Is(err, backend.ErrHeld) {
-				if info, _ := b.Holder(ctx, r.Name); !info.Held {
+				if info, _ := b.Look(ctx, r.Name); !info.Held {
 					g, err = r.Grant(), nil
 					g.Token, g.SentAt = 1, now()
 				}
@@ -244,27 +245,39 @@ var kindMutants = []mutant{
 		}
 	}},
 	{name: "cycles are waited out", breaks: []string{"G1", "G3"}, apply: func(b *broken) {
-		b.asked(func(r *backend.Request) { r.Agent = "" })
+		b.asked(func(r *backend.Request) { r.Under = nil })
 	}},
-	{name: "all of one client are one agent", breaks: []string{"G2"}, apply: func(b *broken) {
-		b.asked(func(r *backend.Request) { r.Agent = "one" })
+	{name: "each request is made under every hold of its client", breaks: []string{"G2"}, apply: func(b *broken) {
+		var held []string
+		b.asked(func(r *backend.Request) {
+			b.world.mu.Lock()
+			defer b.world.mu.Unlock()
+			r.Under = slices.Clone(held)
+			held = append(held, r.RequestID)
+		})
 	}},
-	{name: "an agent that holds something must not wait", breaks: []string{"G1", "G2"}, apply: func(b *broken) {
-		holding := map[string]bool{}
+	{name: "siblings under one hold exclude each other", breaks: []string{"G2"}, apply: func(b *broken) {
+		under := map[string]bool{} // holds under which somebody holds
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			b.world.mu.Lock()
-			refuse := r.Wait && r.Agent != "" && holding[r.Agent]
+			refuse := false
+			for _, id := range r.Under {
+				refuse = refuse || r.Wait && under[id]
+				under[id] = true
+			}
 			b.world.mu.Unlock()
 			if refuse {
+				return backend.Grant{}, &backend.DeadlockError{}
+			}
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "who holds something must not wait", breaks: []string{"G1", "G2"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if r.Wait && len(r.Under) > 0 {
 				return backend.Grant{}, backend.ErrDeadlock
 			}
-			g, err := b.Driver.Acquire(ctx, r)
-			if err == nil {
-				b.world.mu.Lock()
-				holding[r.Agent] = true
-				b.world.mu.Unlock()
-			}
-			return g, err
+			return b.Driver.Acquire(ctx, r)
 		}
 	}},
 	{name: "a cycle is told without its names", breaks: []string{"G1"}, apply: func(b *broken) {

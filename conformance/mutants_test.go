@@ -18,36 +18,41 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/facts"
 )
 
 // TestMutants breaks the in-process driver in one way at a time and wants the suite to see each of them, on the clauses
 // that say what was broken. The unbroken driver passes the same clauses in TestMemory.
 func TestMutants(t *testing.T) {
-	// Mutants mostly wait, so all run side by side, except those that count what runs.
-	mutants := slices.Concat(mutants, kindMutants)
-	reports := make([]conformance.Report, len(mutants))
-	done := make([]chan struct{}, len(mutants))
-	for i, m := range mutants {
-		done[i] = make(chan struct{})
-		if m.alone {
-			reports[i] = conformance.Check(t, m.harness(t), m.breaks...)
-			close(done[i])
-		}
+	killAll(t, func(t *testing.T, m mutant) conformance.Report {
+		return conformance.CheckSimulated(t, m.harness, m.breaks...)
+	})
+}
+
+// TestMutantsInRealTime shows that the suite sees them with the clocks that real services have, too.
+func TestMutantsInRealTime(t *testing.T) {
+	deep.Only(t)
+	// They mostly wait, so some run side by side: not so many that they wait for each other.
+	reports := map[string]chan conformance.Report{}
+	seats := make(chan struct{}, 8)
+	for _, m := range slices.Concat(mutants, kindMutants) {
+		reports[m.name] = make(chan conformance.Report, 1)
+		go func() {
+			seats <- struct{}{}
+			defer func() { <-seats }()
+			reports[m.name] <- conformance.Check(t, m.harness(t), m.breaks...)
+		}()
 	}
-	for i, m := range mutants {
-		if !m.alone {
-			go func() {
-				defer close(done[i])
-				reports[i] = conformance.Check(t, m.harness(t), m.breaks...)
-			}()
-		}
-	}
-	rows := make([]string, len(mutants))
-	for i, m := range mutants {
-		<-done[i]
+	killAll(t, func(_ *testing.T, m mutant) conformance.Report { return <-reports[m.name] })
+}
+
+func killAll(t *testing.T, check func(*testing.T, mutant) conformance.Report) {
+	var rows []string
+	for _, m := range slices.Concat(mutants, kindMutants, boundMutants, identityMutants, serviceMutants) {
 		t.Run(strings.Map(hyphens, m.name), func(t *testing.T) {
 			var killers []string
-			for _, r := range reports[i] {
+			for _, r := range check(t, m) {
 				if r.Outcome == conformance.Failed {
 					killers = append(killers, r.Clause.ID)
 				} else {
@@ -57,7 +62,8 @@ func TestMutants(t *testing.T) {
 			if len(killers) == 0 {
 				t.Error("this mutant survives")
 			}
-			rows[i] = fmt.Sprintf("%-56s killed by %s", m.name, strings.Join(killers, " "))
+			facts.Write(t, facts.Mutant{What: m.name, Killers: strings.Join(killers, " ")})
+			rows = append(rows, fmt.Sprintf("%-56s killed by %s", m.name, strings.Join(killers, " ")))
 		})
 	}
 	t.Logf("%d mutants\n%s", len(rows), strings.Join(rows, "\n"))
@@ -75,7 +81,8 @@ type mutant struct {
 	name   string
 	breaks []string // numbers of clauses that must fail
 	apply  func(b *broken)
-	alone  bool // clauses about what the process runs need it to run nothing else
+
+	restart func(w *world) // what a restart of the service does, besides
 }
 
 // broken is the in-process driver with some methods replaced.
@@ -84,11 +91,13 @@ type broken struct {
 	world *world
 
 	describe func() backend.Description
+	promise  func() backend.Driver
+	look     func(context.Context, string) (backend.State, error)
 	acquire  func(context.Context, backend.Request) (backend.Grant, error)
 	all      func(context.Context, []backend.Request) ([]backend.Grant, error)
 	renew    func(context.Context, []backend.Grant) []backend.Renewal
 	release  func(context.Context, backend.Grant) error
-	watch    func(context.Context, string, uint64) iter.Seq2[backend.Event, error]
+	watch    func(context.Context, string, uint64) iter.Seq2[backend.Change, error]
 }
 
 func (b *broken) Describe() backend.Description {
@@ -99,10 +108,22 @@ func (b *broken) Describe() backend.Description {
 }
 
 func (b *broken) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	b.world.mu.Lock()
+	if b.world.requests[r.HoldID] == "" {
+		b.world.requests[r.HoldID] = r.RequestID
+	}
+	b.world.mu.Unlock()
 	if b.acquire != nil {
 		return b.acquire(ctx, r)
 	}
 	return b.Driver.Acquire(ctx, r)
+}
+
+func (b *broken) Look(ctx context.Context, name string) (backend.State, error) {
+	if b.look != nil {
+		return b.look(ctx, name)
+	}
+	return b.Driver.Look(ctx, name)
 }
 
 func (b *broken) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
@@ -126,7 +147,7 @@ func (b *broken) Release(ctx context.Context, g backend.Grant) error {
 	return b.Driver.Release(ctx, g)
 }
 
-func (b *broken) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
+func (b *broken) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	if b.watch != nil {
 		return b.watch(ctx, name, since)
 	}
@@ -134,9 +155,9 @@ func (b *broken) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 }
 
 // retell makes Watch yield what tell makes of each event; retold makes one for each watch.
-func (b *broken) retell(retold func() (tell func(e backend.Event) []backend.Event)) {
-	b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
-		return func(yield func(backend.Event, error) bool) {
+func (b *broken) retell(retold func() (tell func(e backend.Change) []backend.Change)) {
+	b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
+		return func(yield func(backend.Change, error) bool) {
 			tell := retold()
 			for e, err := range b.Driver.Watch(ctx, name, since) {
 				if err != nil {
@@ -163,14 +184,23 @@ type world struct {
 	base     map[string]fencing.Token // where the count of a name began anew
 	next     fencing.Token
 	holders  map[string]string
+	requests map[string]string // request ids by hold ids, which are all that a driver shows
+	noPlace  map[string]bool   // names whose waiters were evicted
+}
+
+// request is the id of the request of a hold that somebody can see.
+func (w *world) request(h backend.Holder) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.requests[h.HoldID]
 }
 
 func (m mutant) harness(t testing.TB) conformance.Harness {
 	w := &world{
-		t: t, store: memory.NewStore(nil), released: make(chan struct{}), base: map[string]fencing.Token{},
-		holders: map[string]string{},
+		t: t, store: memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}), released: make(chan struct{}), base: map[string]fencing.Token{},
+		holders: map[string]string{}, requests: map[string]string{}, noPlace: map[string]bool{},
 	}
-	h := memoryHarness()
+	h := memoryHarness(t)
 	client := func() *broken {
 		b := &broken{Driver: w.store.Driver(), world: w}
 		m.apply(b)
@@ -182,21 +212,28 @@ func (m mutant) harness(t testing.TB) conformance.Harness {
 		return b, conformance.NetworkLink(b.Driver)
 	}
 	h.Server = conformance.Server{
-		Restart: func(testing.TB) { w.forget(""); w.store.Restart() },
-		Stop:    func(testing.TB) { w.store.Stop() },
-		Start:   func(testing.TB) { w.store.Start() },
-		Pause:   func(testing.TB) { w.store.Pause() },
-		Resume:  func(testing.TB) { w.store.Resume() },
-		Evict:   func(_ testing.TB, name string) { w.forget(name); w.store.Evict(name) },
-		Wipe:    func(testing.TB) { w.forget(""); w.store.Wipe() },
-		Compact: func(testing.TB, string) { w.store.Compact() },
+		Restart: func(testing.TB) {
+			w.forget("")
+			if m.restart != nil {
+				m.restart(w)
+			}
+			w.store.Restart()
+		},
+		Stop:        func(testing.TB) { w.store.Stop() },
+		Start:       func(testing.TB) { w.store.Start() },
+		Pause:       func(testing.TB) { w.store.Pause() },
+		Resume:      func(testing.TB) { w.store.Resume() },
+		Evict:       func(_ testing.TB, name string) { w.forget(name); w.store.Evict(name) },
+		EvictWaiter: func(_ testing.TB, name string) { w.evicted(name); w.store.EvictWaiters(name) },
+		Wipe:        func(testing.TB) { w.forget(""); w.store.Wipe() },
+		Compact:     func(testing.TB, string) { w.store.Compact() },
 	}
 	h.Leftovers = func() ([]string, error) { return make([]string, w.store.Names()), nil }
 	return h
 }
 
 // now reads the clock that the drivers use.
-func now() backend.Instant { return backend.SystemClock().Now() }
+func now() backend.Instant { return backend.GoClock().Now() }
 
 // getThenSet looks and takes in two steps.
 func getThenSet(b *broken) {
@@ -320,4 +357,29 @@ func (w *world) forget(name string) {
 		return
 	}
 	delete(w.base, name)
+}
+
+// evicted notes that those who wait for name have lost their places.
+func (w *world) evicted(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noPlace[name] = true
+}
+
+// evict takes everything away from those who got it less than d ago.
+func (w *world) evict(d time.Duration) {
+	probe := w.store.Driver()
+	for held := range probe.List(context.Background(), "") {
+		if len(held.Holders) > 0 && time.Since(held.Holders[0].Since) < d {
+			w.store.Evict(held.Name)
+		}
+	}
+	_ = probe.Close(context.Background())
+}
+
+func (b *broken) IssuesFencingTokens() backend.Driver {
+	if b.promise != nil {
+		return b.promise()
+	}
+	return b
 }

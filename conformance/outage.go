@@ -33,11 +33,17 @@ var outageClauses = []Clause{
 		ID: "S5", Group: "outages", Slug: "increases-across-a-wipe", caps: backend.CapFencing,
 		needs: needWipe, serial: true,
 		run:  increasesAcrossAWipe,
-		Rule: "a token is greater than every earlier token of the same name, across the deletion of everything",
+		Rule: "after everything was deleted, a client made anew gets greater tokens, or others of another token space",
 	},
 	{
 		ID: "S6", Group: "outages", Slug: "wiped-service", needs: needWipe, serial: true, run: wipedService,
-		Rule: "after everything was deleted holders learn that they lost, waiters acquire, and the same driver works",
+		Rule: "after everything was deleted holds are lost, and as history-lost, for good, where the service begins anew",
+	},
+	{
+		ID: "S7", Group: "outages", Slug: "grants-outlive-a-restart", caps: backend.CapFencing,
+		needs: needRestart, serial: true,
+		run:  grantsOutliveARestart,
+		Rule: "where fencing is declared, what was granted before a restart, however late, is nobody else's after it",
 	},
 }
 
@@ -150,34 +156,90 @@ func increasesAcrossRestart(t *trial) {
 }
 
 func increasesAcrossAWipe(t *trial) {
-	d := t.client()
 	name := t.name()
-	k := tokens{t: t}
+	last := map[string]tokens{} // by token space
 	for range 3 {
+		d := t.client()
 		var g backend.Grant
 		if err := t.settled(func(ctx context.Context) (err error) {
 			g, err = d.Acquire(ctx, t.request(name))
 			return err
 		}); err != nil {
-			t.Fatalf("acquire after everything was deleted = %v", err)
+			t.Fatalf("acquire of a new client after everything was deleted = %v", err)
 		}
-		k.next(g, "the deletion of everything")
+		space := d.Describe().TokenSpace
+		if space == "" {
+			t.Errorf("TokenSpace is empty after a grant")
+		}
+		k := last[space]
+		k.t = t
+		k.next(g, "the deletion of everything, in the token space "+space)
+		last[space] = k
 		t.h.Server.Wipe(t)
 	}
 }
 
 func wipedService(t *trial) {
 	a, b := t.client(), t.client()
-	c := t.core(a, func(o *fencelock.Options) { o.TTL = 3 * t.ttl })
+	c := t.core(a, func(o *fencelock.Options) { o.TTL = t.times(3) })
 	lease, err := c.Acquire(t.within(slack), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
+	before := lease.Grant()
+	space := a.Describe().TokenSpace
 	w := t.wait(t.within(10*slack), b, t.request(lease.Name()))
 	t.queued(b, lease.Name(), 1)
 	t.h.Server.Wipe(t)
-	t.lostWith(lease, 3*t.ttl+slack, "after everything was deleted")
-	g := t.got(w, 3*t.ttl+2*slack, "after everything was deleted")
-	t.release(b, g, "by the waiter")
-	t.recovers(b, "everything was deleted")
+	lost := t.lostWith(lease, t.times(3)+slack, "after everything was deleted")
+	if !w.ended(3*t.ttl + 2*slack) {
+		t.Fatalf("a waiter heard nothing after everything was deleted")
+	}
+	if w.err == nil {
+		t.release(b, w.grant, "by the waiter")
+	}
+	// What was deleted may be no more than what an eviction takes. Whoever comes anew sees whether the service has a
+	// memory.
+	fresh := t.client()
+	var g backend.Grant
+	if err := t.settled(func(ctx context.Context) (err error) {
+		g, err = fresh.Acquire(ctx, t.request(lease.Name()))
+		return err
+	}); err != nil {
+		t.Fatalf("acquire of a new client after everything was deleted = %v", err)
+	}
+	t.release(fresh, g, "by the new client")
+	anew := t.desc.Capabilities.Has(backend.CapFencing) &&
+		(fresh.Describe().TokenSpace != space || g.Token <= max(before.Token, w.grant.Token))
+	if anew && lost.Reason != fencelock.ReasonHistoryLost {
+		t.Errorf("the lease was lost for reason %q, want history-lost", lost.Reason)
+	}
+	t.refuses(anew, "a waiter", w.grant, w.err)
+	for what, d := range map[string]backend.Driver{"the holder's client": a, "the waiter's client": b} {
+		var g backend.Grant
+		err := t.settled(func(ctx context.Context) (err error) {
+			g, err = d.Acquire(ctx, t.request(t.name()))
+			return err
+		})
+		t.refuses(anew, what, g, err)
+		if err == nil {
+			t.release(d, g, "by "+what)
+		}
+	}
+	t.recovers(t.client(), "everything was deleted, from a new client")
+}
+
+// refuses checks the answer that a client from before a wipe got to an acquire after it.
+func (t *trial) refuses(must bool, who string, g backend.Grant, err error) {
+	var lost *backend.HistoryError
+	switch {
+	case err == nil && must:
+		t.Errorf("%s was granted the token %v after everything was deleted, want ErrHistoryLost", who, g.Token)
+	case err != nil && !errors.Is(err, backend.ErrHistoryLost):
+		t.Errorf("%s = %v after everything was deleted, want ErrHistoryLost", who, err)
+	case err != nil && !errors.As(err, &lost):
+		t.Errorf("%s = %v, without a *HistoryError", who, err)
+	case err != nil && (lost.What == "" || lost.Was == lost.Now):
+		t.Errorf("%s = %+v, which does not tell what changed", who, lost)
+	}
 }

@@ -50,6 +50,10 @@ var permitsClauses = []Clause{
 		},
 		Rule: "of several holds of permits each is renewed, released and repeated by its own request alone",
 	},
+	{
+		ID: "Q8", Group: "permits", Slug: "great-limits-are-counted", caps: backend.CapPermits, run: greatLimitsAreCounted,
+		Rule: "limits beyond every small integer are counted exactly",
+	},
 }
 
 // permits returns a fresh request for n of limit permits.
@@ -85,7 +89,7 @@ func neverMoreThanThereAre(t *trial) {
 				}
 				held := inside.Add(int64(n))
 				if held > limit {
-					t.Errorf("%d of %d permits were held at once", held, limit)
+					t.Violatedf("%d of %d permits were held at once", held, limit)
 				}
 				most.Store(max(most.Load(), held))
 				pause(ctx, time.Millisecond)
@@ -198,7 +202,7 @@ func permitTokensAreMarked(t *trial) {
 		g := t.take(d, t.permits(name, 1, 3), "of what is left")
 		grants = append(grants, g)
 		if !g.Token.Valid() || g.Token.Exclusive() || g.Token.Order() <= last {
-			t.Errorf("the token of permits is %v after order %d, want it marked and greater", g.Token, last)
+			t.Violatedf("the token of permits is %v after order %d, want it marked and greater", g.Token, last)
 		}
 		last = g.Token.Order()
 	}
@@ -276,12 +280,12 @@ func (d *asPermits) Release(ctx context.Context, g backend.Grant) error {
 	return d.Driver.Release(ctx, d.below(g))
 }
 
-func (d *asPermits) Holder(ctx context.Context, name string) (backend.Info, error) {
+func (d *asPermits) Look(ctx context.Context, name string) (backend.State, error) {
 	inspector, ok := backend.As[backend.Inspector](d.Driver)
 	if !ok {
-		return backend.Info{}, backend.ErrUnsupported
+		return backend.State{}, backend.ErrUnsupported
 	}
-	info, err := inspector.Holder(ctx, name)
+	info, err := inspector.Look(ctx, name)
 	for i := range info.Holders {
 		info.Holders[i].Kind, info.Holders[i].Permits, info.Holders[i].Token = backend.KindExclusive, 0, 0
 	}

@@ -14,8 +14,10 @@ type recorder struct {
 
 	mu       sync.Mutex // protects the following fields
 	failures []string
+	violated bool // a failure that no stall of the machine explains
 	logs     []string
 	skipped  string
+	foreign  bool // skipped because it does not apply
 	ended    bool
 	cleanups []func()
 
@@ -37,7 +39,7 @@ func (r *recorder) catch() {
 	switch p := recover().(type) {
 	case nil, stopped:
 	default:
-		r.Errorf("panic: %v", p)
+		r.Violatedf("panic: %v", p)
 	}
 }
 
@@ -69,6 +71,8 @@ func (r *recorder) result(c Clause) Result {
 	switch {
 	case len(r.failures) > 0:
 		result.Outcome, result.Messages = Failed, append(r.failures, r.logs...)
+	case r.foreign:
+		result.Outcome, result.Messages = NotApplicable, []string{r.skipped}
 	case r.skipped != "":
 		result.Outcome, result.Messages = Skipped, []string{r.skipped}
 	}
@@ -95,6 +99,15 @@ func (r *recorder) Errorf(format string, args ...any) {
 	if len(r.failures) < 10 {
 		r.failures = append(r.failures, fmt.Sprintf(format, args...))
 	}
+}
+
+// Violatedf is Errorf for what a driver must not do however slow the machine is: two holders at once by the drivers' own
+// clock, tokens out of order. The clause is not tried again.
+func (r *recorder) Violatedf(format string, args ...any) {
+	r.mu.Lock()
+	r.violated = true
+	r.mu.Unlock()
+	r.Errorf(format, args...)
 }
 
 // Error implements testing.TB.
@@ -153,6 +166,14 @@ func (r *recorder) Skipf(format string, args ...any) {
 	r.skipped = fmt.Sprintf(format, args...)
 	r.mu.Unlock()
 	panic(stopped{})
+}
+
+// inapplicable ends a clause that says nothing about this driver.
+func (r *recorder) inapplicable(why string) {
+	r.mu.Lock()
+	r.foreign = true
+	r.mu.Unlock()
+	r.Skipf("%s", why)
 }
 
 // SkipNow implements testing.TB.

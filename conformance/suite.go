@@ -20,6 +20,8 @@ type suite struct {
 	cases    []*oneCase
 	seats    chan struct{} // how many clauses run side by side
 	parallel sync.WaitGroup
+
+	simulated bool // runs in a bubble of testing/synctest
 }
 
 // oneCase is a clause in one run.
@@ -36,9 +38,6 @@ func newSuite(tb testing.TB, h Harness, clauses []Clause) *suite {
 	tb.Helper()
 	if h.New == nil {
 		tb.Fatal("conformance: Harness.New is nil")
-	}
-	if h.Clock == nil {
-		h.Clock = backend.SystemClock()
 	}
 	s := &suite{tb: tb, h: h, seats: make(chan struct{}, sideBySide)}
 	s.describe()
@@ -70,7 +69,9 @@ func (s *suite) describe() {
 			s.tb.Errorf("conformance: Ping: %v", err)
 		}
 	}
-	s.desc = d.Describe()
+	if s.desc = d.Describe(); s.desc.Clock == nil {
+		s.desc.Clock = backend.SystemClock()
+	}
 }
 
 // startParallel starts the chosen clauses that may run beside others.
@@ -116,6 +117,15 @@ func (s *suite) try(c Clause) Result {
 	if lacks := s.h.lacking(c.needs); lacks != "" {
 		return Result{Clause: c, Outcome: Skipped, Messages: []string{lacks + " is nil"}}
 	}
+	if s.simulated { // nothing stalls
+		r, _ := s.attempt(c)
+		return r
+	}
+	return fairly(s.h.TTL/10, func() (Result, bool) { return s.attempt(c) })
+}
+
+// attempt runs the clause once.
+func (s *suite) attempt(c Clause) (r Result, violated bool) {
 	rec := newRecorder(s.tb)
 	t := &trial{recorder: rec, h: &s.h, desc: s.desc, clause: c, ttl: s.h.TTL}
 	ended := make(chan struct{})
@@ -135,9 +145,12 @@ func (s *suite) try(c Clause) Result {
 	select {
 	case <-ended:
 	case <-limit.C:
-		rec.Errorf("the clause did not come to an end; a call ignores its context")
+		rec.Violatedf("the clause did not come to an end; a call ignores its context: %s", t.underWay())
 	}
-	return rec.result(c)
+	rec.mu.Lock()
+	violated = rec.violated
+	rec.mu.Unlock()
+	return rec.result(c), violated
 }
 
 // selected tells whether -test.run may want the test of that name. It decides only what is started ahead,

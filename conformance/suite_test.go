@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
@@ -60,5 +61,24 @@ func TestPanicAndFailureEndOneClauseOnly(t *testing.T) {
 	}
 	if want := []conformance.Outcome{conformance.Failed, conformance.Passed}; !slices.Equal(outcomes, want) {
 		t.Errorf("outcomes = %v, want %v", outcomes, want)
+	}
+}
+
+func TestACallThatDoesNotEndIsNamed(t *testing.T) {
+	h := mutant{apply: func(b *broken) {
+		const long = time.Hour                             // than any clause may take
+		b.world.t.Cleanup(func() { time.Sleep(2 * long) }) // until all have come to an end
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if r.Wait {
+				time.Sleep(long)
+			}
+			return g, err
+		}
+	}}.harness
+	for _, r := range conformance.CheckSimulated(t, h, "W7") {
+		if r.Outcome != conformance.Failed || !strings.Contains(strings.Join(r.Messages, "\n"), `Acquire with Wait "conformance/dead-waiter-blocks-nobody/`) {
+			t.Errorf("%v = %v %q, want the call that goes on named", r.Clause, r.Outcome, r.Messages)
+		}
 	}
 }

@@ -18,21 +18,21 @@ var tierClauses = []Clause{
 	},
 	{
 		ID: "T3", Group: "tier", Slug: "promise-is-not-inherited", run: promiseIsNotInherited,
-		Rule: "a wrapper that does not promise fencing itself is ErrTier, whatever it wraps",
+		Rule: "a wrapper that does not promise fencing itself is ErrTier, whatever it wraps or embeds",
 	},
 }
 
 func correctnessNeedsFencing(t *trial) {
 	d := t.client()
 	t.warm(d)
-	c, err := fencelock.Open(d, fencelock.Correctness, &fencelock.Options{TTL: t.ttl, Clock: t.h.Clock})
+	c, err := fencelock.Open(d, fencelock.Correctness, &fencelock.Options{TTL: t.ttl})
 	if !t.desc.Capabilities.Has(backend.CapFencing) {
-		var tier *fencelock.TierError
+		var tier *fencelock.CapabilityError
 		if !errors.Is(err, fencelock.ErrTier) || !errors.As(err, &tier) {
-			t.Fatalf("Open for correctness of a driver that does not fence = %v, want ErrTier with a *TierError", err)
+			t.Fatalf("Open for correctness of a driver that does not fence = %v, want ErrTier with a *CapabilityError", err)
 		}
 		if tier.Driver != t.desc.Name || tier.Lacks == "" {
-			t.Errorf("TierError = %+v, want driver %q and what it lacks", tier, t.desc.Name)
+			t.Errorf("CapabilityError = %+v, want driver %q and what it lacks", tier, t.desc.Name)
 		}
 		return
 	}
@@ -77,8 +77,23 @@ type silentWrapper struct{ backend.Driver }
 func (w silentWrapper) Unwrap() backend.Driver { return w.Driver }
 
 func promiseIsNotInherited(t *trial) {
-	_, err := fencelock.Open(silentWrapper{t.client()}, fencelock.Correctness, nil)
-	if !errors.Is(err, fencelock.ErrTier) {
-		t.Errorf("Open for correctness of a wrapper without the promise = %v, want ErrTier", err)
+	d := t.client()
+	wrappers := map[string]backend.Driver{"that does not promise": silentWrapper{d}}
+	if promise, promises := d.(backend.FencingDriver); promises {
+		if promise.IssuesFencingTokens() != d {
+			t.Errorf("IssuesFencingTokens is the promise of %T, want that of the driver itself, %T",
+				promise.IssuesFencingTokens(), d)
+		}
+		wrappers["that embeds a driver and its promise"] = embedding{promise}
+		wrappers["that embeds a driver and its promise, by its address"] = &embedding{promise}
+		wrappers["that embeds one that embeds"] = struct{ *embedding }{&embedding{promise}}
+	}
+	for what, wrapper := range wrappers {
+		if _, err := fencelock.Open(wrapper, fencelock.Correctness, nil); !errors.Is(err, fencelock.ErrTier) {
+			t.Errorf("Open for correctness of a wrapper %s = %v, want ErrTier", what, err)
+		}
 	}
 }
+
+// embedding has every method of what it embeds, the promise included, and may have changed any of them.
+type embedding struct{ backend.FencingDriver }

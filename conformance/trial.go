@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,12 +19,61 @@ import (
 type trial struct {
 	*recorder
 
-	h      *Harness
-	desc   backend.Description
-	clause Clause
-	ttl    time.Duration // short: clauses let it pass
-	links  []fault.Link
-	named  atomic.Int32
+	h       *Harness
+	desc    backend.Description
+	clause  Clause
+	ttl     time.Duration // short: clauses let it pass
+	links   []fault.Link
+	named   atomic.Int32
+	fencing bool // core makes clients of the correctness tier
+	calls   calls
+}
+
+// calls are the calls of a clause that are under way, so that one that does not end can be named.
+type calls struct {
+	mu   sync.Mutex // protects the following field
+	open map[*call]struct{}
+}
+
+type call struct {
+	what  string
+	began time.Time
+	ctx   context.Context
+}
+
+// during notes a call until done is called.
+func (t *trial) during(ctx context.Context, what, name string) (done func()) {
+	c := &call{what: fmt.Sprintf("%s %q", what, name), began: time.Now(), ctx: ctx}
+	t.calls.mu.Lock()
+	defer t.calls.mu.Unlock()
+	if t.calls.open == nil {
+		t.calls.open = map[*call]struct{}{}
+	}
+	t.calls.open[c] = struct{}{}
+	return func() {
+		t.calls.mu.Lock()
+		defer t.calls.mu.Unlock()
+		delete(t.calls.open, c)
+	}
+}
+
+// underWay tells of the calls that have not ended.
+func (t *trial) underWay() string {
+	t.calls.mu.Lock()
+	defer t.calls.mu.Unlock()
+	var all []string
+	for c := range t.calls.open {
+		s := fmt.Sprintf("%s has gone on for %v", c.what, time.Since(c.began).Round(time.Millisecond))
+		if err := c.ctx.Err(); err != nil {
+			s += " and its context has ended"
+		}
+		all = append(all, s)
+	}
+	if len(all) == 0 {
+		return "none of the calls that the suite keeps a list of is under way"
+	}
+	slices.Sort(all)
+	return strings.Join(all, "; ")
 }
 
 // slack is what a busy machine may add to anything that should happen at once.
@@ -42,10 +94,19 @@ func (t *trial) long() time.Duration {
 	return d
 }
 
+// times returns n short TTLs, or as many as the driver takes.
+func (t *trial) times(n int) time.Duration {
+	d := time.Duration(n) * t.ttl
+	if t.desc.MaxTTL > 0 {
+		d = min(d, t.desc.MaxTTL)
+	}
+	return d
+}
+
 // client returns one more driver.
 func (t *trial) client() backend.Driver {
 	d := t.h.New(t)
-	t.Cleanup(func() { _ = closeWithin(d, slack) })
+	t.Cleanup(func() { t.close(d) })
 	return d
 }
 
@@ -55,7 +116,7 @@ func (t *trial) linked() (backend.Driver, fault.Link) {
 	t.links = append(t.links, link)
 	t.Cleanup(func() {
 		t.heal()
-		_ = closeWithin(d, slack)
+		t.close(d)
 	})
 	return d, link
 }
@@ -65,6 +126,13 @@ func (t *trial) heal() {
 	for _, link := range t.links {
 		link.Pass()
 	}
+}
+
+func (t *trial) close(d backend.Driver) {
+	ctx, cancel := context.WithTimeout(context.Background(), slack)
+	defer cancel()
+	defer t.during(ctx, "Close", t.desc.Name)()
+	_ = d.Close(ctx)
 }
 
 func closeWithin(d backend.Driver, bound time.Duration) error {
@@ -80,8 +148,9 @@ func (t *trial) name() string {
 
 // request returns a fresh request for name with a TTL that does not end meanwhile.
 func (t *trial) request(name string) backend.Request {
+	id := backend.NewRequestID()
 	return backend.Request{
-		Name: name, Owner: "conformance " + t.clause.ID, RequestID: backend.NewRequestID(), TTL: t.long(),
+		Name: name, Owner: "conformance " + t.clause.ID, RequestID: id, HoldID: backend.HoldID(id), TTL: t.long(),
 	}
 }
 
@@ -102,7 +171,9 @@ func (t *trial) within(d time.Duration) context.Context {
 // try makes one attempt.
 func (t *trial) try(d backend.Driver, r backend.Request) (backend.Grant, error) {
 	r.Wait = false
-	return d.Acquire(t.within(2*slack), r)
+	ctx := t.within(2 * slack)
+	defer t.during(ctx, "Acquire without Wait", r.Name)()
+	return d.Acquire(ctx, r)
 }
 
 // take makes one attempt that must succeed, or ends the clause.
@@ -116,7 +187,9 @@ func (t *trial) take(d backend.Driver, r backend.Request, when string) backend.G
 
 // release must succeed.
 func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
-	if err := d.Release(t.within(2*slack), g); err != nil {
+	ctx := t.within(2 * slack)
+	defer t.during(ctx, "Release", g.Name)()
+	if err := d.Release(ctx, g); err != nil {
 		t.Errorf("Release %s = %v, want nil", when, err)
 	}
 }
@@ -127,6 +200,7 @@ func (t *trial) renew(d backend.Driver, g backend.Grant) backend.Renewal {
 }
 
 func (t *trial) renewIn(ctx context.Context, d backend.Driver, g backend.Grant) backend.Renewal {
+	defer t.during(ctx, "Renew", g.Name)()
 	renewals := d.Renew(ctx, []backend.Grant{g})
 	if len(renewals) != 1 {
 		t.Errorf("Renew of one grant answered %d renewals", len(renewals))
@@ -173,7 +247,9 @@ func (t *trial) takenWithin(driver backend.Driver, name string, d time.Duration,
 	r := t.request(name)
 	r.Wait = true
 	began := time.Now()
-	g, err := driver.Acquire(t.within(d), r)
+	ctx := t.within(d)
+	defer t.during(ctx, "Acquire with Wait", name)()
+	g, err := driver.Acquire(ctx, r)
 	if err != nil {
 		t.Errorf("%s: the name did not open within %v: %v", when, d, err)
 		return g, false
@@ -211,7 +287,7 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // now reads the drivers' clock.
-func (t *trial) now() backend.Instant { return t.h.Clock.Now() }
+func (t *trial) now() backend.Instant { return t.desc.Clock.Now() }
 
 // waiter is an acquire in another goroutine.
 type waiter struct {
@@ -228,6 +304,7 @@ func (t *trial) wait(ctx context.Context, d backend.Driver, r backend.Request) *
 	w := &waiter{done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
+		defer t.during(ctx, "Acquire with Wait", r.Name)()
 		w.grant, w.err = d.Acquire(ctx, r)
 		w.at = t.now()
 	}()
@@ -268,7 +345,7 @@ func (t *trial) queued(d backend.Driver, name string, n int) {
 	patience := t.within(bound)
 	for patience.Err() == nil {
 		if ok {
-			if info, err := inspector.Holder(t.within(slack), name); err == nil && info.Waiters >= n {
+			if info, err := inspector.Look(t.within(slack), name); err == nil && info.Waiters >= n {
 				return
 			}
 		}

@@ -47,6 +47,18 @@ var waitingClauses = []Clause{
 		ID: "W8", Group: "waiting", Slug: "waiter-survives-a-reset", needs: needLink, run: waiterSurvivesAReset,
 		Rule: "a waiter whose connection breaks goes on waiting, and acquires",
 	},
+	{
+		ID: "W9", Group: "waiting", Slug: "wait-does-not-end-early", run: waitDoesNotEndEarly,
+		Rule: "a wait ends by a grant or by its context, not before",
+	},
+	{
+		ID: "W10", Group: "waiting", Slug: "evicted-waiter-does-not-hold", needs: needEvictWaiter, run: evictedWaiterDoesNotHold,
+		Rule: "a waiter whose place in the queue was deleted never holds beside another, and acquires in the end",
+	},
+	{
+		ID: "W11", Group: "waiting", Slug: "overtaken-waiter-does-not-hold", needs: needLink, run: overtakenWaiterDoesNotHold,
+		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, never holds beside that one",
+	},
 }
 
 func releaseWakesAWaiter(t *trial) {

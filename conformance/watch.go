@@ -45,7 +45,7 @@ var watchClauses = []Clause{
 // watched is a watch in another goroutine.
 type watched struct {
 	t      *trial
-	events chan backend.Event
+	events chan backend.Change
 	end    chan error // one value: what came last
 	cancel context.CancelFunc
 }
@@ -54,7 +54,7 @@ type watched struct {
 func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
 	watcher, _ := backend.As[backend.Watcher](d)
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &watched{t: t, events: make(chan backend.Event, 1024), end: make(chan error, 1), cancel: cancel}
+	w := &watched{t: t, events: make(chan backend.Change, 1024), end: make(chan error, 1), cancel: cancel}
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -82,7 +82,7 @@ func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
 }
 
 // await returns what pick finds among the events that come within d, or ends the clause.
-func (w *watched) await(d time.Duration, what string, pick func(backend.Event) bool) backend.Event {
+func (w *watched) await(d time.Duration, what string, pick func(backend.Change) bool) backend.Change {
 	patience := time.NewTimer(d)
 	defer patience.Stop()
 	for {
@@ -101,10 +101,10 @@ func (w *watched) await(d time.Duration, what string, pick func(backend.Event) b
 }
 
 // next returns the n events that come next within d each, or ends the clause.
-func (w *watched) next(n int, d time.Duration) []backend.Event {
-	var all []backend.Event
+func (w *watched) next(n int, d time.Duration) []backend.Change {
+	var all []backend.Change
 	for i := range n {
-		all = append(all, w.await(d, fmt.Sprintf("event %d of %d", i+1, n), func(backend.Event) bool { return true }))
+		all = append(all, w.await(d, fmt.Sprintf("event %d of %d", i+1, n), func(backend.Change) bool { return true }))
 	}
 	return all
 }
@@ -142,10 +142,10 @@ func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
 // story is what the events must be: a grant and its end for each hold.
 type story struct {
 	grants []backend.Grant
-	ends   []backend.EventType
+	ends   []backend.ChangeType
 }
 
-func (s *story) add(g backend.Grant, end backend.EventType) {
+func (s *story) add(g backend.Grant, end backend.ChangeType) {
 	s.grants = append(s.grants, g)
 	s.ends = append(s.ends, end)
 }
@@ -154,10 +154,10 @@ func (s *story) add(g backend.Grant, end backend.EventType) {
 func (s *story) events() int { return 2 * len(s.grants) }
 
 // check compares: one event for each grant, one for each end, one hold after the other.
-func (s *story) check(t *trial, got []backend.Event) {
+func (s *story) check(t *trial, got []backend.Change) {
 	var last uint64
 	for i, e := range got {
-		g, want := s.grants[i/2], backend.EventAcquired
+		g, want := s.grants[i/2], backend.ChangeAcquired
 		if i%2 == 1 {
 			want = s.ends[i/2]
 		}
@@ -182,7 +182,7 @@ func (t *trial) live(d backend.Driver, name string, n int) *story {
 			t.release(d, t.take(d, t.request(other), "of another name"), "of another name")
 		}
 		t.release(d, g, "by the holder")
-		s.add(g, backend.EventReleased)
+		s.add(g, backend.ChangeReleased)
 	}
 	return s
 }
@@ -199,19 +199,19 @@ func watchTellsInOrder(t *trial) {
 	waiting := t.wait(t.within(10*slack), a, heir)
 	t.queued(a, name, 1)
 	t.release(a, g, "by the holder")
-	s.add(g, backend.EventReleased)
+	s.add(g, backend.ChangeReleased)
 	got := t.got(waiting, t.ttl+slack, "after the release")
 	t.release(a, got, "by the heir")
-	s.add(got, backend.EventReleased)
-	first := w.await(slack, "the first hold", func(e backend.Event) bool { return e.Owner != "passer-by" })
-	s.check(t, append([]backend.Event{first}, w.next(s.events()-1, slack)...))
+	s.add(got, backend.ChangeReleased)
+	first := w.await(slack, "the first hold", func(e backend.Change) bool { return e.Owner != "passer-by" })
+	s.check(t, append([]backend.Change{first}, w.next(s.events()-1, slack)...))
 }
 
 func watchReplaysWithoutAGap(t *trial) {
 	a, b := t.client(), t.client()
 	inspector, _ := backend.As[backend.Inspector](b)
 	name := t.name()
-	info, err := inspector.Holder(t.within(slack), name)
+	info, err := inspector.Look(t.within(slack), name)
 	if err != nil || info.Revision == 0 {
 		t.Fatalf("Holder of a free name = %+v, %v; want a revision", info, err)
 	}
@@ -235,11 +235,11 @@ func watchReplaysWithoutAGap(t *trial) {
 		}
 	}
 	held := t.take(a, t.request(name), "of a free name")
-	if info, err = inspector.Holder(t.within(slack), name); err != nil || !info.Held {
+	if info, err = inspector.Look(t.within(slack), name); err != nil || !info.Held {
 		t.Fatalf("Holder of a held name = %+v, %v", info, err)
 	}
 	t.release(a, held, "by the holder")
-	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.EventReleased || e.Token != held.Token {
+	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.ChangeReleased || e.Token != held.Token {
 		t.Errorf("what follows the revision at which %v held is %+v, want its release", held.Token, e)
 	}
 }
@@ -254,11 +254,11 @@ func watchTellsWhyByForce(t *trial) {
 	if err := force.ForceRelease(t.within(slack), name, reason); err != nil {
 		t.Fatalf("ForceRelease = %v", err)
 	}
-	e := w.await(slack, "the end of the hold", func(e backend.Event) bool {
-		return e.Token == g.Token && e.Owner == g.Owner && e.Type != backend.EventAcquired
+	e := w.await(slack, "the end of the hold", func(e backend.Change) bool {
+		return e.Token == g.Token && e.Owner == g.Owner && e.Type != backend.ChangeAcquired
 	})
-	if e.Type != backend.EventForceReleased || e.Reason != reason {
-		t.Errorf("the end by force = %+v, want %q with the reason %q", e, backend.EventForceReleased, reason)
+	if e.Type != backend.ChangeForceReleased || e.Reason != reason {
+		t.Errorf("the end by force = %+v, want %q with the reason %q", e, backend.ChangeForceReleased, reason)
 	}
 }
 
@@ -267,14 +267,14 @@ func watchTellsOfExpiry(t *trial) {
 	name := t.name()
 	w := t.follow(b, a, name)
 	_, _, g := t.silent(name)
-	e := w.await(g.TTL+2*slack, "the end of the hold", func(e backend.Event) bool {
-		return e.Owner == g.Owner && e.Type != backend.EventAcquired
+	e := w.await(g.TTL+2*slack, "the end of the hold", func(e backend.Change) bool {
+		return e.Owner == g.Owner && e.Type != backend.ChangeAcquired
 	})
 	if early := g.SentAt.Add(t.desc.Validity(g.TTL)).Sub(t.now()); early > 0 {
-		t.Errorf("the end of a silent holder was told %v before SentAt + validity", early)
+		t.Violatedf("the end of a silent holder was told %v before SentAt + validity", early)
 	}
-	if e.Type != backend.EventExpired || e.Token != g.Token {
-		t.Errorf("the end of a silent holder = %+v, want %q with token %v", e, backend.EventExpired, g.Token)
+	if e.Type != backend.ChangeExpired || e.Token != g.Token {
+		t.Errorf("the end of a silent holder = %+v, want %q with token %v", e, backend.ChangeExpired, g.Token)
 	}
 }
 
@@ -351,7 +351,7 @@ func compactionIsTold(t *trial) {
 	inspector, _ := backend.As[backend.Inspector](b)
 	name := t.name()
 	revision := func() uint64 {
-		info, err := inspector.Holder(t.within(slack), name)
+		info, err := inspector.Look(t.within(slack), name)
 		if err != nil || info.Revision == 0 {
 			t.Fatalf("Holder = %+v, %v; want a revision", info, err)
 		}
@@ -371,6 +371,6 @@ func compactionIsTold(t *trial) {
 	w = t.watch(b, name, revision())
 	g := t.take(a, t.request(name), "of a free name")
 	t.release(a, g, "by the holder")
-	s.add(g, backend.EventReleased)
+	s.add(g, backend.ChangeReleased)
 	s.check(t, w.next(2, slack))
 }

@@ -40,6 +40,9 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		return nil, err
 	}
 	defer d.work.Done()
+	if err := d.history.err(); err != nil {
+		return nil, err
+	}
 	bounded, done := d.callContext(ctx)
 	defer done()
 
@@ -160,6 +163,10 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if decided(err) {
 		return err
 	}
+	if errors.Is(err, backend.ErrHistoryLost) {
+		a.left = a.sent || a.unknown
+		return err
+	}
 	if a.unknown {
 		if errors.Is(err, backend.ErrUnknown) {
 			return err
@@ -179,6 +186,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	if err != nil {
 		a.d.trouble()
 		switch {
+		case errors.Is(err, backend.ErrHistoryLost):
 		case !isContext(err): // a lease alone closes no name
 			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 			a.failed = err
@@ -205,8 +213,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	}
 	if err != nil {
 		if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
-			s.end(backend.ReasonSessionExpired)
-			err = errSessionLost
+			err = s.missing(ctx)
 		}
 		s.leave()
 		return nil, err
@@ -218,8 +225,10 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	grants := make([]backend.Grant, len(a.wishes))
 	for i, w := range a.wishes {
-		a.d.addHold(w.key, &hold{session: s, revision: w.revision, lost: w.r.Lost})
 		grants[i] = grantOf(w.r, s, w.revision)
+		h := &hold{session: s, revision: w.revision, lost: w.r.Lost}
+		h.promise(grants[i].SentAt.Add(s.ttl))
+		a.d.addHold(w.key, h)
 		grants[i].Queued = a.queued
 	}
 	select {
@@ -360,7 +369,7 @@ func (a *attempt) stepBack(ctx context.Context, w *wish, queue []entry) error {
 func (a *attempt) read(ctx context.Context, w *wish) ([]entry, error) {
 	ctx, cancel := a.d.bounded(ctx)
 	defer cancel()
-	resp, err := a.d.client.Get(ctx, w.dir, clientv3.WithPrefix())
+	resp, err := a.d.get(ctx, w.dir, clientv3.WithPrefix())
 	if err != nil {
 		return nil, err
 	}
@@ -369,5 +378,5 @@ func (a *attempt) read(ctx context.Context, w *wish) ([]entry, error) {
 
 // heldError tells who stands first in the queue. How long that lease lasts would cost another request: see Holder.
 func heldError(name string, queue []entry) error {
-	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner}
+	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner, HoldID: queue[0].value.HoldID}
 }

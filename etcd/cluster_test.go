@@ -8,10 +8,12 @@ import (
 	"github.com/fencelock/fencelock/conformance/cluster"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
+	deep.Only(t)
 	cluster.Run(t, func(t testing.TB) cluster.Harness {
 		c := containers.EtcdCluster(t)
 		admin := newClient(t, c.Endpoints()...)

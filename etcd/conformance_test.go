@@ -17,6 +17,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/etcd"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // dialer makes a driver in one of the ways that the package offers.
@@ -25,15 +26,18 @@ type dialer struct {
 	dial   func(t testing.TB, addrs ...string) backend.FencingDriver
 }
 
+// dir is where the keys of a name stand.
+func (w dialer) dir(name string) string { return w.prefix + "+locks/" + url.PathEscape(name) + "/" }
+
 // dialers are all ways to make a driver.
 var dialers = map[string]dialer{
 	"New": {"fencelock/", func(t testing.TB, addrs ...string) backend.FencingDriver {
 		return etcd.New(newClient(t, addrs...), nil)
 	}},
-	"New-in-a-namespace": {"app/locks:", func(t testing.TB, addrs ...string) backend.FencingDriver {
+	"New-in-a-namespace": {"app/locks/", func(t testing.TB, addrs ...string) backend.FencingDriver {
 		c := newClient(t, addrs...)
 		c.KV, c.Watcher = namespace.NewKV(c.KV, "app/"), namespace.NewWatcher(c.Watcher, "app/")
-		return etcd.New(c, &etcd.Options{KeyPrefix: "locks:"})
+		return etcd.New(c, &etcd.Options{KeyPrefix: "locks/"})
 	}},
 	"Open": {"fencelock/", openDriver},
 }
@@ -43,7 +47,7 @@ func openDriver(t testing.TB, addrs ...string) backend.FencingDriver {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	d, err := etcd.Open(ctx, "etcd://"+strings.Join(addrs, ",")+"?dial-timeout=20s")
+	d, err := etcd.Open(ctx, "etcd://"+strings.Join(addrs, ",")+"?timeout=20s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +56,13 @@ func openDriver(t testing.TB, addrs ...string) backend.FencingDriver {
 
 // TestConformance runs the suite over every way to make a driver, each on a server of its own.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, way := range dialers {
 		t.Run(name, func(t *testing.T) {
+			if name != "New" {
+				deep.NotShort(t)
+			}
+			t.Parallel()
 			server := containers.Etcd(t)
 			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
 				addr, link := server.NewLink(t)
@@ -65,6 +74,8 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	server := containers.Etcd(t)
 	h := harness(t, dialers["New"], server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
 		addr, link := server.NewLink(t)
@@ -76,6 +87,8 @@ func TestConformanceAsPermits(t *testing.T) {
 // TestConformanceCluster runs it on three nodes, which fail all at once where the suite stops the service. What happens
 // when single ones fail is in TestClusterFaults.
 func TestConformanceCluster(t *testing.T) {
+	deep.Only(t)
+	t.Parallel()
 	cluster := containers.EtcdCluster(t)
 	conformance.Run(t, harness(t, dialers["Open"], cluster, cluster.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
 		return cluster.NewLinks(t)
@@ -108,8 +121,26 @@ func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, n
 			Resume:  containers.Within(s.Resume),
 			Evict: func(t testing.TB, name string) {
 				containers.Within(func(ctx context.Context) error {
-					_, err := admin.Delete(ctx, way.prefix+url.PathEscape(name)+"/", clientv3.WithPrefix())
+					_, err := admin.Delete(ctx, way.dir(name), clientv3.WithPrefix())
 					return err
+				})(t)
+			},
+			EvictWaiter: func(t testing.TB, name string) {
+				containers.Within(func(ctx context.Context) error {
+					entries, err := admin.Get(ctx, way.dir(name), clientv3.WithPrefix(),
+						clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+					if err != nil {
+						return err
+					}
+					for i, kv := range entries.Kvs {
+						if i == 0 {
+							continue // the holder
+						}
+						if _, err := admin.Delete(ctx, string(kv.Key)); err != nil {
+							return err
+						}
+					}
+					return nil
 				})(t)
 			},
 			Wipe: containers.Within(func(ctx context.Context) error {
@@ -130,9 +161,9 @@ func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, n
 		Leftovers: func() ([]string, error) { return leftovers(admin, way.prefix) },
 		Intrude: func(t testing.TB, name string) {
 			containers.Within(func(ctx context.Context) error {
-				dir := way.prefix + url.PathEscape(name)
+				dir := strings.TrimSuffix(way.dir(name), "/")
 				for _, key := range []string{
-					name, "app/" + name, way.prefix + "foreign", dir, dir + "foreign", dir + "/", dir + "/foreign",
+					name, "app/" + name, way.prefix + "foreign", way.prefix + name, dir, dir + "foreign", dir + "/", dir + "/foreign",
 					dir + "/foreign/" + backend.NewRequestID(), dir + "0/foreign",
 				} {
 					if _, err := admin.Put(ctx, key, "foreign"); err != nil {
@@ -165,7 +196,9 @@ func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
 	return left, nil
 }
 
-func meantToStay(key string) bool { return strings.HasSuffix(key, "/forced") }
+func meantToStay(key string) bool {
+	return strings.HasSuffix(key, "/forced") || strings.HasSuffix(key, "/+space")
+}
 
 // A driver that is closed over a whole link takes its leases with it.
 func TestCloseLeavesNoLease(t *testing.T) {

@@ -2,11 +2,15 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -24,7 +28,10 @@ const (
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// KeyPrefix starts every key; all clients of one set of locks use the same. Default "fencelock/".
+	// KeyPrefix starts every key. All clients of one set of locks use the same; those with different ones never meet,
+	// also where one prefix is the beginning of the other. Default "fencelock/". It ends with "/", none of the parts between
+	// its slashes begins with "+", and it has at most 512 bytes of UTF-8 without control characters. With another one every
+	// call answers an error that wraps backend.ErrInvalidOption.
 	KeyPrefix string
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -38,16 +45,17 @@ type Options struct {
 type Driver struct {
 	client *clientv3.Client
 	own    bool         // Close closes client
+	unfit  error        // what New found wrong; every call answers it
 	conns  *connections // of the client, if it is our own
 	prefix string
 	clock  backend.Clock
 	log    *slog.Logger
 
-	probe    probe
-	troubled atomic.Int64  // an Instant: until then requests ask for a leader, see request
-	term     atomic.Uint64 // the highest raft term that an answer bore
-
-	plain atomic.Pointer[plainText]
+	history  history
+	single   atomic.Bool  // the cluster has one member
+	checked  atomic.Bool  // its servers were asked for their versions
+	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
+	halvings atomic.Int32 // of opsPerTxn, see inParts
 
 	ctx  context.Context // ends with Close: background work and waiters
 	stop context.CancelFunc
@@ -67,6 +75,8 @@ type hold struct {
 	session  *session
 	revision int64 // create revision: the token
 	lost     func(backend.Reason)
+	until    atomic.Int64 // an Instant: nobody was promised more
+	adopted  bool         // not known to stand
 }
 
 var (
@@ -79,8 +89,8 @@ var (
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
-// New returns a driver on client. It does no I/O; what is wrong with the server shows in Ping or in the first call. The
-// driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace
+// New returns a driver on client. It does no I/O; what is wrong with the server, with client or o, shows in Ping or in the
+// first call. The driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace
 // package works. It never closes client.
 func New(client *clientv3.Client, o *Options) *Driver {
 	if o == nil {
@@ -99,22 +109,54 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if d.log == nil {
 		d.log = slog.Default()
 	}
+	if client == nil || client.KV == nil || client.Lease == nil || client.Watcher == nil || client.ActiveConnection() == nil {
+		d.unfit = &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "etcd client", Value: "nil", Why: "make it with clientv3.New",
+		}
+	} else if why := badPrefix(d.prefix); why != "" {
+		d.unfit = &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "KeyPrefix", Value: fmt.Sprintf("%.80q", d.prefix), Why: why,
+		}
+	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
-func (d *Driver) IssuesFencingTokens() {}
+// badPrefix says why a prefix could reach into another one, or "".
+func badPrefix(prefix string) string {
+	switch {
+	case len(prefix) > backend.MaxNameBytes:
+		return fmt.Sprintf("it has %d bytes, more than %d", len(prefix), backend.MaxNameBytes)
+	case !utf8.ValidString(prefix):
+		return "it is not valid UTF-8"
+	case strings.ContainsFunc(prefix, unicode.IsControl):
+		return "it has a control character"
+	case !strings.HasSuffix(prefix, "/"):
+		return `it must end with "/"`
+	case strings.HasPrefix(prefix, "+") || strings.Contains(prefix, "/+"):
+		return `what follows a "/" must not begin with "+", as the driver's own keys do`
+	}
+	return ""
+}
 
-// Describe implements backend.Driver. The token space is known after the probe.
+// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
+
+// Describe says what the driver can do. Its token space, and whether the cluster has one member only, are known after the
+// first call.
 func (d *Driver) Describe() backend.Description {
+	exclusion := backend.ExclusionQuorum
+	if d.single.Load() {
+		exclusion = backend.ExclusionDurableServer
+	}
 	return backend.Description{
-		Name: driverName,
+		Name:  driverName,
+		Clock: d.clock, Exclusion: exclusion,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapInspect | backend.CapList |
 			backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease | backend.CapShared | backend.CapPermits |
 			backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Second,
-		TokenSpace: d.probe.tokenSpace(),
+		TokenSpace: d.history.tokenSpace().name,
 	}
 }
 
@@ -122,8 +164,11 @@ func (d *Driver) Describe() backend.Description {
 func (d *Driver) enter() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	switch {
+	case d.closed:
 		return backend.ErrClosed
+	case d.unfit != nil:
+		return d.unfit
 	}
 	d.work.Add(1)
 	return nil
@@ -159,6 +204,21 @@ func (d *Driver) addHold(key string, h *hold) {
 		old.session.leave()
 	}
 	d.holds[key] = h
+}
+
+// moveHold notes that the hold of a key stands on s now, which has a user more for it. If the hold was given back meanwhile,
+// old is not the one of the key any more, and that user leaves.
+func (d *Driver) moveHold(key string, old *hold, s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if old == nil || d.holds[key] != old {
+		s.leave()
+		return
+	}
+	moved := &hold{session: s, revision: old.revision, lost: old.lost}
+	moved.until.Store(old.until.Load())
+	old.session.leave()
+	d.holds[key] = moved
 }
 
 // hold returns the hold of key if it is the one that g names, or nil.

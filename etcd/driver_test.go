@@ -43,8 +43,9 @@ func newDriver(t testing.TB, addr string) *Driver {
 }
 
 func request(name string, wait bool) backend.Request {
+	id := backend.NewRequestID()
 	return backend.Request{
-		Name: name, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: 2 * time.Second, Wait: wait,
+		Name: name, Owner: "test", RequestID: id, HoldID: backend.HoldID(id), Fresh: true, TTL: 2 * time.Second, Wait: wait,
 	}
 }
 
@@ -384,7 +385,7 @@ func TestOwnerCmpFencesAnEtcdWrite(t *testing.T) {
 func TestWatchReplaysAndTellsReasons(t *testing.T) {
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())
-	start, err := d.Holder(t.Context(), "x")
+	start, err := d.Look(t.Context(), "x")
 	if err != nil || start.Held {
 		t.Fatalf("Holder of a free name = %+v, %v", start, err)
 	}
@@ -410,16 +411,16 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 	}
 
 	want := []struct {
-		typ    backend.EventType
+		typ    backend.ChangeType
 		token  fencing.Token
 		reason string
 	}{
-		{backend.EventAcquired, first.Token, ""},
-		{backend.EventReleased, first.Token, ""},
-		{backend.EventAcquired, second.Token, ""},
-		{backend.EventForceReleased, second.Token, "pod 7f9c is gone"},
-		{backend.EventAcquired, thirdGrant.Token, ""},
-		{backend.EventExpired, thirdGrant.Token, ""},
+		{backend.ChangeAcquired, first.Token, ""},
+		{backend.ChangeReleased, first.Token, ""},
+		{backend.ChangeAcquired, second.Token, ""},
+		{backend.ChangeForceReleased, second.Token, "pod 7f9c is gone"},
+		{backend.ChangeAcquired, thirdGrant.Token, ""},
+		{backend.ChangeExpired, thirdGrant.Token, ""},
 	}
 	var last uint64
 	for e, err := range d.Watch(t.Context(), "x", start.Revision) {
@@ -460,10 +461,11 @@ func TestListReadsAllPages(t *testing.T) {
 	for i := range pageSize/10 + 3 {
 		name := fmt.Sprintf("inventory/%04d", i)
 		want = append(want, name)
-		mustAcquire(t, d, request(name, false))
+		holder := request(name, false)
+		mustAcquire(t, d, holder)
 		for range 12 { // places in the queue are keys too
 			r := request(name, true)
-			put, err := d.put(r, leaseOf(t, d, mustFind(t, d, name)))
+			put, err := d.put(r, leaseOf(t, d, holder))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -487,16 +489,6 @@ func TestListReadsAllPages(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("listed %d names, want %d", len(got), len(want))
 	}
-}
-
-// mustFind returns a request that names the holder's key.
-func mustFind(t *testing.T, d *Driver, name string) backend.Request {
-	t.Helper()
-	info, err := d.Holder(t.Context(), name)
-	if err != nil || !info.Held {
-		t.Fatalf("Holder(%s) = %+v, %v", name, info, err)
-	}
-	return backend.Request{Name: name, RequestID: info.Holders[0].RequestID}
 }
 
 func TestIdleSessionIsRevoked(t *testing.T) {

@@ -18,16 +18,20 @@ import (
 
 // Keys. A name has a directory, and every acquire of it one key there, named for its request:
 //
-//	fencelock/orders%2F7/4f2a…          {"fencelock":1,"owner":"host/42/…"}
-//	fencelock/orders%2F7/forced         why holds were taken away, for a minute
-//	fencelock/catalog/+shared/4f2a…     a shared hold
-//	fencelock/gpu/+permits/8/2/4f2a…    two of eight permits
+//	fencelock/+space                           the token space, see space
+//	fencelock/+locks/orders%2F7/4f2a…          {"fencelock":2,"owner":"host/42/…","hold":"…"}
+//	fencelock/+locks/orders%2F7/forced         why holds were taken away, for a minute
+//	fencelock/+locks/catalog/+shared/4f2a…     a shared hold
+//	fencelock/+locks/gpu/+permits/8/2/4f2a…    two of eight permits
 //
-// The keys of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create
+// What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create
 // revision is the fencing token. Names are escaped as in a URL path, so that no name's directory lies in another's.
 
 // dir returns the directory of a name, with its slash.
-func (d *Driver) dir(name string) string { return d.prefix + url.PathEscape(name) + "/" }
+func (d *Driver) dir(name string) string { return d.locksDir() + url.PathEscape(name) + "/" }
+
+// locksDir is the directory of all names.
+func (d *Driver) locksDir() string { return d.prefix + "+locks/" }
 
 // keyIn returns the key of one request in its name's directory.
 func (c claim) keyIn(dir, requestID string) string { return dir + c.part() + requestID }
@@ -37,7 +41,7 @@ func (d *Driver) forcedKey(name string) string { return d.dir(name) + "forced" }
 
 // nameOf returns the name and the last part of a key.
 func (d *Driver) nameOf(key string) (name, last string, ok bool) {
-	rest, ok := strings.CutPrefix(key, d.prefix)
+	rest, ok := strings.CutPrefix(key, d.locksDir())
 	if !ok {
 		return "", "", false
 	}
@@ -51,8 +55,9 @@ func (d *Driver) nameOf(key string) (name, last string, ok bool) {
 
 // value is what stands in a request's key.
 type value struct {
-	Format   int               `json:"fencelock"` // 1
+	Format   int               `json:"fencelock"` // 2
 	Owner    string            `json:"owner,omitempty"`
+	HoldID   string            `json:"hold,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
@@ -69,13 +74,13 @@ type entry struct {
 // entryOf reads a key of ours. Foreign keys in our directories are no entries: they hold nothing up.
 func (d *Driver) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	e := entry{key: string(kv.Key), revision: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease)}
-	_, within, _ := strings.Cut(strings.TrimPrefix(e.key, d.prefix), "/")
+	_, within, _ := strings.Cut(strings.TrimPrefix(e.key, d.locksDir()), "/")
 	part, requestID := splitKey(within)
 	if kv.Lease == 0 || backend.ValidateRequestID(requestID) != nil {
 		return e, false
 	}
 	e.requestID, e.claim = requestID, claimOf(part)
-	return e, json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 1
+	return e, json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 2
 }
 
 // splitKey splits the part of a key that is below its name's directory.
@@ -104,26 +109,11 @@ func place(queue []entry, key string) int {
 // put returns the operation that writes a request's key. On a key that exists it keeps the create revision, and with it
 // the place and the token, and moves the key to lease: this is what makes an acquire idempotent.
 func (d *Driver) put(r backend.Request, lease clientv3.LeaseID, options ...clientv3.OpOption) (clientv3.Op, error) {
-	text, err := d.text(value{Format: 1, Owner: r.Owner, Metadata: r.Metadata})
+	text, err := json.Marshal(value{Format: 2, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata})
 	if err != nil {
 		return clientv3.Op{}, fmt.Errorf("encode the entry: %w", err)
 	}
-	return clientv3.OpPut(d.Key(r.Grant()), text, append(options, clientv3.WithLease(lease))...), nil
-}
-
-// plainText is the text of the last value without metadata: an owner seldom changes.
-type plainText struct{ owner, text string }
-
-func (d *Driver) text(v value) (string, error) {
-	last := d.plain.Load()
-	if last != nil && last.owner == v.Owner && len(v.Metadata) == 0 {
-		return last.text, nil
-	}
-	text, err := json.Marshal(v)
-	if err == nil && len(v.Metadata) == 0 {
-		d.plain.Store(&plainText{v.Owner, string(text)})
-	}
-	return string(text), err
+	return clientv3.OpPut(d.Key(r.Grant()), string(text), append(options, clientv3.WithLease(lease))...), nil
 }
 
 // grantOf returns the grant of a hold on s.

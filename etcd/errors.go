@@ -29,7 +29,7 @@ func (d *Driver) callError(call, name string, err error) error {
 var known = []error{
 	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
 	backend.ErrMisconfigured, backend.ErrInvalidName, backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed,
-	backend.ErrCompacted, backend.ErrLimitMismatch,
+	backend.ErrCompacted, backend.ErrLimitMismatch, backend.ErrHistoryLost,
 }
 
 func classify(call string, err error) error {
@@ -76,7 +76,12 @@ func forbidden(err error) bool {
 func refused(err error) bool {
 	return forbidden(err) || isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests,
 		rpctypes.ErrNoLeader, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrRequestTooLarge,
-		rpctypes.ErrTooManyOps, rpctypes.ErrNotCapable, rpctypes.ErrNotLeader)
+		rpctypes.ErrTooManyOps, rpctypes.ErrNotCapable, rpctypes.ErrNotLeader) || fromLearner(err)
+}
+
+// fromLearner reports whether a member without a vote has answered, which serves no request of ours. Another one does.
+func fromLearner(err error) bool {
+	return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner)
 }
 
 func isOneOf(err error, etcdErrors ...error) bool {
@@ -87,6 +92,8 @@ func isOneOf(err error, etcdErrors ...error) bool {
 // transient reports whether another attempt may do better.
 func transient(err error) bool {
 	switch {
+	case errors.Is(err, backend.ErrHistoryLost):
+		return false
 	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch),
 		errors.Is(err, backend.ErrUnavailable):
 		return true
@@ -94,7 +101,7 @@ func transient(err error) bool {
 	if isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision) {
 		return true
 	}
-	if isContext(err) {
+	if fromLearner(err) || isContext(err) {
 		return true // of the attempt; the caller looks at its own context
 	}
 	switch status.Code(err) {

@@ -32,7 +32,7 @@ func (d *Driver) launch(
 		bounded, cancel := d.bounded(context.WithoutCancel(ctx))
 		defer context.AfterFunc(d.ctx, cancel)()
 		defer cancel()
-		f.resp, f.err = d.client.Txn(bounded).If(cmps...).Then(then...).Else(otherwise...).Commit()
+		f.resp, f.err = d.commitHere(bounded, cmps, then, otherwise)
 		d.mu.Lock()
 		for _, key := range keys {
 			if d.flights[key] == f {

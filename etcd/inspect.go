@@ -17,34 +17,34 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Holder implements backend.Inspector. Since is not known to etcd; ExpiresIn is in whole seconds.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+// Look tells who holds a name and how many wait. Since is not known to etcd; ExpiresIn is in whole seconds.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
-		return backend.Info{}, d.callError("holder", name, err)
+		return backend.State{}, d.callError("holder", name, err)
 	}
 	return info, nil
 }
 
-func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
+func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
-		return backend.Info{}, err
+		return backend.State{}, err
 	}
 	if err := d.begin(ctx); err != nil {
-		return backend.Info{}, err
+		return backend.State{}, err
 	}
 	defer d.work.Done()
 	ctx, done := d.callContext(ctx)
 	defer done()
-	resp, err := d.client.Get(ctx, d.dir(name), clientv3.WithPrefix())
-	if err != nil {
-		return backend.Info{}, err
+	resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
+	if resp == nil { // what there is can be looked at whatever came before
+		return backend.State{}, err
 	}
 	queue := d.entriesOf(resp.Kvs)
 	info := infoOf(name, queue, resp.Header.Revision)
 	left, err := d.timesToLive(ctx, queue[:len(info.Holders)])
 	if err != nil {
-		return backend.Info{}, err
+		return backend.State{}, err
 	}
 	for i := range info.Holders {
 		info.Holders[i].ExpiresIn = left[queue[i].lease]
@@ -74,6 +74,7 @@ func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3
 					failed = err
 					return
 				}
+				_ = d.hear(resp.ResponseHeader, nil)
 				left[lease] = max(0, time.Duration(resp.TTL)*time.Second)
 			})
 		}
@@ -86,12 +87,12 @@ func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3
 }
 
 // infoOf describes a name by its queue.
-func infoOf(name string, queue []entry, revision int64) backend.Info {
-	info := backend.Info{Name: name, Revision: uint64(revision)}
+func infoOf(name string, queue []entry, revision int64) backend.State {
+	info := backend.State{Name: name, Revision: uint64(revision)}
 	for _, e := range holders(queue) {
 		info.Held = true
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: e.value.Owner, RequestID: e.requestID, Kind: e.claim.kind, Permits: e.claim.permits,
+			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.claim.kind, Permits: e.claim.permits,
 			Token: tokenOf(e.claim.kind, e.revision), Metadata: e.value.Metadata,
 		})
 	}
@@ -102,17 +103,17 @@ func infoOf(name string, queue []entry, revision int64) backend.Info {
 // pageSize is how many keys List reads at once.
 const pageSize = 500
 
-// List implements backend.Lister: the names in order of their escaped form. It reads page by page, all pages at the
-// revision of the first. ExpiresIn is left out: see Holder.
-func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
-	return func(yield func(backend.Info, error) bool) {
-		if err := d.list(ctx, prefix, func(info backend.Info) bool { return yield(info, nil) }); err != nil {
-			yield(backend.Info{}, d.callError("list", prefix, err))
+// List yields the names in order of their escaped form. It reads page by page, all pages at the revision of the first.
+// ExpiresIn is left out: see Look.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
+		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
+			yield(backend.State{}, d.callError("list", prefix, err))
 		}
 	}
 }
 
-func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Info) bool) error {
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
 	if prefix != "" {
 		if err := backend.ValidateName(prefix); err != nil {
 			return err
@@ -124,7 +125,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Inf
 	defer d.work.Done()
 	ctx, done := d.callContext(ctx)
 	defer done()
-	from := d.prefix + url.PathEscape(prefix)
+	from := d.locksDir() + url.PathEscape(prefix)
 	end := clientv3.GetPrefixRangeEnd(from)
 	var revision int64
 	var name string // whose keys are in kvs
@@ -135,8 +136,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Inf
 		return len(queue) == 0 || yield(infoOf(name, queue, revision))
 	}
 	for {
-		resp, err := d.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
-		if err != nil {
+		resp, err := d.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		if resp == nil {
 			return err
 		}
 		if revision == 0 {
@@ -186,8 +187,8 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	ctx, done := d.callContext(ctx)
 	defer done()
 	for {
-		resp, err := d.client.Get(ctx, d.dir(name), clientv3.WithPrefix())
-		if err != nil {
+		resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
+		if resp == nil {
 			return err
 		}
 		victims := holders(d.entriesOf(resp.Kvs))
@@ -225,8 +226,8 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 			stands := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(v.key), "=", v.revision)}
 			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
 		}
-		resp, err := d.client.Txn(ctx).Then(ops...).Commit()
-		if err != nil {
+		resp, err := d.commit(ctx, nil, ops, nil)
+		if resp == nil {
 			return ended, err
 		}
 		for _, r := range resp.Responses[1:] {

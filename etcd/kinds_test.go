@@ -68,7 +68,7 @@ func mustWait(t testing.TB, what string, done <-chan outcome) {
 
 func wantHolders(t testing.TB, d *Driver, name string, waiters int, want ...backend.Grant) {
 	t.Helper()
-	info, err := d.Holder(t.Context(), name)
+	info, err := d.Look(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func wantHolders(t testing.TB, d *Driver, name string, waiters int, want ...back
 			break
 		}
 		h := info.Holders[i]
-		same = h.RequestID == g.RequestID && h.Kind == g.Kind && h.Permits == g.Permits && h.Token == g.Token &&
+		same = h.HoldID == g.HoldID && h.Kind == g.Kind && h.Permits == g.Permits && h.Token == g.Token &&
 			h.ExpiresIn > 0 && h.ExpiresIn <= g.TTL
 	}
 	if !same {
@@ -174,7 +174,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 
 	t.Run("a reader's crash is told to those who watch", func(t *testing.T) {
 		const name = "watched"
-		start, err := one.Holder(t.Context(), name)
+		start, err := one.Look(t.Context(), name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,12 +185,12 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 		mustRelease(t, one, stays)
 		writer := mustAcquire(t, three, exclusively().asks(name, true))
 		type told struct {
-			typ   backend.EventType
+			typ   backend.ChangeType
 			token fencing.Token
 		}
 		want := []told{
-			{backend.EventAcquired, stays.Token}, {backend.EventAcquired, goes.Token}, {backend.EventExpired, goes.Token},
-			{backend.EventReleased, stays.Token}, {backend.EventAcquired, writer.Token},
+			{backend.ChangeAcquired, stays.Token}, {backend.ChangeAcquired, goes.Token}, {backend.ChangeExpired, goes.Token},
+			{backend.ChangeReleased, stays.Token}, {backend.ChangeAcquired, writer.Token},
 		}
 		var got []told
 		for e, err := range three.Watch(t.Context(), name, start.Revision) {
@@ -208,7 +208,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 
 	t.Run("all readers are forced away, however many", func(t *testing.T) {
 		const name, readers = "crowd", 2*victimsPerTxn + 3
-		start, err := one.Holder(t.Context(), name)
+		start, err := one.Look(t.Context(), name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +227,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 				t.Fatalf("renewal of reader %d = %v, want force-released", i, renewal.Err)
 			}
 		}
-		count := map[backend.EventType]int{}
+		count := map[backend.ChangeType]int{}
 		for e, err := range one.Watch(t.Context(), name, start.Revision) {
 			if err != nil {
 				t.Fatal(err)
@@ -235,11 +235,11 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 			if count[e.Type]++; e.Token == writer.Token {
 				break
 			}
-			if e.Type == backend.EventForceReleased && e.Reason != "moved" {
+			if e.Type == backend.ChangeForceReleased && e.Reason != "moved" {
 				t.Errorf("the reason is %q", e.Reason)
 			}
 		}
-		if count[backend.EventForceReleased] != readers || count[backend.EventAcquired] != readers+1 {
+		if count[backend.ChangeForceReleased] != readers || count[backend.ChangeAcquired] != readers+1 {
 			t.Errorf("told %v of %d readers", count, readers)
 		}
 	})

@@ -104,7 +104,7 @@ func held(ctx context.Context, d backend.Driver, name string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 8*time.Second)
 	defer cancel()
 	for ctx.Err() == nil {
-		info, err := d.(backend.Inspector).Holder(ctx, name)
+		info, err := d.(backend.Inspector).Look(ctx, name)
 		if err == nil && info.Held {
 			return true
 		}

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -41,10 +42,10 @@ func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
 //	prefix          Options.KeyPrefix
-//	dial-timeout    how long to wait for the first connection, 5s by default
+//	timeout         how long Open may take, 5s by default
 //
-// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable;
-// one that refuses the user, backend.ErrMisconfigured.
+// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable with
+// what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, err := parseURL(rawURL)
 	if err != nil {
@@ -66,6 +67,9 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	defer cancel()
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
+		if why := conns.failure(); why != nil && errors.Is(err, backend.ErrUnavailable) {
+			err = &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, errors.Unwrap(err))}
+		}
 		return nil, err
 	}
 	return d, nil
@@ -133,11 +137,14 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 		switch name {
 		case "ca", "cert", "key", "server-name":
 		case "prefix":
+			if why := badPrefix(values[0]); why != "" {
+				return bad("prefix: " + why)
+			}
 			o.KeyPrefix = values[0]
-		case "dial-timeout":
+		case "timeout":
 			d, err := time.ParseDuration(values[0])
 			if err != nil || d <= 0 {
-				return bad("dial-timeout is no positive duration")
+				return bad("timeout is no positive duration, such as 5s")
 			}
 			config.DialTimeout = d
 		default:

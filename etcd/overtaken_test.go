@@ -12,12 +12,15 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // A leader that stood still while another one was elected answers keepalives until it hears of that, for etcd asks nobody
 // else about them: it prolongs a lease that the new leader ends in its own time. A holder that can reach no other node must
 // not believe it.
 func TestOvertakenLeaderProvesNothing(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	const ttl = 10 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -106,6 +109,8 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 // whether it ticks, and its revocations are handed on to the leader of the time. A lease that the new leader has prolonged
 // ends so at any moment. What is held here must stand on one that the old leader never heard of.
 func TestOvertakenLeaderEndsNoHold(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	const ttl = 5 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
@@ -176,7 +181,7 @@ func revoked(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl tim
 			if left, err := plain.TimeToLive(ctx, leases[i]); err == nil && left.TTL < 0 {
 				gone[leases[i]] = true
 			}
-			holder, err := locks[i].Holder(ctx, hold.Name())
+			holder, err := locks[i].Look(ctx, hold.Name())
 			if err == nil && hold.Err() == nil && (len(holder.Holders) != 1 || holder.Holders[0].Token != hold.Token()) {
 				t.Fatalf("the hold with token %v is believed in, and etcd knows of %v", hold.Token(), holder.Holders)
 			}

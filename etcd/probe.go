@@ -2,32 +2,20 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// probe is what the driver has learnt about the cluster, once, before the first grant.
-type probe struct {
-	mu    sync.Mutex // protects the following fields
-	done  bool
-	space string
-}
-
-func (p *probe) tokenSpace() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.space
-}
-
-// Ping implements backend.Pinger: a majority of the cluster answers. Servers with known lease defects are reported to
+// Ping reports whether a majority of the cluster answers, with the past that the driver knows. The first one learns the
+// token space, or makes it in a cluster that has none. The error wraps backend.ErrUnavailable, backend.ErrMisconfigured for
+// a user without rights, or backend.ErrHistoryLost. Servers with known lease defects are reported to
 // Options.Logger, not refused.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.enter(); err != nil {
@@ -39,10 +27,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 
 // ready probes unless that was done.
 func (d *Driver) ready(ctx context.Context) error {
-	d.probe.mu.Lock()
-	done := d.probe.done
-	d.probe.mu.Unlock()
-	if done {
+	if d.history.tokenSpace().name != "" {
 		return nil
 	}
 	return d.ask(ctx)
@@ -51,20 +36,33 @@ func (d *Driver) ready(ctx context.Context) error {
 func (d *Driver) ask(ctx context.Context) error {
 	ctx, cancel := d.callContext(ctx)
 	defer cancel()
-	// A linearizable read shows that there is a leader, and that a user who may lock may read here.
-	resp, err := d.client.Get(ctx, d.prefix)
-	if err != nil && forbidden(err) {
+	if err := d.history.err(); err != nil {
 		return err
-	} else if err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // a read does nothing, answered or not
 	}
-	d.probe.mu.Lock()
-	first := !d.probe.done
-	d.probe.done = true
-	d.heard(resp.Header)
-	d.probe.space = "etcd-" + strconv.FormatUint(resp.Header.ClusterId, 16)
-	d.probe.mu.Unlock()
-	if first && d.enter() == nil {
+	err := d.askSpace(ctx)
+	if err != nil && !forbidden(err) && !errors.Is(err, backend.ErrHistoryLost) && !errors.Is(err, backend.ErrMisconfigured) {
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // what was done, if anything, locks nothing
+	}
+	return err
+}
+
+// askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here. The first
+// one goes on to learn what there is to know of the cluster.
+func (d *Driver) askSpace(ctx context.Context) error {
+	resp, err := d.get(ctx, d.spaceKey())
+	if err != nil {
+		return err
+	}
+	if d.history.tokenSpace().name != "" {
+		return d.checkSpace(resp.Kvs)
+	}
+	if err := d.askMembers(ctx); err != nil {
+		return err
+	}
+	if err := d.learnSpace(ctx, resp); err != nil {
+		return err
+	}
+	if d.checked.CompareAndSwap(false, true) && d.enter() == nil {
 		go func() {
 			defer d.work.Done()
 			d.checkVersions()
@@ -73,14 +71,29 @@ func (d *Driver) ask(ctx context.Context) error {
 	return nil
 }
 
-// heard notes the raft term of an answer. The term of the cluster is not below it from then on.
-func (d *Driver) heard(h *pb.ResponseHeader) {
-	for {
-		known := d.term.Load()
-		if h.GetRaftTerm() <= known || d.term.CompareAndSwap(known, h.GetRaftTerm()) {
-			return
+// askMembers learns whether a single server is all there is, and whether it is etcd that answers. Who may not ask for the
+// members goes on as if there were several.
+func (d *Driver) askMembers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	resp, err := d.client.MemberList(ctx)
+	if err != nil {
+		return nil
+	}
+	if resp.Header.GetClusterId() == 0 { // a proxy names itself as the only member, and knows no cluster
+		return &backend.ConfigError{
+			Setting: "endpoint", Value: "an etcd gRPC proxy", Want: "etcd itself",
+			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
 		}
 	}
+	voting := 0
+	for _, m := range resp.Members {
+		if !m.IsLearner {
+			voting++
+		}
+	}
+	d.single.Store(voting == 1)
+	return nil
 }
 
 // checkVersions asks each endpoint for its version, and warns. A server that does not answer is not this check's concern.

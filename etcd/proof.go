@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
@@ -119,23 +118,24 @@ var errOvertaken = errors.New("a leader that may have been overtaken has answere
 // an earlier term moves to another, which that leader has never heard of.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
-	stream, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseKeepAlive(ctx)
+	since := s.d.history.mark()
+	answer, err := s.keepAlives.ask(ctx, s.id)
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
+	if err := s.d.hear(answer.Header, nil); err != nil {
 		return err
 	}
-	answer, err := stream.Recv()
+	read, err := s.d.client.Get(ctx, s.d.spaceKey())
 	if err != nil {
 		return err
 	}
-	_ = stream.CloseSend() // the answer is here; the context ends the stream
-	read, err := s.d.client.Get(ctx, s.d.prefix)
-	if err != nil {
+	if err := s.d.hear(read.Header, since); err != nil {
 		return err
 	}
-	s.d.heard(read.Header)
+	if err := s.d.checkSpace(read.Kvs); err != nil {
+		return err
+	}
 	switch {
 	case read.Header.GetRaftTerm() != answer.GetHeader().GetRaftTerm():
 		return errOvertaken
@@ -145,6 +145,15 @@ func (s *session) prolong(ctx context.Context) error {
 		return errOutgrown
 	}
 	return nil
+}
+
+// missing ends a session whose lease etcd does not know. It asks for the past first, which may be what is missing.
+func (s *session) missing(ctx context.Context) error {
+	if _, err := s.d.get(ctx, s.d.spaceKey()); errors.Is(err, backend.ErrHistoryLost) {
+		return err
+	}
+	s.end(backend.ReasonSessionExpired)
+	return errSessionLost
 }
 
 func (s *session) isOutgrown() bool {

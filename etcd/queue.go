@@ -17,7 +17,7 @@ import (
 // How often a waiter looks for itself. Watches make this unnecessary as long as none is lost.
 const (
 	firstLook = time.Second
-	lookEvery = 30 * time.Second
+	lookEvery = time.Minute // 200 waiters ask for less than 4 looks a second
 )
 
 // neighbours is what a waiter needs to know of the queue.
@@ -99,7 +99,7 @@ func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (befor
 func (a *attempt) neighbours(ctx context.Context, s *session, w *wish, revision int64) (neighbours, error) {
 	bounded, cancel := a.d.bounded(ctx)
 	defer cancel()
-	resp, err := a.d.client.Txn(bounded).Then(clientv3.OpGet(w.key), w.claim.ahead(w.dir, revision)).Commit()
+	resp, err := a.d.commit(bounded, nil, []clientv3.Op{clientv3.OpGet(w.key), w.claim.ahead(w.dir, revision)}, nil)
 	if err != nil {
 		a.d.trouble()
 		return neighbours{}, err
@@ -155,6 +155,9 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 			if !open || resp.Err() != nil {
 				return a.calm(ctx, resp.Err())
 			}
+			if err := a.d.hear(resp.Header, nil); err != nil {
+				return err
+			}
 			if deletes(resp.Events, before, w.key) {
 				return nil
 			}
@@ -171,7 +174,7 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 					return err
 				}
 			}
-			look.Reset(lookEvery - lookEvery/5 + rand.N(2*lookEvery/5))
+			look.Reset(lookEvery - lookEvery/4 + rand.N(lookEvery/2))
 		case <-s.lost:
 			return errSessionLost
 		case <-s.outgrown:

@@ -12,7 +12,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Release implements backend.Driver.
+// Release gives a hold back, and costs one transaction. It is tried also in a cluster that has lost its past, where what a
+// backup brought back may stand.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, g))
 }
@@ -58,8 +59,8 @@ func (d *Driver) deleteCreated(ctx context.Context, key string, revision int64) 
 // arrives: a request with the same id that is sent again writes the key again. ErrNotHeld if there is no key, or it may not.
 func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
 	for {
-		resp, err := d.client.Get(unhurried{d.request(ctx)}, key)
-		if err != nil {
+		resp, err := d.get(unhurried{d.request(ctx)}, key)
+		if resp == nil {
 			d.trouble()
 			return err
 		}
@@ -75,9 +76,9 @@ func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.
 
 // deleteIf deletes a key if the comparison, which no missing key passes, holds. Otherwise ErrNotHeld.
 func (d *Driver) deleteIf(ctx context.Context, key string, cmp clientv3.Cmp) error {
-	resp, err := d.client.Txn(unhurried{d.request(ctx)}).If(cmp).Then(clientv3.OpDelete(key)).Commit()
+	resp, err := d.commit(unhurried{d.request(ctx)}, []clientv3.Cmp{cmp}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
 	switch {
-	case err != nil:
+	case resp == nil:
 		d.trouble()
 		return err
 	case !resp.Succeeded:
@@ -100,15 +101,25 @@ func (f forced) names(revision int64) bool {
 // notHeld tells why a hold is gone. It asks for the trace of a ForceRelease; without an answer it is content with less.
 func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 	e := &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonEvicted}
-	if h == nil {
+	if h == nil || h.adopted {
 		e.Reason = backend.ReasonSessionExpired
+	}
+	if e.Reason = d.lossOf(e.Reason); e.Reason == backend.ReasonHistoryLost {
+		return e
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	resp, err := d.client.Get(ctx, d.forcedKey(g.Name))
-	if err == nil && len(resp.Kvs) == 1 {
+	resp, err := d.commit(ctx, nil, []clientv3.Op{clientv3.OpGet(d.forcedKey(g.Name)), clientv3.OpGet(d.spaceKey())}, nil)
+	if err == nil {
+		err = d.checkSpace(resp.Responses[1].GetResponseRange().Kvs)
+	}
+	if err != nil {
+		e.Reason = d.lossOf(e.Reason)
+		return e
+	}
+	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) == 1 {
 		var f forced
-		if json.Unmarshal(resp.Kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
+		if json.Unmarshal(kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
 			e.Reason = backend.ReasonForceReleased
 		}
 	}

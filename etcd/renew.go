@@ -7,17 +7,18 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew implements backend.Driver. One keepalive proves the lease of all grants with one TTL, if the session's own loop
+// Renew prolongs holds. One keepalive proves the lease of all grants with one TTL, if the session's own loop
 // has not done so a moment ago. A lease that lives does not prove that a key does, so one more request asks for the keys
 // on it. Only those that it does not name are read themselves before they count as lost.
 //
-// A grant whose TTL differs from its session's moves to the session of that TTL, and one whose session was outgrown to its
-// successor.
+// A grant whose TTL differs from its session's moves to the session of that TTL, to a shorter one when that cuts nothing
+// short, and a grant whose session was outgrown to its successor.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -27,13 +28,28 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		return out
 	}
 	defer d.work.Done()
+	if d.history.err() == nil {
+		d.renewAll(ctx, grants, out)
+	}
+	lost := d.history.err() != nil
+	for i, g := range grants {
+		if lost {
+			out[i] = backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonHistoryLost}}
+		}
+		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+	}
+	return out
+}
 
+func (d *Driver) renewAll(ctx context.Context, grants []backend.Grant, out []backend.Renewal) {
 	bySession, byTTL := map[*session][]int{}, map[time.Duration][]int{}
 	var work sync.WaitGroup
+	holds := make([]*hold, len(grants))
 	for i, g := range grants {
 		h := d.hold(d.Key(g), g)
+		holds[i] = h
 		switch {
-		case h == nil, g.TTL != h.session.ttl && g.TTL/time.Second != time.Duration(h.session.seconds):
+		case h == nil, !h.stays(g.TTL):
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
 		case h.session.isOutgrown():
 			ttl := h.session.asked()
@@ -50,12 +66,41 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	work.Wait()
 	for i, g := range grants {
-		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+		if out[i].Err != nil {
+			continue
+		}
+		if holds[i] != nil && g.TTL < out[i].TTL { // it stood on a lease with more
+			out[i].TTL = g.TTL
+		}
+		if h := d.hold(d.Key(g), g); h != nil {
+			h.promise(out[i].SentAt.Add(out[i].TTL))
+		}
 	}
-	return out
 }
 
-// opsPerTxn stays below the 128 operations that a server allows in a transaction by default.
+// stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens what was promised: for
+// less, it moves only when the shorter lease lasts until the end of that.
+func (h *hold) stays(ttl time.Duration) bool {
+	s := h.session
+	if ttl == s.ttl || ttl/time.Second == time.Duration(s.seconds) {
+		return true
+	}
+	atLeast := s.d.clock.Now().Add(ttl - ttl/3) // see provedSession
+	return ttl < s.ttl && int64(atLeast) < h.until.Load()
+}
+
+// promise notes that somebody may believe in a hold until then.
+func (h *hold) promise(until backend.Instant) {
+	for {
+		before := h.until.Load()
+		if int64(until) <= before || h.until.CompareAndSwap(before, int64(until)) {
+			return
+		}
+	}
+}
+
+// opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For one that allows fewer it is
+// halved until they fit: see inParts.
 const opsPerTxn = 100
 
 // renewOn renews the grants whose numbers are in members, all on one session.
@@ -88,9 +133,24 @@ func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant
 			missing = append(missing, i)
 		}
 	}
+	d.inParts(missing, func(part []int) (tooMany bool) { return d.check(ctx, s, sentAt, grants, part, out) })
+}
+
+// inParts calls do with some of the members at a time, until all have had their turn. do reports whether they were too many
+// operations for one transaction, of which the server has done none; then fewer are tried, now and later.
+func (d *Driver) inParts(members []int, do func(part []int) (tooMany bool)) {
 	var work sync.WaitGroup
-	for part := range slices.Chunk(missing, opsPerTxn) {
-		work.Go(func() { d.check(ctx, s, sentAt, grants, part, out) })
+	for part := range slices.Chunk(members, opsPerTxn/(1<<d.halvings.Load())) {
+		work.Go(func() {
+			if !do(part) || len(part) == 1 {
+				return
+			}
+			halvings := d.halvings.Load()
+			if opsPerTxn/(1<<halvings) >= len(part) {
+				d.halvings.CompareAndSwap(halvings, halvings+1)
+			}
+			d.inParts(part, do)
+		})
 	}
 	work.Wait()
 }
@@ -100,6 +160,9 @@ func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant
 func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 	resp, err := s.d.client.TimeToLive(clientv3.WithRequireLeader(ctx), s.id, clientv3.WithAttachedKeys())
 	if err != nil {
+		return nil, err
+	}
+	if err := s.d.hear(resp.ResponseHeader, nil); err != nil {
 		return nil, err
 	}
 	if resp.TTL < 0 {
@@ -119,13 +182,13 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 // Lease has not: the two name one key differently.
 func (d *Driver) check(
 	ctx context.Context, s *session, sentAt backend.Instant, grants []backend.Grant, part []int, out []backend.Renewal,
-) {
+) (tooMany bool) {
 	ops := make([]clientv3.Op, len(part))
 	for n, i := range part {
 		// Not keys only: some versions leave out the lease then.
 		ops[n] = clientv3.OpGet(d.Key(grants[i]))
 	}
-	resp, err := d.client.Txn(clientv3.WithRequireLeader(ctx)).Then(ops...).Commit()
+	resp, err := d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
 	for n, i := range part {
 		g := grants[i]
 		if err != nil {
@@ -142,6 +205,7 @@ func (d *Driver) check(
 		out[i].Err = d.notHeld(ctx, g, h)
 		d.dropHold(key, h)
 	}
+	return isOneOf(err, rpctypes.ErrTooManyOps)
 }
 
 // move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them the
@@ -170,18 +234,31 @@ func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.G
 		return
 	}
 	defer s.leave()
-	var work sync.WaitGroup
-	for part := range slices.Chunk(members, opsPerTxn) {
-		work.Go(func() {
-			if d.moveTogether(ctx, s, grants, part, out) {
-				return
-			}
+	if err := d.adopt(s, grants, members); err != nil {
+		for _, i := range members {
+			out[i].Err = err
+		}
+	} else {
+		d.moveAll(ctx, s, grants, members, out)
+	}
+	for _, i := range members {
+		key := d.Key(grants[i])
+		if h := d.hold(key, grants[i]); h != nil && h.adopted { // it did not move
+			d.dropHold(key, h)
+		}
+	}
+}
+
+func (d *Driver) moveAll(ctx context.Context, s *session, grants []backend.Grant, members []int, out []backend.Renewal) {
+	d.inParts(members, func(part []int) (tooMany bool) {
+		done, tooMany := d.moveTogether(ctx, s, grants, part, out)
+		if !done {
 			for _, i := range part { // one is gone, and keeps no other from moving
 				d.moveTogether(ctx, s, grants, []int{i}, out)
 			}
-		})
-	}
-	work.Wait()
+		}
+		return tooMany
+	})
 }
 
 // provedSession is sessionFor with a proof that is fresh.
@@ -201,39 +278,54 @@ func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session
 	}
 }
 
-// moveTogether puts grants on a session in one transaction, all or none. It is false if one of several is gone.
-func (d *Driver) moveTogether(ctx context.Context, s *session, grants []backend.Grant, part []int, out []backend.Renewal) bool {
+// adopt makes holds of those grants that the driver does not know, another driver's or such whose session has ended. Who
+// gives one back while it moves finds it, so that it leaves nothing.
+func (d *Driver) adopt(s *session, grants []backend.Grant, members []int) error {
+	for _, i := range members {
+		key := d.Key(grants[i])
+		if d.hold(key, grants[i]) != nil {
+			continue
+		}
+		if err := s.joinMore(1); err != nil {
+			return err
+		}
+		d.addHold(key, &hold{session: s, revision: incarnation(grants[i]), adopted: true})
+	}
+	return nil
+}
+
+// moveTogether puts grants on a session in one transaction, all or none. done is false if one of several is gone.
+func (d *Driver) moveTogether(
+	ctx context.Context, s *session, grants []backend.Grant, part []int, out []backend.Renewal,
+) (done, tooMany bool) {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
+	holds := make([]*hold, len(part)) // nil: given back meanwhile
 	for n, i := range part {
 		key := d.Key(grants[i])
+		holds[n] = d.hold(key, grants[i])
 		cmps[n] = clientv3.Compare(clientv3.CreateRevision(key), "=", incarnation(grants[i]))
 		puts[n] = clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
 	sentAt := s.provedAt()
-	resp, err := d.client.Txn(clientv3.WithRequireLeader(ctx)).If(cmps...).Then(puts...).Commit()
+	resp, err := d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
 	if err == nil && !resp.Succeeded && len(part) > 1 {
-		return false
+		return false, false
 	}
 	if err == nil && resp.Succeeded {
 		err = s.joinMore(len(part))
 	}
-	for _, i := range part {
+	for n, i := range part {
 		g, key := grants[i], d.Key(grants[i])
-		h := d.hold(key, g)
 		switch {
 		case err != nil:
 			out[i].Err = err
 		case !resp.Succeeded:
-			out[i].Err = d.notHeld(ctx, g, h)
-			d.dropHold(key, h)
+			out[i].Err = d.notHeld(ctx, g, holds[n])
+			d.dropHold(key, holds[n])
 		default:
-			moved := &hold{session: s, revision: incarnation(g)}
-			if h != nil {
-				moved.lost = h.lost
-			}
-			d.addHold(key, moved)
+			d.moveHold(key, holds[n], s)
 			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
 		}
 	}
-	return true
+	return true, isOneOf(err, rpctypes.ErrTooManyOps)
 }

@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -35,7 +40,7 @@ func TestTLS(t *testing.T) {
 	addr := testcert.Terminate(t, config, server.Addr())
 	certificate, key := authority.Sign(t, "client")
 	with := func(options url.Values) string {
-		options.Set("dial-timeout", "2s")
+		options.Set("timeout", "2s")
 		options.Set("server-name", "etcd.test")
 		return "etcd://" + addr + "?" + options.Encode()
 	}
@@ -61,7 +66,13 @@ func TestTLS(t *testing.T) {
 // secured returns a server that wants a user and a password, and forgets who somebody is a second after the last request.
 func secured(t *testing.T) *containers.EtcdServer {
 	t.Helper()
-	server := containers.Etcd(t, containers.Args("--auth-token-ttl", "1"))
+	return securedFor(t, "1")
+}
+
+// securedFor is secured, with another time in seconds.
+func securedFor(t *testing.T, tokenTTL string) *containers.EtcdServer {
+	t.Helper()
+	server := containers.Etcd(t, containers.Args("--auth-token-ttl", tokenTTL))
 	c := dial(t, server.Addr())
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { _, err := c.RoleAdd(ctx, "root"); return err },
@@ -86,6 +97,8 @@ func secured(t *testing.T) *containers.EtcdServer {
 
 // TestAuthTokenExpires: a hold and a waiter outlive every token that the client gets for its password.
 func TestAuthTokenExpires(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	server := secured(t)
 	d, err := open(t, "etcd://ann:secret@"+server.Addr())
 	if err != nil {
@@ -122,6 +135,8 @@ func TestAuthTokenExpires(t *testing.T) {
 
 // TestServerForgetsAuthTokens: a restarted server knows no token that it gave out, and everybody goes on.
 func TestServerForgetsAuthTokens(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	server := secured(t)
 	d, err := open(t, "etcd://ann:secret@"+server.Addr())
 	if err != nil {
@@ -162,5 +177,96 @@ func TestAuthRefused(t *testing.T) {
 		if _, err := open(t, "etcd://"+rest); !errors.Is(err, backend.ErrMisconfigured) {
 			t.Errorf("Open with %s = %v, want ErrMisconfigured", what, err)
 		}
+	}
+}
+
+// TestKeepalivesAuthenticateOnce: keepalives go on one stream, for which the client says once who it is.
+func TestKeepalivesAuthenticateOnce(t *testing.T) {
+	addr := securedFor(t, "300").Addr()
+	var authenticated, streams atomic.Int64
+	count := func(method string) {
+		if strings.HasSuffix(method, "/Authenticate") {
+			authenticated.Add(1)
+		}
+		if strings.HasSuffix(method, "/LeaseKeepAlive") {
+			streams.Add(1)
+		}
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{addr}, Username: "ann", Password: "secret", Logger: quiet, DialTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{
+			grpc.WithChainUnaryInterceptor(func(
+				ctx context.Context, method string, q, a any, c *grpc.ClientConn, call grpc.UnaryInvoker, o ...grpc.CallOption,
+			) error {
+				count(method)
+				return call(ctx, method, q, a, c, o...)
+			}),
+			grpc.WithChainStreamInterceptor(func(
+				ctx context.Context, desc *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption,
+			) (grpc.ClientStream, error) {
+				count(method)
+				return open(ctx, desc, c, method, o...)
+			}),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	d := New(client, nil)
+	defer d.Close(t.Context())
+	mustAcquire(t, d, request("x", false))
+	waiter := acquireLater(t, d, request("x", true))
+	atFirst := authenticated.Load()
+	var s *session
+	for _, s = range d.sessions {
+	}
+	proved := s.provedAt()
+	for keepalives := 0; keepalives < 6; keepalives++ {
+		eventually(t, "the lease is proved again", func() bool { return s.provedAt() > proved })
+		proved = s.provedAt()
+	}
+	mustWait(t, "the waiter", waiter)
+	if n := streams.Load(); n != 1 {
+		t.Errorf("6 keepalives went on %d streams, want 1", n)
+	}
+	// One for the stream of keepalives, and one for that of watches.
+	if n := authenticated.Load() - atFirst; n > 2 {
+		t.Errorf("the client has authenticated %d times more, want at most 2", n)
+	}
+}
+
+// TestSlowKeepaliveTakesItsStreamWithIt: a late answer is not taken for that to a later keepalive.
+func TestSlowKeepaliveTakesItsStreamWithIt(t *testing.T) {
+	addr, link := containers.Etcd(t).NewLink(t)
+	d := newDriver(t, addr)
+	r := request("x", false)
+	r.TTL = 30 * time.Second
+	mustAcquire(t, d, r)
+	var s *session
+	for _, s = range d.sessions {
+	}
+	ask := func(within time.Duration) (any, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return s.keepAlives.ask(ctx, s.id)
+	}
+	if _, err := ask(20 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	first := s.keepAlives.stream
+	link.Hold(fault.Replies)
+	if answer, err := ask(200 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a keepalive whose answer is held back = %v, %v", answer, err)
+	}
+	link.Pass()
+	if _, err := ask(20 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if s.keepAlives.stream == first {
+		t.Error("the stream is the one on which an answer is still owed")
+	}
+	if _, err := first.Recv(); err == nil {
+		t.Error("the late answer can be read")
 	}
 }

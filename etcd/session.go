@@ -29,6 +29,8 @@ type session struct {
 	ttl     time.Duration // as granted
 	seconds int64         // as asked for: the key in Driver.sessions
 
+	keepAlives *keepAlives
+
 	term uint64 // the lease was granted in this raft term, or a later one
 
 	lost     chan struct{} // closed when etcd said that the lease is gone
@@ -57,11 +59,14 @@ const attemptTime = 3 * time.Second
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	seconds := int64(ttl / time.Second)
 	for {
+		if err := d.history.err(); err != nil {
+			return nil, err
+		}
 		d.mu.Lock()
 		s := d.sessions[seconds]
 		creator := s == nil
 		if creator {
-			s = &session{d: d, seconds: seconds, lost: make(chan struct{}), outgrown: make(chan struct{}),
+			s = &session{d: d, seconds: seconds, keepAlives: newKeepAlives(d), lost: make(chan struct{}), outgrown: make(chan struct{}),
 				proving: make(chan struct{}), doubted: make(chan struct{}, 1)}
 			d.sessions[seconds] = s
 		}
@@ -90,34 +95,42 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 // join. The lease's id is our own choice, so that one which was granted without our hearing of it can be revoked.
 func (s *session) create() {
 	sent := s.d.clock.Now()
-	s.term = s.d.term.Load()
+	s.term = s.d.history.greatestTerm()
+	since := s.d.history.mark()
 	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
 	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
 	cancel()
-	s.d.heard(resp.GetHeader())
+	granted := err == nil
+	if granted {
+		err = s.d.hear(resp.Header, since)
+	}
 	if err != nil {
 		err = clientv3.ContextError(ctx, err)
 		s.d.forget(s)
 	}
 	s.mu.Lock()
+	if err == nil && s.ended { // with the cluster's history
+		err = errSessionLost
+	}
 	s.result = err
 	if err == nil {
 		s.id, s.ttl, s.proved, s.idle = id, time.Duration(resp.TTL)*time.Second, sent, sent
-	} else {
+	} else if !s.ended {
 		s.ended = true
 		close(s.lost)
 	}
 	close(s.proving)
 	s.proving = nil
 	s.mu.Unlock()
+	defer s.keepAlives.stop()
 	if err == nil {
 		s.keepAlive()
 		return
 	}
 	defer s.d.work.Done()
 	s.d.trouble()
-	if !unsent(err) && !refused(err) {
+	if granted || !unsent(err) && !refused(err) {
 		// Close does not wait for this: a lease without keys hurts nobody, and ends by itself.
 		s.d.discard(id)
 	}

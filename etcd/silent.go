@@ -2,13 +2,17 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // silence is for how long a request waits for an answer until the connections are looked at. gRPC's own keepalive, which
@@ -24,7 +28,8 @@ const maxBackoff = 3 * time.Second
 // what waited on it fails, is repeated by whoever sent it, and goes to another server, and watches begin anew there. The
 // silent server is used again when it has answered gRPC's greeting. A nil *connections watches over nothing.
 type connections struct {
-	begun time.Time
+	begun  time.Time
+	failed atomic.Pointer[string] // why the last request that found no server found none
 
 	mu   sync.Mutex // protects the following field
 	open map[*connection]struct{}
@@ -46,9 +51,33 @@ func (c *connections) options() []grpc.DialOption {
 			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
 			defer c.expectAnswer()()
-			return call(ctx, method, request, reply, conn, opts...)
+			err := call(ctx, method, request, reply, conn, opts...)
+			c.noteFailure(err)
+			return err
 		}),
 	}
+}
+
+// noteFailure keeps what gRPC says of its connections when a request fails for want of one. The client library would
+// replace that by "context deadline exceeded".
+func (c *connections) noteFailure(err error) {
+	const before = "latest balancer error: "
+	s := status.Convert(err)
+	text := s.Message()
+	if at := strings.Index(text, before); at >= 0 {
+		text = text[at+len(before):]
+	} else if s.Code() != codes.Unavailable {
+		return
+	}
+	c.failed.Store(&text)
+}
+
+// failure is why the last request that found no server found none, or nil.
+func (c *connections) failure() error {
+	if text := c.failed.Load(); text != nil {
+		return errors.New(*text)
+	}
+	return nil
 }
 
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {

@@ -8,11 +8,14 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // A server that stands still takes connections and requests and says nothing. gRPC notices after 13 s; until then every
 // third request and whoever watches through this server would hang.
 func TestSilentServerIsLeft(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	c := containers.EtcdCluster(t)
 	for what, which := range map[string]int{"follower": 1, "leader": 0} {
 		t.Run(what, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
 	"github.com/fencelock/fencelock/etcd"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 func TestMain(m *testing.M) {
@@ -28,6 +29,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 
 // TestSoak breaks three nodes, the paths to and between them, and the processes of their clients, as chance wills.
 func TestSoak(t *testing.T) {
+	deep.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		c := containers.EtcdCluster(t)
 		admin := newClient(t, c.Endpoints()...)

@@ -82,7 +82,7 @@ func (s *session) sweep() {
 	}
 	for attached := range keys {
 		// A client whose KV has a namespace and whose Lease has not sees the namespace in front of the key here.
-		at := strings.Index(attached, s.d.prefix)
+		at := strings.Index(attached, s.d.locksDir())
 		if at < 0 || s.d.known(attached[at:]) {
 			continue
 		}

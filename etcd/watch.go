@@ -7,6 +7,7 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"strconv"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,15 +17,15 @@ import (
 
 // Watch implements backend.Watcher, with replay since any revision that etcd has not compacted. A hold that ended is
 // reported as released while its lease lives, and as expired when the lease has gone too.
-func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
-	return func(yield func(backend.Event, error) bool) {
-		if err := d.watch(ctx, name, int64(since), func(e backend.Event) bool { return yield(e, nil) }); err != nil {
-			yield(backend.Event{}, d.callError("watch", name, err))
+func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
+	return func(yield func(backend.Change, error) bool) {
+		if err := d.watch(ctx, name, int64(since), func(e backend.Change) bool { return yield(e, nil) }); err != nil {
+			yield(backend.Change{}, d.callError("watch", name, err))
 		}
 	}
 }
 
-func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Event) bool) error {
+func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
@@ -39,7 +40,7 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 	}()
 	ctx, done := d.callContext(ctx)
 	defer done()
-	outside := func(e backend.Event) bool {
+	outside := func(e backend.Change) bool {
 		// Close waits for all work, and the body of the caller's loop may call it.
 		working = false
 		d.work.Done()
@@ -64,8 +65,11 @@ var errLeft = errors.New("the loop was left")
 
 func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	// The queue as it was at that revision is what the events change.
-	resp, err := d.client.Get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
-	if err != nil {
+	resp, err := d.get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
+	if isOneOf(err, rpctypes.ErrFutureRev) { // the caller has it from the cluster of before
+		return &backend.HistoryError{What: "revision", Was: strconv.FormatInt(since, 10), Now: "less"}
+	}
+	if resp == nil {
 		return err
 	}
 	f.queue = d.entriesOf(resp.Kvs)
@@ -77,6 +81,9 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 		clientv3.WithRev(since+1), clientv3.WithPrevKV())
 	for resp := range watch {
 		if err := resp.Err(); err != nil {
+			return err
+		}
+		if err := d.hear(resp.Header, nil); err != nil {
 			return err
 		}
 		// One response may carry several revisions; each is one step of the queue.
@@ -114,7 +121,7 @@ type follower struct {
 	name    string
 	queue   []entry
 	holders []entry // before the step under way
-	yield   func(backend.Event) bool
+	yield   func(backend.Change) bool
 }
 
 // step applies the events of one revision.
@@ -148,13 +155,13 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 		if standsIn(now, x) {
 			continue
 		}
-		e := f.event(backend.EventReleased, x, revision)
+		e := f.event(backend.ChangeReleased, x, revision)
 		if forcedAway != nil && forcedAway.names(x.revision) {
-			e.Type, e.Reason = backend.EventForceReleased, forcedAway.Reason
+			e.Type, e.Reason = backend.ChangeForceReleased, forcedAway.Reason
 		} else if expired, err := f.leaseGone(ctx, x.lease, gone); err != nil {
 			return err // a guess would be told as the truth
 		} else if expired {
-			e.Type = backend.EventExpired
+			e.Type = backend.ChangeExpired
 		}
 		if err := f.tell(ctx, e); err != nil {
 			return err
@@ -164,7 +171,7 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 		if standsIn(before, x) {
 			continue
 		}
-		if err := f.tell(ctx, f.event(backend.EventAcquired, x, revision)); err != nil {
+		if err := f.tell(ctx, f.event(backend.ChangeAcquired, x, revision)); err != nil {
 			return err
 		}
 	}
@@ -178,7 +185,7 @@ func standsIn(entries []entry, x entry) bool {
 }
 
 // tell yields e, unless the watch has ended while the caller was busy with the event before.
-func (f *follower) tell(ctx context.Context, e backend.Event) error {
+func (f *follower) tell(ctx context.Context, e backend.Change) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -188,8 +195,8 @@ func (f *follower) tell(ctx context.Context, e backend.Event) error {
 	return nil
 }
 
-func (f *follower) event(typ backend.EventType, e entry, revision uint64) backend.Event {
-	return backend.Event{
+func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backend.Change {
+	return backend.Change{
 		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.kind, e.revision), Revision: revision,
 	}
 }
@@ -201,6 +208,9 @@ func (f *follower) leaseGone(ctx context.Context, lease clientv3.LeaseID, known 
 	}
 	resp, err := f.d.client.TimeToLive(ctx, lease)
 	if err != nil {
+		return false, err
+	}
+	if err := f.d.hear(resp.ResponseHeader, nil); err != nil {
 		return false, err
 	}
 	known[lease] = resp.TTL < 0

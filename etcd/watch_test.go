@@ -11,7 +11,7 @@ import (
 func TestLoopOfAWatchMayCloseTheDriver(t *testing.T) {
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())
-	start, err := d.Holder(t.Context(), "x")
+	start, err := d.Look(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
 	}

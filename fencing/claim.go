@@ -3,6 +3,8 @@ package fencing
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"unicode"
 	"unicode/utf8"
 )
@@ -11,52 +13,78 @@ import (
 const (
 	MaxResourceBytes = 512
 	MaxSpaceBytes    = 255
+
+	// MaxToken is the greatest token that a guard admits. No lock service comes near it; a token that is greater would
+	// lock everybody else out for good.
+	MaxToken Token = 1 << 62
+	// MaxSequence is the greatest Claim.Sequence.
+	MaxSequence = 1<<63 - 1
 )
 
-// Claim is what a write says of itself.
+// Claim is what a write says of itself: Lease.Claim makes one. It is a value, and never changes.
 type Claim struct {
 	Resource string // what is written to: the name under which the guard remembers tokens, often the lock's
 	Token    Token  // Lease.Token
 	Space    string // Lease.TokenSpace; empty if not told
+	Sequence uint64 // orders the writes of one hold; zero: they need no order. See At
 }
 
-// Seen is what a guard remembers of one resource.
-type Seen struct {
-	Token Token  // the highest one admitted
-	Space string // where it came from; empty for a guard that accepts tokens of any space
+// At returns the claim of the hold's nth write. A guard remembers n with the token: the same write again is ErrRepeated and
+// is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps.
+func (c Claim) At(n uint64) Claim { c.Sequence = n; return c }
+
+// Claims is what a guard is asked about: one Claim, or a Set of them for a write to several resources.
+type Claims interface {
+	// List returns the claims one by one. The caller does not change the slice.
+	List() []Claim
 }
 
-// Judge is the rule that all guards share: nil if a guard that trusts space, and remembers seen of the resource, admits
-// the claim, and otherwise the error that says why not. An empty space trusts every one and compares none. For a resource
-// that the guard does not know, seen is Seen{Space: space}.
-//
-// Judging, and remembering the token that was admitted, must be one atomic step of the store: Judge is for guards that
-// hold a lock of their own, or translate what the store has decided.
-func Judge(c Claim, space string, seen Seen) error {
-	switch {
-	case !c.Token.Valid():
-		return &NoTokenError{Resource: c.Resource, Highest: seen.Token}
-	case !c.Token.Exclusive():
-		return &NotExclusiveError{Resource: c.Resource, Token: c.Token, Highest: seen.Token}
-	case space != "" && c.Space != space:
-		return &SpaceError{Resource: c.Resource, Token: c.Token, Highest: seen.Token, Space: c.Space, Want: space}
-	case seen.Space != space:
-		return &SpaceError{Resource: c.Resource, Token: c.Token, Highest: seen.Token, Space: space, Want: seen.Space}
-	case c.Token < seen.Token:
-		return &StaleError{Resource: c.Resource, Token: c.Token, Highest: seen.Token}
+// List returns the claim alone.
+func (c Claim) List() []Claim { return []Claim{c} }
+
+// Set is several claims of one write, for example those of the leases of AcquireAll. All are admitted or none is.
+type Set []Claim
+
+// List returns the set.
+func (s Set) List() []Claim { return s }
+
+// Sorted returns the claims in the order in which every guard asks about them, by the bytes of their resources, so that two
+// writers never wait for each other. It returns an *InvalidError if there is no claim, if one of them is not valid, or if
+// two name one resource and differ otherwise; of equal ones it returns one.
+func Sorted(claims Claims) ([]Claim, error) {
+	if claims == nil {
+		return nil, &InvalidError{What: "claims", Why: "there is none"}
 	}
-	return nil
+	list := slices.Clone(claims.List())
+	if len(list) == 0 {
+		return nil, &InvalidError{What: "claims", Why: "there is none"}
+	}
+	for _, c := range list {
+		if err := c.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(list, func(a, b Claim) int { return strings.Compare(a.Resource, b.Resource) })
+	list = slices.Compact(list)
+	for i := 1; i < len(list); i++ {
+		if list[i].Resource == list[i-1].Resource {
+			return nil, &InvalidError{What: "claims", Value: list[i].Resource, Why: "two of them name this resource, and differ"}
+		}
+	}
+	return list, nil
 }
-
-// Refused is Judge without a look at the resource: an error if the claim is refused whatever was seen, nil if the
-// resource has to be asked.
-func Refused(c Claim, space string) error { return Judge(c, space, Seen{Space: space}) }
 
 // Validate returns an *InvalidError for a claim that no guard can remember: the resource must be valid UTF-8 of 1 to
-// MaxResourceBytes bytes, the space of 0 to MaxSpaceBytes, both without control characters. It does not judge the token.
+// MaxResourceBytes bytes, the space of 0 to MaxSpaceBytes, both without control characters; an exclusive token is at most
+// MaxToken, the sequence at most MaxSequence. It does not judge whether the token may write.
 func (c Claim) Validate() error {
-	if c.Resource == "" {
+	switch {
+	case c.Resource == "":
 		return &InvalidError{What: "resource", Value: "", Why: "it is empty"}
+	case c.Token.Exclusive() && c.Token > MaxToken:
+		return &InvalidError{What: "token", Value: c.Token.String(), Why: fmt.Sprintf("it is greater than %v", MaxToken)}
+	case c.Sequence > MaxSequence:
+		return &InvalidError{What: "sequence", Value: fmt.Sprint(c.Sequence), Why: fmt.Sprintf("it is greater than %d", uint64(MaxSequence))}
 	}
 	if err := validateText("resource", c.Resource, MaxResourceBytes); err != nil {
 		return err
@@ -88,16 +116,30 @@ func validateText(what, s string, most int) error {
 	return &InvalidError{What: what, Value: s, Why: why}
 }
 
-type contextKey struct{}
+type incomingKey struct{}
 
-// NewContext returns a context that carries the claim to the guards of package httpguard and grpcguard: from a holder to
-// the client's transport, and from the server's middleware to the handler.
-func NewContext(ctx context.Context, c Claim) context.Context {
-	return context.WithValue(ctx, contextKey{}, c)
+type outgoingKey struct{}
+
+// NewOutgoingContext returns a context whose claims the clients of packages httpguard and grpcguard send along. A holder
+// makes it for calls to the service that guards the resource, and for no others.
+func NewOutgoingContext(ctx context.Context, claims Claims) context.Context {
+	return context.WithValue(ctx, outgoingKey{}, claims)
 }
 
-// FromContext returns the claim that NewContext put there.
-func FromContext(ctx context.Context) (Claim, bool) {
-	c, ok := ctx.Value(contextKey{}).(Claim)
+// FromOutgoingContext returns what NewOutgoingContext put there.
+func FromOutgoingContext(ctx context.Context) (Claims, bool) {
+	c, ok := ctx.Value(outgoingKey{}).(Claims)
+	return c, ok
+}
+
+// NewIncomingContext returns a context that carries the claims of a request to its handler. Calls that the handler makes
+// with it carry none: the claims are about this service's resources.
+func NewIncomingContext(ctx context.Context, claims Claims) context.Context {
+	return context.WithValue(ctx, incomingKey{}, claims)
+}
+
+// FromIncomingContext returns what NewIncomingContext put there.
+func FromIncomingContext(ctx context.Context) (Claims, bool) {
+	c, ok := ctx.Value(incomingKey{}).(Claims)
 	return c, ok
 }

@@ -1,8 +1,8 @@
 package fencing_test
 
 import (
-	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,32 +11,53 @@ import (
 
 func TestJudge(t *testing.T) {
 	shared := fencing.Token(9).NotExclusive()
+	type seen = fencing.Seen
+	of := func(token fencing.Token, space string, sequence uint64) fencing.Claim {
+		return fencing.Claim{Token: token, Space: space, Sequence: sequence}
+	}
 	for _, c := range []struct {
 		claim fencing.Claim
-		space string
-		seen  fencing.Seen
+		terms fencing.Terms
+		seen  seen
 		want  error
+		after seen
 	}{
-		{fencing.Claim{Token: 5}, "", fencing.Seen{}, nil},
-		{fencing.Claim{Token: 5}, "", fencing.Seen{Token: 5}, nil},
-		{fencing.Claim{Token: 5, Space: "a"}, "", fencing.Seen{Token: 5}, nil}, // trusts every space
-		{fencing.Claim{Token: 5, Space: "a"}, "a", fencing.Seen{Space: "a"}, nil},
-		{fencing.Claim{Token: 4}, "", fencing.Seen{Token: 5}, fencing.ErrStale},
-		{fencing.Claim{}, "", fencing.Seen{}, fencing.ErrNoToken},
-		{fencing.Claim{Token: shared}, "", fencing.Seen{Token: 5}, fencing.ErrNotExclusive},
-		{fencing.Claim{Token: 9, Space: "b"}, "a", fencing.Seen{Token: 5, Space: "a"}, fencing.ErrSpace},
-		{fencing.Claim{Token: 9}, "a", fencing.Seen{Token: 5, Space: "a"}, fencing.ErrSpace},
-		{fencing.Claim{Token: 9, Space: "a"}, "a", fencing.Seen{Token: 5, Space: "b"}, fencing.ErrSpace},
-		{fencing.Claim{Token: 9, Space: "a"}, "a", fencing.Seen{Token: 5}, fencing.ErrSpace}, // seen before the guard had a space
-		{fencing.Claim{Token: 9}, "", fencing.Seen{Token: 5, Space: "a"}, fencing.ErrSpace},  // seen by a guard with one
+		{of(5, "", 0), fencing.Terms{}, seen{}, nil, seen{Token: 5}},
+		{of(5, "", 0), fencing.Terms{}, seen{Token: 5}, nil, seen{Token: 5}},
+		{of(5, "a", 0), fencing.Terms{}, seen{Token: 5}, nil, seen{Token: 5}}, // no space to compare with
+		{of(5, "a", 0), fencing.Terms{Space: "a"}, seen{}, nil, seen{Token: 5}},
+		{of(4, "", 0), fencing.Terms{}, seen{Token: 5}, fencing.ErrStale, seen{Token: 5}},
+		{of(0, "", 0), fencing.Terms{}, seen{}, fencing.ErrNoToken, seen{}},
+		{of(shared, "", 0), fencing.Terms{}, seen{Token: 5}, fencing.ErrNotExclusive, seen{Token: 5}},
+		{of(9, "b", 0), fencing.Terms{Space: "a"}, seen{Token: 5}, fencing.ErrSpace, seen{Token: 5}},
+		{of(9, "", 0), fencing.Terms{Space: "a"}, seen{Token: 5}, fencing.ErrSpace, seen{Token: 5}},
+		{of(9, "", 0), fencing.Terms{Floor: 10}, seen{Token: 5}, fencing.ErrStale, seen{Token: 5}},
+		{of(9, "", 0), fencing.Terms{Epoch: 1, Floor: 9}, seen{Token: 50}, nil, seen{Epoch: 1, Token: 9}}, // of an old epoch
+		{of(8, "", 0), fencing.Terms{Epoch: 1, Floor: 9}, seen{Token: 50}, fencing.ErrStale, seen{Epoch: 1}},
+		{of(5, "", 3), fencing.Terms{}, seen{Token: 4, Sequence: 8}, nil, seen{Token: 5, Sequence: 3}},
+		{of(5, "", 4), fencing.Terms{}, seen{Token: 5, Sequence: 3}, nil, seen{Token: 5, Sequence: 4}},
+		{of(5, "", 3), fencing.Terms{}, seen{Token: 5, Sequence: 3}, fencing.ErrRepeated, seen{Token: 5, Sequence: 3}},
+		{of(5, "", 2), fencing.Terms{}, seen{Token: 5, Sequence: 3}, fencing.ErrReordered, seen{Token: 5, Sequence: 3}},
+		{of(5, "", 0), fencing.Terms{}, seen{Token: 5, Sequence: 3}, nil, seen{Token: 5, Sequence: 3}},
 	} {
-		if err := fencing.Judge(c.claim, c.space, c.seen); !errors.Is(err, c.want) {
-			t.Errorf("Judge(%+v, %q, %+v) = %v, want %v", c.claim, c.space, c.seen, err, c.want)
+		if after, err := fencing.Judge(c.claim, c.terms, c.seen); !errors.Is(err, c.want) || after != c.after {
+			t.Errorf("Judge(%+v, %+v, %+v) = %+v, %v, want %+v, %v", c.claim, c.terms, c.seen, after, err, c.after, c.want)
 		}
 	}
-	for token, want := range map[fencing.Token]error{0: fencing.ErrNoToken, shared: fencing.ErrNotExclusive, 1: nil} {
-		if err := fencing.Refused(fencing.Claim{Token: token, Space: "a"}, "a"); !errors.Is(err, want) {
-			t.Errorf("Refused(%v) = %v, want %v", token, err, want)
+}
+
+// A write that was repeated may be so only if none of its claims is refused.
+func TestJudgeAll(t *testing.T) {
+	a, b := fencing.Claim{Resource: "a", Token: 5}.At(3), fencing.Claim{Resource: "b", Token: 5}
+	for highest, want := range map[fencing.Token]error{5: fencing.ErrRepeated, 6: fencing.ErrStale} {
+		_, err := fencing.JudgeAll([]fencing.Claim{a, b}, fencing.Terms{}, func(resource string) (fencing.Seen, error) {
+			if resource == "a" {
+				return fencing.Seen{Token: 5, Sequence: 3}, nil
+			}
+			return fencing.Seen{Token: highest}, nil
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("the other claim's token is %v of %v: %v, want %v", b.Token, highest, err, want)
 		}
 	}
 }
@@ -51,6 +72,7 @@ func TestClaimValidate(t *testing.T) {
 	}
 	for _, bad := range []fencing.Claim{
 		{}, {Resource: "a\x00"}, {Resource: "a\n"}, {Resource: "\xff"}, {Resource: strings.Repeat("a", 513)},
+		{Resource: "a", Token: fencing.MaxToken + 1}, {Resource: "a", Token: 1, Sequence: fencing.MaxSequence + 1},
 		{Resource: "a", Space: "\t"}, {Resource: "a", Space: strings.Repeat("s", 256)},
 	} {
 		err := bad.Validate()
@@ -59,37 +81,65 @@ func TestClaimValidate(t *testing.T) {
 			t.Errorf("%.20q of %.20q: %v, want a short *InvalidError", bad.Resource, bad.Space, err)
 		}
 	}
-	if err := new(fencing.Memory).Check(t.Context(), "", 1); !errors.Is(err, fencing.ErrInvalid) {
+	if err := new(fencing.Memory).Check(t.Context(), fencing.Claim{Resource: "", Token: 1}); !errors.Is(err, fencing.ErrInvalid) {
 		t.Errorf("Memory.Check of no resource = %v, want ErrInvalid", err)
 	}
 }
 
-func TestContextCarriesAClaim(t *testing.T) {
-	if c, ok := fencing.FromContext(t.Context()); ok {
-		t.Errorf("a bare context carries %+v", c)
-	}
+// What came with a request is not what goes out with the calls that its handler makes.
+func TestContextsCarryClaims(t *testing.T) {
 	want := fencing.Claim{Resource: "a", Token: 7, Space: "s"}
-	if got, ok := fencing.FromContext(fencing.NewContext(t.Context(), want)); !ok || got != want {
-		t.Errorf("got %+v, %v; want %+v", got, ok, want)
+	in, out := fencing.NewIncomingContext(t.Context(), want), fencing.NewOutgoingContext(t.Context(), want)
+	if got, ok := fencing.FromIncomingContext(in); !ok || got != want {
+		t.Errorf("incoming: %+v, %v; want %+v", got, ok, want)
+	}
+	if got, ok := fencing.FromOutgoingContext(out); !ok || got != want {
+		t.Errorf("outgoing: %+v, %v; want %+v", got, ok, want)
+	}
+	if got, ok := fencing.FromOutgoingContext(in); ok {
+		t.Errorf("a request's claim leaks into what its handler sends: %+v", got)
+	}
+	if got, ok := fencing.FromIncomingContext(out); ok {
+		t.Errorf("a claim to send is taken for one that came: %+v", got)
 	}
 }
 
-// spaceless is a Guard that cannot be told a space.
-type spaceless struct{ *fencing.Memory }
-
-func (spaceless) CheckFrom() {}
-
-func (g spaceless) Check(ctx context.Context, resource string, token fencing.Token) error {
-	return g.Memory.CheckFrom(ctx, "", resource, token)
+func TestSorted(t *testing.T) {
+	a, b := fencing.Claim{Resource: "a", Token: 7}, fencing.Claim{Resource: "b", Token: 5}
+	given := fencing.Set{b, a, b}
+	got, err := fencing.Sorted(given)
+	if err != nil || !slices.Equal(got, []fencing.Claim{a, b}) {
+		t.Errorf("Sorted = %v, %v; want a and b", got, err)
+	}
+	if !slices.Equal(given, fencing.Set{b, a, b}) {
+		t.Errorf("the caller's set was changed: %v", given)
+	}
+	for what, bad := range map[string]fencing.Claims{
+		"nil": nil, "an empty set": fencing.Set{}, "one that is not valid": fencing.Set{a, {}},
+		"two tokens for one resource": fencing.Set{a, {Resource: "a", Token: 8}},
+	} {
+		if _, err := fencing.Sorted(bad); !errors.Is(err, fencing.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", what, err)
+		}
+		if err := new(fencing.Memory).Check(t.Context(), bad); !errors.Is(err, fencing.ErrInvalid) {
+			t.Errorf("Memory.Check of %s: %v, want ErrInvalid", what, err)
+		}
+	}
 }
 
-func TestCheckTellsTheSpaceToThoseWhoWantIt(t *testing.T) {
-	claim := fencing.Claim{Resource: "a", Token: 7, Space: "s"}
-	if err := fencing.Check(t.Context(), fencing.NewMemory("s"), claim); err != nil {
-		t.Errorf("a SpaceGuard: %v", err)
+// A set is admitted as a whole or not at all.
+func TestMemoryAdmitsAllOrNone(t *testing.T) {
+	var g fencing.Memory
+	a, b := fencing.Claim{Resource: "a", Token: 7}, fencing.Claim{Resource: "b", Token: 5}
+	if err := g.Check(t.Context(), fencing.Claim{Resource: "b", Token: 6}); err != nil {
+		t.Fatal(err)
 	}
-	if err := fencing.Check(t.Context(), spaceless{fencing.NewMemory("s")}, claim); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a Guard that only knows Check: %v, want ErrSpace", err)
+	if err := g.Check(t.Context(), fencing.Set{a, b}); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("a set with a stale token: %v, want ErrStale", err)
+	}
+	a.Token = 3
+	if err := g.Check(t.Context(), a); err != nil {
+		t.Errorf("the other half of the refused set is remembered: %v", err)
 	}
 }
 

@@ -17,6 +17,14 @@ var (
 	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin was not told. A
 	// *SpaceError is in the chain.
 	ErrSpace = errors.New("fencing: token is of another space")
+	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not carried out twice. A *SequenceError
+	// is in the chain.
+	ErrRepeated = errors.New("fencing: write is repeated")
+	// ErrReordered: the hold has made a write with a later Claim.Sequence. A *SequenceError is in the chain.
+	ErrReordered = errors.New("fencing: write is reordered")
+	// ErrNested: a guarded section within another one of the same guard, or a check in a savepoint, where a rollback would
+	// undo the check and keep what others write.
+	ErrNested = errors.New("fencing: nested guarded section")
 	// ErrInvalid: a resource or space that no guard can remember. An *InvalidError is in the chain.
 	ErrInvalid = errors.New("fencing: invalid claim")
 )
@@ -79,6 +87,27 @@ func (e *SpaceError) Error() string {
 // Is reports true for ErrSpace.
 func (e *SpaceError) Is(target error) bool { return target == ErrSpace }
 
+// SequenceError tells of a write that the hold has made already, or that a later one has overtaken.
+type SequenceError struct {
+	Resource string
+	Token    Token
+	Sequence uint64 // the refused one
+	Last     uint64 // the last one admitted with that token
+}
+
+func (e *SequenceError) Error() string {
+	what := "comes after a later one"
+	if e.Sequence == e.Last {
+		what = "was made before"
+	}
+	return fmt.Sprintf("fencing: write %d with token %v for %q %s (the last was %d)", e.Sequence, e.Token, e.Resource, what, e.Last)
+}
+
+// Is reports true for ErrRepeated if the write was the last one, and else for ErrReordered.
+func (e *SequenceError) Is(target error) bool {
+	return target == ErrRepeated && e.Sequence == e.Last || target == ErrReordered && e.Sequence != e.Last
+}
+
 // before is the end of a sentence about a refused token.
 func before(highest Token) string {
 	if highest == 0 {
@@ -108,4 +137,14 @@ func quoted(s string) string {
 		return fmt.Sprintf("%q...", s[:most])
 	}
 	return fmt.Sprintf("%q", s)
+}
+
+// Refusal reports whether a guard has judged the claim and does not admit it. Any other error says nothing about the claim.
+func Refusal(err error) bool {
+	for _, each := range []error{ErrStale, ErrNoToken, ErrNotExclusive, ErrSpace, ErrRepeated, ErrReordered} {
+		if errors.Is(err, each) {
+			return true
+		}
+	}
+	return false
 }

@@ -58,45 +58,61 @@ func TestMemoryGuard(t *testing.T) {
 		{"a", fencing.Token(99).NotExclusive(), fencing.ErrNotExclusive},
 		{"a", 34, nil}, // what was refused left no trace
 	} {
-		err := g.Check(ctx, step.resource, step.token)
+		err := g.Check(ctx, fencing.Claim{Resource: step.resource, Token: step.token})
 		if !errors.Is(err, step.want) {
 			t.Errorf("Check(%s, %v) = %v, want %v", step.resource, step.token, err, step.want)
 		}
 	}
 	stale := (*fencing.StaleError)(nil)
-	if err := g.Check(ctx, "a", 1); !errors.As(err, &stale) || stale.Token != 1 || stale.Highest != 34 {
+	if err := g.Check(ctx, fencing.Claim{Resource: "a", Token: 1}); !errors.As(err, &stale) || stale.Token != 1 || stale.Highest != 34 {
 		t.Errorf("the error %v does not tell both tokens", err)
 	}
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := g.Check(ended, "a", 99); !errors.Is(err, context.Canceled) {
+	if err := g.Check(ended, fencing.Claim{Resource: "a", Token: 99}); !errors.Is(err, context.Canceled) {
 		t.Errorf("with an ended context: %v", err)
 	}
-	if err := g.Check(ctx, "a", 34); err != nil {
+	if err := g.Check(ctx, fencing.Claim{Resource: "a", Token: 34}); err != nil {
 		t.Errorf("a check with an ended context was remembered: %v", err)
 	}
 }
 
-func TestMemoryGuardSpace(t *testing.T) {
+// The first claim tells whose tokens are admitted, and an operator may begin anew.
+func TestMemoryKeeper(t *testing.T) {
 	ctx := t.Context()
-	g := fencing.NewMemory("cluster-1")
-	if err := g.CheckFrom(ctx, "cluster-1", "a", 5); err != nil {
-		t.Fatal(err)
+	var g fencing.Memory
+	claim := func(token fencing.Token, space string) fencing.Claim {
+		return fencing.Claim{Resource: "a", Token: token, Space: space}
 	}
-	for _, space := range []string{"", "cluster-2"} {
-		if err := g.CheckFrom(ctx, space, "a", 9); !errors.Is(err, fencing.ErrSpace) {
-			t.Errorf("a token of space %q: %v, want ErrSpace", space, err)
+	for _, step := range []struct {
+		what string
+		do   func() error
+		want error
+	}{
+		{"a claim that is refused sets no space", func() error { return g.Check(ctx, claim(0, "cluster-0")) }, fencing.ErrNoToken},
+		{"the first", func() error { return g.Check(ctx, claim(5, "cluster-1")) }, nil},
+		{"no space", func() error { return g.Check(ctx, claim(9, "")) }, fencing.ErrSpace},
+		{"another space", func() error { return g.Check(ctx, claim(9, "cluster-2")) }, fencing.ErrSpace},
+		{"an operator", func() error { return g.Accept(ctx, "cluster-2", 3) }, nil},
+		{"the old space", func() error { return g.Check(ctx, claim(99, "cluster-1")) }, fencing.ErrSpace},
+		{"below the floor", func() error { return g.Check(ctx, claim(2, "cluster-2")) }, fencing.ErrStale},
+		{"the floor", func() error { return g.Check(ctx, claim(3, "cluster-2")) }, nil},
+		{"a lower floor", func() error { return g.Raise(ctx, 2) }, fencing.ErrInvalid},
+		{"a higher floor", func() error { return g.Raise(ctx, 7) }, nil},
+		{"below it", func() error { return g.Check(ctx, claim(6, "cluster-2")) }, fencing.ErrStale},
+		{"a space that cannot be", func() error { return g.Accept(ctx, "\n", 0) }, fencing.ErrInvalid},
+		{"a floor that cannot be", func() error { return g.Accept(ctx, "", fencing.MaxToken+1) }, fencing.ErrInvalid},
+		{"a token that no service issues", func() error { return g.Check(ctx, claim(1<<63-1, "cluster-2")) }, fencing.ErrInvalid},
+	} {
+		if err := step.do(); !errors.Is(err, step.want) {
+			t.Errorf("%s: %v, want %v", step.what, err, step.want)
 		}
 	}
-	if err := g.Check(ctx, "a", 9); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a token of untold space: %v, want ErrSpace", err)
+	if n, err := g.Clean(ctx); n != 1 || err != nil {
+		t.Errorf("Clean = %d, %v, want 1", n, err)
 	}
-	g.AcceptSpace("cluster-2")
-	if err := g.CheckFrom(ctx, "cluster-2", "a", 1); err != nil {
-		t.Errorf("after AcceptSpace tokens begin anew: %v", err)
-	}
-	if err := g.CheckFrom(ctx, "cluster-1", "a", 99); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space is still accepted: %v", err)
+	if err := g.Check(ctx, claim(6, "cluster-2")); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("after Clean: %v, want ErrStale", err)
 	}
 }
 
@@ -113,7 +129,7 @@ func TestMemoryGuardIsMonotone(t *testing.T) {
 				floor := highest
 				mu.Unlock()
 				token := fencing.Token(1 + rand.Uint64N(10_000))
-				if g.Check(t.Context(), "a", token) != nil {
+				if g.Check(t.Context(), fencing.Claim{Resource: "a", Token: token}) != nil {
 					continue
 				}
 				if token < floor {
@@ -131,9 +147,9 @@ func TestMemoryGuardIsMonotone(t *testing.T) {
 func ExampleMemory() {
 	ctx := context.Background()
 	var guard fencing.Memory
-	fmt.Println(guard.Check(ctx, "accounts/42", 33)) // holder A writes
-	fmt.Println(guard.Check(ctx, "accounts/42", 34)) // A was paused, B holds the lock now
-	fmt.Println(guard.Check(ctx, "accounts/42", 33)) // A wakes up
+	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 33})) // holder A writes
+	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 34})) // A was paused, B holds the lock now
+	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 33})) // A wakes up
 	// Output:
 	// <nil>
 	// <nil>

@@ -2,65 +2,119 @@ package fencing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 )
 
 // Memory is a Guard that remembers in memory: for tests, examples, and resources that live in this process only. It
 // forgets when the process ends, and a guard that forgets admits a stale writer, so it is no guard for a database. The
-// zero value is ready to use and accepts tokens of any space.
+// zero value is ready to use.
 type Memory struct {
-	mu      sync.Mutex // protects the following fields
-	space   string     // empty: any
-	highest map[string]Token
+	mu    sync.Mutex // protects the following fields
+	known bool       // the terms are set
+	terms Terms
+	seen  map[string]Seen
 }
 
-var _ SpaceGuard = (*Memory)(nil)
+var (
+	_ Guard  = (*Memory)(nil)
+	_ Keeper = (*Memory)(nil)
+)
 
-// NewMemory returns a guard that accepts tokens of one space only (Lease.TokenSpace), or of any if space is empty.
-func NewMemory(space string) *Memory { return &Memory{space: space} }
+// Check admits the claims or refuses them; see Guard.
+func (g *Memory) Check(ctx context.Context, claims Claims) error { return g.Do(ctx, claims, nil) }
 
-// Check implements Guard. If the guard was given a space, it refuses with ErrSpace, since the token's space is not told:
-// use CheckFrom.
-func (g *Memory) Check(ctx context.Context, resource string, token Token) error {
-	return g.CheckFrom(ctx, "", resource, token)
-}
-
-// CheckFrom is Check for a token whose space is known.
-func (g *Memory) CheckFrom(ctx context.Context, space, resource string, token Token) error {
-	return g.Do(ctx, Claim{Resource: resource, Token: token, Space: space}, nil)
-}
-
-// Do is CheckFrom, and calls write if the claim is admitted, so that check and write are one step for everybody else who
-// uses the guard. It returns what write returns. The token is remembered whatever that is. Write must not use the guard.
-func (g *Memory) Do(ctx context.Context, c Claim, write func() error) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("fencing: check %q: %w", c.Resource, err)
-	}
-	if err := c.Validate(); err != nil {
+// Do is Check, and calls write if the claims are admitted, so that check and write are one step for everybody else who
+// uses the guard. It returns what write returns. The tokens are remembered whatever that is. Where the hold has made the
+// write before (ErrRepeated) it is not called again, and Do returns nil. Write must not use the guard.
+func (g *Memory) Do(ctx context.Context, claims Claims, write func() error) error {
+	list, err := Sorted(claims)
+	if err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("fencing: check %q: %w", list[0].Resource, err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := Judge(c, g.space, Seen{Token: g.highest[c.Resource], Space: g.space}); err != nil {
+	terms := g.terms
+	if !g.known {
+		terms = First(list[0])
+	}
+	remember, err := JudgeAll(list, terms, func(resource string) (Seen, error) { return g.seen[resource], nil })
+	if write != nil && errors.Is(err, ErrRepeated) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	if g.highest == nil {
-		g.highest = map[string]Token{}
+	g.setLocked(terms)
+	for i, c := range list {
+		g.seen[c.Resource] = remember[i]
 	}
-	g.highest[c.Resource] = c.Token
 	if write == nil {
 		return nil
 	}
 	return write()
 }
 
-// AcceptSpace makes the guard accept tokens of another space from now on, and forget the tokens of the old one. It is an
-// administrator's act: after the lock service was replaced or restored, and when no holder of the old one can write any
-// more.
-func (g *Memory) AcceptSpace(space string) {
+// setLocked makes the terms those of the guard.
+func (g *Memory) setLocked(t Terms) {
+	g.known, g.terms = true, t
+	if g.seen == nil {
+		g.seen = map[string]Seen{}
+	}
+}
+
+// Terms returns what the guard remembers as a whole.
+func (g *Memory) Terms(context.Context) (Terms, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.space = space
-	g.highest = nil
+	return g.terms, nil
+}
+
+// Seen returns what the guard remembers of a resource.
+func (g *Memory) Seen(_ context.Context, resource string) (Seen, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.seen[resource], nil
+}
+
+// Accept makes the guard begin anew; see Keeper.
+func (g *Memory) Accept(_ context.Context, space string, floor Token) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	terms, err := g.terms.Accept(space, floor)
+	if err != nil {
+		return err
+	}
+	g.setLocked(terms)
+	return nil
+}
+
+// Raise raises the floor; see Keeper.
+func (g *Memory) Raise(_ context.Context, floor Token) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	terms, err := g.terms.Raise(floor)
+	if err != nil {
+		return err
+	}
+	g.setLocked(terms)
+	return nil
+}
+
+// Clean forgets what the floor and the epoch make needless; see Keeper.
+func (g *Memory) Clean(context.Context) (int64, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := int64(0)
+	for resource, seen := range g.seen {
+		if g.terms.Needless(seen) {
+			delete(g.seen, resource)
+			n++
+		}
+	}
+	return n, nil
 }

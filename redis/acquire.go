@@ -3,7 +3,10 @@ package redis
 import (
 	"context"
 	"errors"
+	"math"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
@@ -21,7 +24,7 @@ type call struct {
 }
 
 // hold returns the hold that the next attempt asks for. Every attempt has a nonce of its own, so that a push for an
-// earlier one is not taken for its own.
+// earlier one is not taken for its own; it tells when the attempt was made.
 func (c *call) hold() redisscript.Hold {
 	return redisscript.Hold{
 		PX:       max(c.r.TTL, c.r.MinHold),
@@ -29,23 +32,49 @@ func (c *call) hold() redisscript.Hold {
 		Permits:  c.r.Permits,
 		Limit:    c.r.Limit,
 		Client:   c.d.identity,
-		Nonce:    strconv.FormatUint(c.d.nonces.Add(1), 10),
+		Nonce:    c.d.nonce(),
 		Request:  c.r.RequestID,
+		ID:       c.r.HoldID,
 		Owner:    c.r.Owner,
 		Metadata: c.metadata,
 	}
 }
 
+const nonceBase = 36
+
+// nonce returns the present time in microseconds, or the next one that was not taken.
+func (d *Driver) nonce() string {
+	now := int64(d.clock.Now()) / int64(time.Microsecond)
+	for {
+		last := d.nonces.Load()
+		next := max(now, last+1)
+		if d.nonces.CompareAndSwap(last, next) {
+			return strconv.FormatInt(next, nonceBase)
+		}
+	}
+}
+
+// age returns how long before now the attempt was made that got the hold with that incarnation.
+func age(incarnation string, now backend.Instant) time.Duration {
+	incarnation, _, _ = strings.Cut(incarnation, "\n")
+	made, err := strconv.ParseInt(incarnation[strings.LastIndexByte(incarnation, '|')+1:], nonceBase, 64)
+	if err != nil {
+		return math.MaxInt64 // not ours
+	}
+	return time.Duration(now) - time.Duration(made)*time.Microsecond
+}
+
 // codes are the steps by which a kind is acquired and kept.
-type codes struct{ wait, waitAgain, try, tryAgain, renew string }
+type codes struct{ wait, waitAgain, try, tryAgain, renew, accept string }
 
 var (
 	exclusiveCodes = codes{
 		redisscript.Wait, redisscript.WaitAgain, redisscript.Try, redisscript.TryAgain, redisscript.Renew,
+		redisscript.Accept,
 	}
 	groupCodes = codes{
 		redisscript.GroupWait, redisscript.GroupWaitAgain, redisscript.GroupTry, redisscript.GroupTryAgain,
-		redisscript.GroupRenew,
+		redisscript.GroupRenew, redisscript.GroupAccept,
 	}
 )
 
@@ -73,27 +102,34 @@ const tries = 3 // round trips of one attempt without Wait
 
 // try makes one attempt. Faults are tried again, since the script makes that harmless.
 func (c *call) try(ctx context.Context) (backend.Grant, error) {
-	codes := codesOf(c.r.Kind)
 	for n := 1; ; n++ {
-		h := c.hold()
-		s := c.step(h, codes.try, codes.tryAgain)
-		err := c.d.batch.do(ctx, s)
-		if err == nil {
-			answer, sentAt := s.answer, s.sentAt
-			s.free()
-			switch answer {
-			case int64(1):
-				return c.grant(h, sentAt), nil
-			case int64(redisscript.Mismatch):
-				return backend.Grant{}, backend.ErrLimitMismatch
-			}
-			return backend.Grant{}, c.held(answer)
+		g, err := c.once(ctx)
+		var f *redisconn.Failure
+		if err == nil || !errors.As(err, &f) {
+			return g, err
 		}
-		f := c.failed(s, h, err)
 		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
 			return backend.Grant{}, c.giveUp(err)
 		}
 	}
+}
+
+// once asks once, and does not wait. An error that is a Failure is one of the exchange.
+func (c *call) once(ctx context.Context) (backend.Grant, error) {
+	codes, h := codesOf(c.r.Kind), c.hold()
+	s := c.step(h, codes.try, codes.tryAgain)
+	if err := c.d.batch.do(ctx, s); err != nil {
+		return backend.Grant{}, c.failed(s, h, err)
+	}
+	answer, sentAt := s.answer, s.sentAt
+	s.free()
+	switch answer {
+	case int64(1):
+		return c.grant(h, sentAt), nil
+	case int64(redisscript.Mismatch):
+		return backend.Grant{}, backend.ErrLimitMismatch
+	}
+	return backend.Grant{}, c.held(answer)
 }
 
 // failed notes an attempt that ended with err and may have left something.
@@ -102,11 +138,7 @@ func (c *call) failed(s *step, h redisscript.Hold, err error) *redisconn.Failure
 	if f.Sent {
 		c.again = true
 		c.d.waiting.abandon(h.Nonce)
-		o := outcome{keys: c.keys, hold: h}
-		if f.Left {
-			o.step = s
-		}
-		c.unknown = append(c.unknown, o)
+		c.unknown = append(c.unknown, outcome{keys: c.keys, hold: h, underway: s.underway(f)})
 		if len(c.unknown) > maxUnknown {
 			c.unknown = c.unknown[1:]
 		}

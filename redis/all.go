@@ -180,8 +180,8 @@ func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *rediscon
 	a.again = true
 	for i, c := range a.calls {
 		o := outcome{keys: c.keys, hold: holds[i]}
-		if f.Left && i == 0 {
-			o.step = s // once: its end is signalled once
+		if i == 0 {
+			o.underway = s.underway(f) // once: its end may be signalled once
 		}
 		a.unknown = append(a.unknown, o)
 	}

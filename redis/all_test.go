@@ -57,7 +57,7 @@ func TestAcquireAll(t *testing.T) {
 	if n := calls(t, admin, "evalsha") - trips; n != 1 {
 		t.Errorf("%d round trips", n)
 	}
-	info, err := b.Holder(within(t, 5*time.Second), "p")
+	info, err := b.Look(within(t, 5*time.Second), "p")
 	if err != nil || len(info.Holders) != 1 || info.Holders[0].Permits != 2 || info.Holders[0].Metadata["name"] != "p" {
 		t.Errorf("holder: %+v, %v", info, err)
 	}
@@ -121,7 +121,7 @@ func TestAcquireAllAgain(t *testing.T) {
 		if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("%s: release of the replaced grant: %v", g.Name, err)
 		}
-		if info, err := a.Holder(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
+		if info, err := a.Look(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
 			t.Errorf("%s: %+v, %v", g.Name, info, err)
 		}
 		if second[i].Incarnation == g.Incarnation {
@@ -148,7 +148,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	link.Drop(fault.Replies)
 	time.AfterFunc(300*time.Millisecond, link.Pass)
 	for _, g := range mustAcquireAll(t, d, set("w", "r", "p")) {
-		if info, err := other.Holder(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
+		if info, err := other.Look(within(t, 5*time.Second), g.Name); err != nil || len(info.Holders) != 1 {
 			t.Errorf("%s: %+v, %v", g.Name, info, err)
 		}
 		mustRelease(t, d, g)

@@ -17,11 +17,20 @@ const (
 type outcome struct {
 	keys redisscript.Keys
 	hold redisscript.Hold // or place
-	step *step            // if not nil, still under way
+
+	underway <-chan struct{} // if not nil, it says when the server has run what was sent, or never will
+}
+
+// underway returns what outcome.underway is for a step that ended with f.
+func (s *step) underway(f *redisconn.Failure) <-chan struct{} {
+	if f.Left { // the rest of s is a flight's
+		return s.done
+	}
+	return s.drained
 }
 
 // tidy removes in the background what attempts may have left. It waits for a step that is under way, since removing
-// first would leave what comes after; one delivered still later is either handed a lock, and declines it, or holds the
+// first would leave what comes after, and no two connections keep an order; one delivered still later is either handed a lock, and declines it, or holds the
 // lock for one TTL.
 func (d *Driver) tidy(left []outcome) {
 	for _, o := range left {
@@ -31,9 +40,9 @@ func (d *Driver) tidy(left []outcome) {
 		ctx, cancel := context.WithTimeout(ctx, tidyTime)
 		defer cancel()
 		for _, o := range left {
-			if o.step != nil {
+			if o.underway != nil {
 				select {
-				case <-o.step.done:
+				case <-o.underway:
 				case <-ctx.Done():
 					return
 				}

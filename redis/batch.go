@@ -84,6 +84,8 @@ type step struct {
 	answer any
 	err    error
 	done   chan struct{} // buffered: nobody may be listening any more
+
+	drained <-chan struct{} // of a failed direct exchange: closed when the server has run the step or never will; may be nil
 }
 
 // States of a step.
@@ -106,7 +108,7 @@ func newStep(code string, keys redisscript.Keys, args ...string) *step {
 		copy(s.args[:], args)
 	}
 	s.deadline, s.answer, s.err = time.Time{}, nil, nil
-	s.sentAt = 0
+	s.sentAt, s.drained = 0, nil
 	s.state.Store(stepPending)
 	return s
 }
@@ -115,9 +117,9 @@ func newStep(code string, keys redisscript.Keys, args ...string) *step {
 var arity = map[string]int{
 	redisscript.Wait: 2, redisscript.WaitAgain: 3, redisscript.Try: 2, redisscript.TryAgain: 3,
 	redisscript.Release: 2, redisscript.ReleaseFast: 1, redisscript.Remove: 1, redisscript.Cancel: 1,
-	redisscript.Decline: 2, redisscript.Renew: 2, redisscript.Settle: 0, redisscript.Inform: 0,
+	redisscript.Decline: 2, redisscript.Renew: 2, redisscript.Accept: 2, redisscript.Settle: 0, redisscript.Inform: 0,
 	redisscript.GroupWait: 2, redisscript.GroupWaitAgain: 3, redisscript.GroupTry: 2, redisscript.GroupTryAgain: 3,
-	redisscript.GroupRelease: 2, redisscript.GroupRenew: 2,
+	redisscript.GroupRelease: 2, redisscript.GroupRenew: 2, redisscript.GroupAccept: 2,
 }
 
 func (s *step) arguments() []string {
@@ -133,6 +135,33 @@ func (s *step) free() { steps.Put(s) }
 // do runs one step and returns within ctx, whatever the client library does with ctx: go-redis honours deadlines only,
 // and a context may be cancelled without one. After a failure with Left set the step is still under way.
 func (b *batcher) do(ctx context.Context, s *step) error {
+	for n := 1; ; n++ {
+		err := b.once(ctx, s)
+		if !moving(err) || n == movingTries || !redisconn.Pause(ctx, n) {
+			return err
+		}
+		s.again()
+	}
+}
+
+// movingTries bounds how often a step is tried while its keys are moved between two nodes of a cluster: for about two
+// seconds.
+const movingTries = 9
+
+// moving reports whether a step did nothing for that reason.
+func moving(err error) bool {
+	var f *redisconn.Failure
+	return errors.As(err, &f) && f.Moving
+}
+
+// again makes a step that has ended ready for another attempt.
+func (s *step) again() {
+	s.answer, s.err = nil, nil
+	s.state.Store(stepPending)
+}
+
+// once makes one attempt.
+func (b *batcher) once(ctx context.Context, s *step) error {
 	if err := ctx.Err(); err != nil {
 		return &redisconn.Failure{Cause: err, Fatal: true}
 	}
@@ -154,9 +183,29 @@ func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *st
 	for _, s := range all {
 		s.deadline = deadline
 	}
-	b.submit(all...)
+	errs := make([]error, len(all))
+	todo := all
+	for n := 1; ; n++ {
+		b.submit(todo...)
+		var again []*step
+		for i, s := range all {
+			if n > 1 && !moving(errs[i]) {
+				continue
+			}
+			if errs[i] = await(ctx, s); moving(errs[i]) {
+				again = append(again, s)
+			}
+		}
+		if len(again) == 0 || n == movingTries || !redisconn.Pause(ctx, n) {
+			break
+		}
+		for _, s := range again {
+			s.again()
+		}
+		todo = again
+	}
 	for i, s := range all {
-		err := await(ctx, s)
+		err := errs[i]
 		each(i, s, err)
 		var f *redisconn.Failure
 		if !errors.As(err, &f) || !f.Left {

@@ -13,12 +13,14 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/redis"
 )
 
 // TestConformance runs the suite over every way to make a driver, each on a server of its own.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, dial := range map[string]func(t testing.TB, addr string) backend.Driver{
 		"New": func(t testing.TB, addr string) backend.Driver {
 			return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
@@ -38,12 +40,20 @@ func TestConformance(t *testing.T) {
 			return d
 		},
 	} {
-		t.Run(name, func(t *testing.T) { conformance.Run(t, harness(t, dial)) })
+		t.Run(name, func(t *testing.T) {
+			if name != "New" {
+				deep.NotShort(t)
+			}
+			t.Parallel()
+			conformance.Run(t, harness(t, dial))
+		})
 	}
 }
 
 // TestConformanceAsPermits runs the suite with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
 		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
 	}), 2, 3))
@@ -87,6 +97,11 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 			Evict: func(t testing.TB, name string) {
 				control(func(ctx context.Context) error {
 					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
+				})(t)
+			},
+			EvictWaiter: func(t testing.TB, name string) {
+				control(func(ctx context.Context) error {
+					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Queue).Err()
 				})(t)
 			},
 			Wipe: control(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),

@@ -16,8 +16,16 @@
 // two holders, nobody barges past the list, and only the next one is woken, by a message on its client's own channel.
 // A contended grant costs six commands at the server, those inside the script counted. Messages can be lost, so each
 // client also looks after its waiters of a name, together, every three seconds or more, and shortly after the present
-// hold should have run out. A waiter whose client has gone is passed by when no subscription answers, or forgotten when
-// its client has not looked for 12 to 32 seconds.
+// hold should have run out.
+//
+// Whoever waits may have died meanwhile. A waiter without a subscription is passed by. To every other one the lock is not
+// given but offered, for two seconds: its client accepts, in one more round trip, and has it for the whole TTL. If nobody
+// accepts, all places of that client are removed, and the next in line is offered the lock. So a process or a host that
+// dies while it waits, with however many waiters, costs those behind it two seconds, on one server as on a cluster: the
+// client that made the offer looks after it, and if that dies too, the next look of any waiter does, within four.
+// Only holds shorter than a second, on one server, are handed over without the offer, which costs a short critical section
+// more than it is worth; a host that vanishes from such a queue without closing its connections, or whose waiters died
+// while somebody listens to PSUBSCRIBE *, closes the name for one TTL.
 //
 // # Shared holds and permits
 //
@@ -52,8 +60,15 @@
 // counts times to live, jumps forward. Any counter kept in Redis can go back for the same reasons. Replicas are therefore
 // no protection but a risk, and are accepted only because most servers have some.
 //
-// On a cluster PUBLISH does not tell whether anybody listens, so a crashed waiter may be handed the lock, and keeps it
-// closed for its TTL, until it has been forgotten.
+// Describe tells which of these a configuration is open to, as the probe found it: backend.ExclusionDurableServer for one
+// server with appendonly yes, appendfsync always and no replica; ExclusionAsyncReplica for such servers with replicas, on a
+// cluster, or behind Sentinels; and ExclusionVolatileServer for every server that answers before a write is on disk, whether
+// it has replicas or not.
+//
+// A server that has lost its memory gives no sign of it: run_id and replication id change with every restart, also when
+// nothing is lost, and with a FLUSHALL neither does. The hold itself is the sign. The next Renew or Release of each hold that
+// is gone says so (backend.ReasonEvicted), and locks are granted anew at once: backend.ErrHistoryLost is for services that
+// issue tokens, which could go back.
 //
 // # Settings checked
 //

@@ -26,6 +26,10 @@ const (
 	maxTTL = 30 * 24 * time.Hour
 )
 
+// shortHold is up to when a hold is handed over without an offer: who waits for it has come so short a time ago that it is
+// taken for alive as long as its subscription stands.
+const shortHold = time.Second
+
 // Options configure a Driver. The zero value is ready to use.
 type Options struct {
 	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
@@ -44,15 +48,18 @@ type Driver struct {
 	unfit    error // what New found wrong, answered by every call
 	prefix   string
 	clock    backend.Clock
-	identity string // names this driver's channel and marks its holds
-	nonces   atomic.Uint64
+	identity string       // names this driver's channel and marks its holds
+	nonces   atomic.Int64 // the last one
 
-	probe   redisconn.Probe
-	setGet  atomic.Bool // the server has SET with GET: Redis 6.2
-	batch   *batcher
-	push    push
-	waiting waiting
-	after   background.Work
+	probe    redisconn.Probe
+	patience time.Duration // with one probe
+
+	setGet    atomic.Bool   // the server has SET with GET: Redis 6.2
+	exclusion atomic.Uint32 // backend.Exclusion, as the probe has found
+	batch     *batcher
+	push      push
+	waiting   waiting
+	after     background.Work
 }
 
 var (
@@ -69,8 +76,9 @@ var (
 // Locks need a client that neither retries by itself (a retry of a command that did run is told that somebody else holds
 // the lock) nor outlives contexts: MaxRetries: -1 and ContextTimeoutEnabled: true. If client has other settings, the
 // driver makes a client of its own from a copy of the options, with these two changed and one attempt for each dial:
-// lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it. This
-// cannot be done for a client of Sentinel, nor for one of unknown type: its settings must be right.
+// lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it. Of a client
+// of Sentinel the copy uses what finds the master, so that client must not be closed before the driver. A client of unknown
+// type is used as it is: its settings must be right.
 //
 // The driver never closes client.
 func New(client goredis.UniversalClient, o *Options) *Driver {
@@ -84,7 +92,7 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	d := &Driver{
 		client: client, own: own, unfit: unfit,
-		prefix: o.KeyPrefix, clock: o.Clock, identity: rand.Text()[:13],
+		prefix: o.KeyPrefix, clock: o.Clock, identity: rand.Text()[:13], patience: probeTime,
 	}
 	if d.prefix == "" {
 		d.prefix = "fencelock:"
@@ -102,20 +110,23 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 	if c, ok := client.(*goredis.Client); ok && own {
 		d.batch.direct = newDirect(c)
 	}
+	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
 	d.push.init()
 	d.waiting.init()
 	d.after.Init()
 	return d
 }
 
-// Describe implements backend.Driver.
+// Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and that of a
+// volatile server before the first one.
 func (d *Driver) Describe() backend.Description {
 	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect
 	if !d.sharded() {
 		capabilities |= backend.CapMultiAcquire
 	}
 	return backend.Description{
-		Name:           driverName,
+		Name:  driverName,
+		Clock: d.clock, Exclusion: backend.Exclusion(d.exclusion.Load()),
 		Capabilities:   capabilities,
 		MinTTL:         minTTL,
 		MaxTTL:         maxTTL,
@@ -231,7 +242,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		s = newStep(redisscript.Remove, keys, g.RequestID)
 	case g.Kind != backend.KindExclusive:
 		s = newStep(redisscript.GroupRelease, keys, start, redisscript.Millis(closed))
-	case closed == 0 && d.setGet.Load() && now.Sub(g.SentAt) < g.TTL/2:
+	case closed == 0 && d.setGet.Load() && !d.sharded() && now.Sub(g.SentAt) < g.TTL/2 && age(g.Incarnation, now) < shortHold:
 		s = newStep(redisscript.ReleaseFast, keys, start)
 	default:
 		s = newStep(redisscript.Release, keys, start, redisscript.Millis(closed))
@@ -244,6 +255,9 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	switch {
 	case !ok:
 		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	case n == redisscript.Offered:
+		d.waiting.follow(d, keys)
+		return nil
 	case n > 0:
 		return nil
 	case start == "":
@@ -252,17 +266,17 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
 }
 
-// Holder implements backend.Inspector. Since is not known.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+// Look implements backend.Inspector. Since is not known.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
-		return backend.Info{}, redisconn.CallError(ctx, driverName, "holder", name, err)
+		return backend.State{}, redisconn.CallError(ctx, driverName, "holder", name, err)
 	}
 	return info, nil
 }
 
-func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
-	info := backend.Info{Name: name}
+func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
+	info := backend.State{Name: name}
 	if err := backend.ValidateName(name); err != nil {
 		return info, err
 	}
@@ -288,7 +302,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) 
 	for _, s := range holds {
 		holder, err := redisconn.HolderOf(s)
 		if err != nil {
-			return backend.Info{Name: name}, err
+			return backend.State{Name: name}, err
 		}
 		info.Holders = append(info.Holders, holder)
 	}

@@ -127,16 +127,15 @@ func (b *batcher) command(ctx context.Context, x *exchange, batch []*step, verb 
 	for _, s := range batch {
 		names += len(s.others)
 	}
-	args = append(args, 3*names)
-	for _, s := range batch {
-		args = append(args, &s.keys.Lock, &s.keys.Queue, &s.keys.Seen)
-		for i := range s.others {
-			args = append(args, &s.others[i].Lock, &s.others[i].Queue, &s.others[i].Seen)
-		}
-	}
 	where := single
 	if b.cluster.Load() {
 		where = sharded
+	}
+	if where == sharded && names == 1 && batch[0].code == redisscript.Renew {
+		// One key is found wherever it is while its slot moves, which may take longer than a TTL.
+		args = append(args, 1, &batch[0].keys.Lock)
+	} else {
+		args = appendKeys(append(args, 3*names), batch)
 	}
 	args = append(args, &b.prefix, where)
 	for _, s := range batch {
@@ -155,6 +154,16 @@ func (b *batcher) command(ctx context.Context, x *exchange, batch []*step, verb 
 	cmd := goredis.NewCmd(ctx, args[start:len(args):len(args)]...)
 	cmd.SetFirstKeyPos(3)
 	return scriptCmd{cmd}
+}
+
+func appendKeys(args []any, batch []*step) []any {
+	for _, s := range batch {
+		args = append(args, &s.keys.Lock, &s.keys.Queue, &s.keys.Seen)
+		for i := range s.others {
+			args = append(args, &s.others[i].Lock, &s.others[i].Queue, &s.others[i].Seen)
+		}
+	}
+	return args
 }
 
 // complete hands each step its answer.

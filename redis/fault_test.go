@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -34,6 +36,8 @@ const slack = 2 * time.Second
 // A server that hangs does not keep a call beyond its context, ended by a deadline or by a cancellation, and what it
 // does when it wakes up does not stay.
 func TestHungServer(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	g := mustAcquire(t, d, request("held", time.Minute, true))
@@ -48,7 +52,7 @@ func TestHungServer(t *testing.T) {
 			return err
 		},
 		"renew":  func(ctx context.Context) error { return d.Renew(ctx, []backend.Grant{g})[0].Err },
-		"holder": func(ctx context.Context) error { _, err := d.Holder(ctx, "held"); return err },
+		"holder": func(ctx context.Context) error { _, err := d.Look(ctx, "held"); return err },
 		"ping":   d.Ping,
 	}
 	for name, call := range calls {
@@ -216,13 +220,43 @@ func TestRestartedEmpty(t *testing.T) {
 	s.start(t)
 	next := <-got // its look finds the place gone
 	answer := d.Renew(within(t, 10*time.Second), []backend.Grant{g})[0]
-	if !errors.Is(answer.Err, backend.ErrNotHeld) && !errors.Is(answer.Err, backend.ErrUnknown) {
+	var lost *backend.NotHeldError
+	if !errors.As(answer.Err, &lost) && !errors.Is(answer.Err, backend.ErrUnknown) || lost != nil && lost.Reason != backend.ReasonEvicted {
 		t.Errorf("renewed after a restart: %v", answer.Err)
 	}
 	if err := d.Release(within(t, 10*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("released after a restart: %v", err)
 	}
 	mustRelease(t, other, next)
+}
+
+// What the exclusion rests on is what the server is set up for, as soon as it was asked.
+func TestExclusion(t *testing.T) {
+	durable := []string{"--appendonly", "yes", "--appendfsync", "always"}
+	replicated := startServer(t, durable...)
+	replica := startServer(t, "--replicaof", strings.Replace(replicated.addr, ":", " ", 1))
+	eventually(t, "the replica is connected", func() bool {
+		text, err := replica.admin(t).Info(context.Background(), "replication").Result()
+		return err == nil && strings.Contains(text, "master_link_status:up")
+	})
+	for name, c := range map[string]struct {
+		server *testServer
+		want   backend.Exclusion
+	}{
+		"memory":          {startServer(t), backend.ExclusionVolatileServer},
+		"every second":    {startServer(t, "--appendonly", "yes"), backend.ExclusionVolatileServer},
+		"not on rewrites": {startServer(t, append(durable, "--no-appendfsync-on-rewrite", "yes")...), backend.ExclusionVolatileServer},
+		"durable":         {startServer(t, durable...), backend.ExclusionDurableServer},
+		"replica":         {replicated, backend.ExclusionAsyncReplica},
+	} {
+		d := c.server.open(t)
+		if got := d.Describe().Exclusion; got != backend.ExclusionVolatileServer {
+			t.Errorf("%s: before the probe %v", name, got)
+		}
+		if err := d.Ping(within(t, 5*time.Second)); err != nil || d.Describe().Exclusion != c.want {
+			t.Errorf("%s: %v, %v; want %v", name, d.Describe().Exclusion, err, c.want)
+		}
+	}
 }
 
 func TestScriptFlush(t *testing.T) {
@@ -305,11 +339,9 @@ func TestUnfitClients(t *testing.T) {
 		t.Errorf("the caller's client after Close: %v", err)
 	}
 
-	failover := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
-	defer failover.Close()
 	ring := goredis.NewRing(&goredis.RingOptions{Addrs: map[string]string{"a": s.addr}})
 	defer ring.Close()
-	for name, client := range map[string]goredis.UniversalClient{"failover": failover, "ring": ring, "nil": nil} {
+	for name, client := range map[string]goredis.UniversalClient{"ring": ring, "nil": nil} {
 		d := New(client, nil)
 		_, err := d.Acquire(within(t, 5*time.Second), request("n", time.Second, true))
 		if !errors.Is(err, backend.ErrMisconfigured) && !errors.Is(err, backend.ErrInvalidOption) {

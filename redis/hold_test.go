@@ -11,6 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -207,6 +208,8 @@ func calls(t *testing.T, c *goredis.Client, command string) int {
 }
 
 func TestMinimumHold(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
 	r := request("n", 200*time.Millisecond, false)
@@ -267,7 +270,7 @@ func awaitQueue(t testing.TB, c *goredis.Client, name string, n int64) {
 func TestInspectAndMetadata(t *testing.T) {
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
-	info, err := d.Holder(within(t, 5*time.Second), "n")
+	info, err := d.Look(within(t, 5*time.Second), "n")
 	if err != nil || info.Held || info.Waiters != 0 {
 		t.Errorf("free: %+v, %v", info, err)
 	}
@@ -282,12 +285,12 @@ func TestInspectAndMetadata(t *testing.T) {
 		gone <- err
 	}()
 	awaitQueue(t, admin, "n", 1)
-	info, err = d.Holder(within(t, 5*time.Second), "n")
+	info, err = d.Look(within(t, 5*time.Second), "n")
 	if err != nil || !info.Held || info.Waiters != 1 || len(info.Holders) != 1 {
 		t.Fatalf("held: %+v, %v", info, err)
 	}
 	h := info.Holders[0]
-	if h.Owner != r.Owner || h.RequestID != r.RequestID || h.Metadata["why"] != "a|b\nc" || len(h.Metadata) != 2 ||
+	if h.Owner != r.Owner || h.HoldID != r.HoldID || h.Metadata["why"] != "a|b\nc" || len(h.Metadata) != 2 ||
 		h.ExpiresIn > 10*time.Second || h.ExpiresIn < 5*time.Second {
 		t.Errorf("holder: %+v", h)
 	}
@@ -410,7 +413,7 @@ func TestClosedDriver(t *testing.T) {
 	awaitQueue(t, admin, "n", 0)
 	ctx := within(t, 5*time.Second)
 	_, err1 := d.Acquire(ctx, request("n", time.Second, true))
-	_, err2 := d.Holder(ctx, "n")
+	_, err2 := d.Look(ctx, "n")
 	for i, err := range []error{err1, err2, d.Release(ctx, g), d.Ping(ctx), d.Renew(ctx, []backend.Grant{g})[0].Err} {
 		if !errors.Is(err, backend.ErrClosed) {
 			t.Errorf("%d after close: %v", i, err)

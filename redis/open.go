@@ -34,106 +34,120 @@ func init() {
 //	redis+sentinel://user:password@host1:26379,host2:26379/mymaster?db=0
 //	redis+cluster://user:password@host1:6379,host2:6379
 //
-// With rediss instead of redis the connections use TLS. The credentials are those of the Redis servers; Sentinels that
-// ask for their own take sentinel_username and sentinel_password from the query. The name of the Sentinels' master is
-// the path, or master_name in the query. key_prefix sets Options.KeyPrefix; other parameters are those of go-redis'
-// ParseURL, ParseFailoverURL and ParseClusterURL, except max_retries: nothing is retried silently.
+// The path is the number of the database, or the name of the Sentinels' master. User and password are those of the Redis
+// servers. Ports may be left out where they are these. The scheme rediss in place of redis, or any of the options ca, cert,
+// key and server-name, selects TLS. Options:
+//
+//	prefix             Options.KeyPrefix
+//	timeout            for connecting and for the probe, 3s by default
+//	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
+//	server-name        the name to expect in the servers' certificate
+//	pool-size          connections to each server at most, by default ten a processor
+//	protocol           2 or 3: the version of the Redis protocol, 3 by default where the server has it
+//	db                 with Sentinels: the number of the database
+//	sentinel-username  with Sentinels that ask for credentials of their own
+//	sentinel-password
 //
 // Errors wrap backend.ErrInvalidOption, ErrUnavailable or ErrMisconfigured. Passwords are not in their text.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
-	client, o, err := dial(rawURL)
+	u, client, err := dial(rawURL)
 	if err != nil {
-		return nil, redisconn.URLError(driverName, rawURL, err)
-	}
-	d := newDriver(client, true, nil, o)
-	if err := d.Ping(ctx); err != nil {
-		_ = d.Close(ctx) // the reason is err
 		return nil, err
+	}
+	d := newDriver(client, true, nil, &Options{KeyPrefix: u.Prefix})
+	d.patience = u.Timeout
+	if err := d.Ping(ctx); err != nil {
+		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
+		return nil, u.Explain(err)
 	}
 	return d, nil
 }
 
 // dial makes the client for a URL. It does no I/O.
-func dial(rawURL string) (goredis.UniversalClient, *Options, error) {
-	urls := redisconn.SplitURL(rawURL)
-	base, variant, _ := strings.Cut(urls.Scheme, "+")
-	addrs := urls.Addrs
-	if variant == "" && len(addrs) > 1 {
-		return nil, nil, fmt.Errorf("several addresses need %s+sentinel or %s+cluster", base, base)
+func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
+	scheme, _, _ := strings.Cut(rawURL, "://")
+	base, variant, _ := strings.Cut(scheme, "+")
+	port, own := "6379", []string(nil)
+	if variant == "sentinel" {
+		port, own = "26379", []string{"db", "sentinel-username", "sentinel-password"}
 	}
-
-	// The rest is a URL with one host, as go-redis reads it.
-	u, err := urls.One(base, addrs[0])
+	u, err := redisconn.ParseURL(driverName, rawURL, base == "rediss", port, own...)
 	if err != nil {
 		return nil, nil, err
 	}
-	query := u.Query()
-	o := &Options{KeyPrefix: query.Get("key_prefix")}
-	query.Del("key_prefix")
-	query.Del("max_retries")
-	switch variant {
-	case "":
-		u.RawQuery = query.Encode()
-		opt, err := goredis.ParseURL(u.String())
-		if err != nil {
-			return nil, nil, err
-		}
-		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
-		return goredis.NewClient(opt), o, nil
-
-	case "sentinel":
-		if name := strings.Trim(u.Path, "/"); name != "" {
-			query.Set("master_name", name)
-		}
-		username, password := query.Get("sentinel_username"), query.Get("sentinel_password")
-		query.Del("sentinel_username")
-		query.Del("sentinel_password")
-		if query.Get("master_name") == "" {
-			return nil, nil, errors.New("the name of the Sentinels' master is missing: put it in the path")
-		}
-		for _, a := range addrs[1:] {
-			query.Add("addr", a)
-		}
-		u.Path, u.RawQuery = "", query.Encode()
-		opt, err := goredis.ParseFailoverURL(u.String())
-		if err != nil {
-			return nil, nil, err
-		}
-		opt.Username, opt.Password = opt.SentinelUsername, opt.SentinelPassword
-		opt.SentinelUsername, opt.SentinelPassword = username, password
-		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
-		return goredis.NewFailoverClient(opt), o, nil
-
-	case "cluster":
-		for _, a := range addrs[1:] {
-			query.Add("addr", a)
-		}
-		u.RawQuery = query.Encode()
-		opt, err := goredis.ParseClusterURL(u.String())
-		if err != nil {
-			return nil, nil, err
-		}
-		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
-		return goredis.NewClusterClient(opt), o, nil
+	opt, err := u.Server(u.Timeout)
+	if err != nil {
+		return nil, nil, u.Invalid(err.Error())
 	}
-	return nil, nil, fmt.Errorf("unknown variant %q of scheme %s", variant, base)
+	var client goredis.UniversalClient
+	switch variant {
+	case "sentinel":
+		client, err = dialSentinels(u, opt)
+	case "cluster":
+		client, err = dialCluster(u, opt)
+	default:
+		client, err = dialServer(u, opt)
+	}
+	if err != nil {
+		return nil, nil, u.Invalid(err.Error())
+	}
+	return u, client, nil
+}
+
+func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
+	if len(u.Addrs) > 1 {
+		return nil, fmt.Errorf("it has several addresses: write %s+sentinel or %s+cluster", u.Scheme, u.Scheme)
+	}
+	if u.Path != "" {
+		if opt.DB, err = redisconn.Database(u.Path); err != nil {
+			return nil, err
+		}
+	}
+	opt.Addr = u.Addrs[0]
+	return goredis.NewClient(opt), nil
+}
+
+func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
+	if u.Path == "" || strings.Contains(u.Path, "/") {
+		return nil, errors.New("its path is to be the name of the Sentinels' master, such as mymaster")
+	}
+	if text := u.Options.Get("db"); text != "" {
+		if opt.DB, err = redisconn.Database(text); err != nil {
+			return nil, err
+		}
+	}
+	return goredis.NewFailoverClient(&goredis.FailoverOptions{
+		MasterName: u.Path, SentinelAddrs: u.Addrs,
+		SentinelUsername: u.Options.Get("sentinel-username"), SentinelPassword: u.Options.Get("sentinel-password"),
+		Username: opt.Username, Password: opt.Password, DB: opt.DB, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
+		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
+		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
+	}), nil
+}
+
+func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClient, error) {
+	if u.Path != "" {
+		return nil, errors.New("it has a path, and a cluster has one database without a number")
+	}
+	return goredis.NewClusterClient(&goredis.ClusterOptions{
+		Addrs: u.Addrs, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
+		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
+		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
+	}), nil
 }
 
 // fit returns a client with settings that locks can rest on: client itself, or one made from its options.
 func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own bool, err error) {
+	if err := redisconn.CheckClient(client); err != nil {
+		return nil, false, err
+	}
 	switch c := client.(type) {
-	case nil:
-		return nil, false, &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "client", Value: "nil", Why: "New needs a go-redis client",
-		}
 	case *goredis.Client:
 		opt := *c.Options()
 		if opt.MaxRetries <= 0 && opt.ContextTimeoutEnabled { // the client has made 0 of -1, and 3 of 0
 			return c, false, nil
 		}
-		if opt.Addr == "FailoverClient" { // what go-redis writes for a client of Sentinel
-			return c, false, settingsError("FailoverOptions", max(0, opt.MaxRetries), opt.ContextTimeoutEnabled)
-		}
+		// Of a client of Sentinel the copy has the dialer, which asks the Sentinels for the master each time.
 		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
 		opt.PushNotificationProcessor = nil // client's own one takes no second registration
 		return goredis.NewClient(&opt), true, nil
@@ -152,12 +166,4 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 		}
 	}
 	return client, false, nil
-}
-
-func settingsError(where string, retries int, honours bool) error {
-	return &backend.ConfigError{
-		Setting: where, Value: fmt.Sprintf("MaxRetries: %d, ContextTimeoutEnabled: %v", retries, honours),
-		Want: "MaxRetries: -1, ContextTimeoutEnabled: true",
-		Why:  "a silent retry of a lock that was granted is told that it is held, and calls outlive their contexts",
-	}
 }

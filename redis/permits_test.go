@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -38,7 +39,7 @@ func TestPermits(t *testing.T) {
 	g := <-big
 	mustRelease(t, b, g)
 	g1, g2 := <-small, <-small2
-	info, err := a.Holder(within(t, 5*time.Second), "n")
+	info, err := a.Look(within(t, 5*time.Second), "n")
 	if err != nil || len(info.Holders) != 2 || info.Holders[0].Permits+info.Holders[1].Permits != 4 || info.Waiters != 1 {
 		t.Errorf("1 and 3 of 4, and one waits: %+v, %v", info, err)
 	}
@@ -54,6 +55,8 @@ func TestPermits(t *testing.T) {
 
 // The permits of a holder that died come back after its TTL, to one who waits and to one who tries.
 func TestHolderOfPermitsDies(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	s := startServer(t)
 	a, b := s.open(t), s.open(t)
 	const ttl = 500 * time.Millisecond
@@ -307,6 +310,10 @@ func TestDeletedKeysOfPermits(t *testing.T) {
 	k := redisscript.KeysOf("fencelock:", "n")
 	g := mustAcquire(t, d, taking(request("n", time.Minute, false), 1, 2))
 	if err := admin.Del(context.Background(), k.Queue).Err(); err != nil {
+		t.Fatal(err)
+	}
+	// Without a subscription it would look first, and learn that the name is in use otherwise.
+	if err := d.push.ensure(within(t, 10*time.Second), d); err != nil {
 		t.Fatal(err)
 	}
 	next := inLine(t, d, d, request("n", time.Minute, true), 1) // nothing tells that it does not belong here

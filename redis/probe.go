@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"sync"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -11,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-const probeTime = 3 * time.Second // for one probe, whatever the callers' contexts allow
+const probeTime = redisconn.ConnectTime // for one probe, unless a URL says otherwise, whatever the callers' contexts allow
 
 // Ping implements backend.Pinger: it asks every master for INFO and refuses a server that evicts keys, a replica, and
 // versions before 6.0.
@@ -43,19 +42,21 @@ func (d *Driver) ask(ctx context.Context) error {
 
 // inspect asks the servers and draws the conclusions.
 func (d *Driver) inspect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
 	masters, err := d.masters(ctx)
 	if err != nil {
 		return err
 	}
-	cluster, setGet := false, true
+	cluster, setGet, durable, replicas := false, true, true, isSentinel(d.client)
 	for _, s := range masters {
 		if err := s.Fit(); err != nil {
 			return err
 		}
 		cluster = cluster || s.Cluster
 		setGet = setGet && s.AtLeast(6, 2)
+		durable = durable && s.Durable
+		replicas = replicas || s.Cluster || s.Replicas > 0
 	}
 	if _, ok := d.client.(*goredis.Client); ok && cluster {
 		return &backend.ConfigError{
@@ -65,7 +66,21 @@ func (d *Driver) inspect(ctx context.Context) error {
 	}
 	d.batch.cluster.Store(cluster)
 	d.setGet.Store(setGet)
+	switch {
+	case !durable: // which a replica does not mend: it is emptied by a master that comes back empty
+		d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
+	case replicas:
+		d.exclusion.Store(uint32(backend.ExclusionAsyncReplica))
+	default:
+		d.exclusion.Store(uint32(backend.ExclusionDurableServer))
+	}
 	return nil
+}
+
+// isSentinel reports whether client finds its server through Sentinel.
+func isSentinel(client goredis.UniversalClient) bool {
+	c, ok := client.(*goredis.Client)
+	return ok && c.Options().Addr == "FailoverClient" // what go-redis writes for one
 }
 
 // masters reads INFO of every master.

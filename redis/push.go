@@ -59,6 +59,13 @@ func (p *push) ensure(ctx context.Context, d *Driver) error {
 	return p.fatal
 }
 
+// stands reports whether the subscription is confirmed.
+func (p *push) stands() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.isUp
+}
+
 func (p *push) confirmed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +109,7 @@ func (d *Driver) heard(text string) {
 	case !ok:
 	case m.Kind == redisscript.PushClosed:
 		d.waiting.closed(m.Lock, m.For)
-	case !d.waiting.granted(m.Nonce):
+	case !d.waiting.granted(m.Nonce, m.Kind == redisscript.PushOffered):
 		// The lock is of no use to anybody until it is given back.
 		d.after.Do(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)

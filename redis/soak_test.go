@@ -14,6 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -31,10 +32,16 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 }
 
 // TestSoak breaks a server that keeps what it was given, and the links and processes of its clients, as chance wills.
-func TestSoak(t *testing.T) { nemesis.Run(t, soakService) }
+func TestSoak(t *testing.T) {
+	deep.Only(t)
+	nemesis.Run(t, soakService)
+}
 
 // TestSoakReported deletes what clients hold behind their backs, and counts what comes of it.
-func TestSoakReported(t *testing.T) { nemesis.RunReported(t, soakService) }
+func TestSoakReported(t *testing.T) {
+	deep.Only(t)
+	nemesis.RunReported(t, soakService)
+}
 
 func soakService(t testing.TB) nemesis.Service {
 	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))

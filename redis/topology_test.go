@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +18,9 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
 // startCluster starts three masters that share the slots.
@@ -57,6 +61,8 @@ func startCluster(t *testing.T) []*testServer {
 }
 
 func TestCluster(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	nodes := startCluster(t)
 	ctx := within(t, 30*time.Second)
 	a, err := Open(ctx, "redis+cluster://"+nodes[0].addr+","+nodes[1].addr)
@@ -99,7 +105,7 @@ func TestCluster(t *testing.T) {
 				got <- g
 			}()
 			eventually(t, "it waits", func() bool {
-				info, err := b.Holder(ctx, g.Name)
+				info, err := b.Look(ctx, g.Name)
 				return err == nil && info.Waiters == 1
 			})
 		}
@@ -144,6 +150,64 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// While a name's slot moves from one node to another, calls on it wait below the caller, and the hold is kept.
+func TestSlotMigration(t *testing.T) {
+	nodes := startCluster(t)
+	ctx := within(t, 30*time.Second)
+	d, err := Open(ctx, "redis+cluster://"+nodes[0].addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(ctx)
+	lock := redisscript.KeysOf("fencelock:", "n").Lock
+	slot := int(nodes[0].admin(t).ClusterKeySlot(ctx, lock).Val())
+	from := slot * 3 / 16384
+	for (from+1)*16384/3 <= slot {
+		from++
+	}
+	source, target := nodes[from].admin(t), nodes[(from+1)%3].admin(t)
+	host, port, _ := net.SplitHostPort(nodes[(from+1)%3].addr)
+	ids := map[*goredis.Client]string{}
+	for _, c := range []*goredis.Client{source, target} {
+		id, err := c.Do(ctx, "cluster", "myid").Text()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[c] = id
+	}
+	must := func(c *goredis.Client, command ...any) {
+		t.Helper()
+		if err := c.Do(ctx, command...).Err(); err != nil {
+			t.Fatalf("%v: %v", command, err)
+		}
+	}
+	g := mustAcquire(t, d, request("n", 20*time.Second, true))
+	must(target, "cluster", "setslot", slot, "importing", ids[source])
+	must(source, "cluster", "setslot", slot, "migrating", ids[target])
+	renew := func(when string) {
+		t.Helper()
+		if answer := d.Renew(ctx, []backend.Grant{g})[0]; answer.Err != nil {
+			t.Errorf("renewed %s: %v", when, answer.Err)
+		}
+	}
+	renew("before its key moves")
+	released := make(chan error, 1)
+	go func() { released <- d.Release(ctx, g) }()
+	select {
+	case err := <-released:
+		t.Errorf("released in the middle of a move: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	must(source, "migrate", host, port, lock, 0, 5000)
+	renew("before the move has ended")
+	must(target, "cluster", "setslot", slot, "node", ids[target])
+	must(source, "cluster", "setslot", slot, "node", ids[target])
+	if err := <-released; err != nil {
+		t.Errorf("released after the move: %v", err)
+	}
+	mustRelease(t, d, mustAcquire(t, d, request("n", 20*time.Second, false)))
+}
+
 // startSentinel starts one Sentinel that watches s under the name "mymaster".
 func startSentinel(t *testing.T, s *testServer) string {
 	t.Helper()
@@ -166,7 +230,7 @@ func startSentinel(t *testing.T, s *testServer) string {
 }
 
 func TestSentinel(t *testing.T) {
-	s := startServer(t)
+	s := startServer(t, "--appendonly", "yes", "--appendfsync", "always")
 	addr := startSentinel(t, s)
 	ctx := within(t, 30*time.Second)
 	a, err := Open(ctx, "redis+sentinel://"+addr+"/mymaster")
@@ -174,12 +238,13 @@ func TestSentinel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close(ctx)
-	client := goredis.NewFailoverClient(&goredis.FailoverOptions{
-		MasterName: "mymaster", SentinelAddrs: []string{addr}, MaxRetries: -1, ContextTimeoutEnabled: true,
-	})
+	client := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "mymaster", SentinelAddrs: []string{addr}})
 	defer client.Close()
 	b := New(client, nil)
 	defer b.Close(ctx)
+	if got := a.Describe().Exclusion; got != backend.ExclusionAsyncReplica {
+		t.Errorf("exclusion: %v", got)
+	}
 	g := mustAcquire(t, a, request("n", 20*time.Second, true))
 	next := waitInLine(t, s, b, request("n", 20*time.Second, true), 1)
 	if answer := a.Renew(ctx, []backend.Grant{g})[0]; answer.Err != nil {
@@ -190,4 +255,71 @@ func TestSentinel(t *testing.T) {
 	if found := keys(t, s.admin(t)); len(found) != 0 {
 		t.Errorf("left: %v", found)
 	}
+}
+
+// A failover that was asked for is over within seconds for those who wait, whoever made the client: the old master says
+// that it is a replica now, and its connections are given up.
+func TestSentinelFailover(t *testing.T) {
+	master := startServer(t)
+	replica := startServer(t, "--replicaof", strings.Replace(master.addr, ":", " ", 1))
+	addr := startSentinel(t, master)
+	sentinel := goredis.NewSentinelClient(&goredis.Options{Addr: addr})
+	defer sentinel.Close()
+	ctx := within(t, 2*time.Minute)
+	eventually(t, "the Sentinel knows the replica", func() bool {
+		replicas, err := sentinel.Replicas(ctx, "mymaster").Result()
+		return err == nil && len(replicas) == 1 && replicas[0]["master-link-status"] == "ok"
+	})
+	plain := goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: "mymaster", SentinelAddrs: []string{addr}})
+	defer plain.Close()
+	opened, err := Open(ctx, "redis+sentinel://"+addr+"/mymaster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	drivers := []*Driver{New(plain, nil), opened}
+	var granted [2]atomic.Int64
+	const ttl = 3 * time.Second
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var longest atomic.Int64
+	for i, d := range drivers {
+		defer d.Close(ctx)
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				start := time.Now()
+				g, err := d.Acquire(ctx, request("n", ttl, true))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				granted[i].Add(1)
+				longest.Store(max(longest.Load(), int64(time.Since(start))))
+				_ = d.Release(ctx, g) // in the middle of the failover it may not succeed
+			}
+		})
+	}
+	after := func(n [2]int64) func() bool {
+		return func() bool { return granted[0].Load() > n[0]+20 && granted[1].Load() > n[1]+20 }
+	}
+	eventually(t, "both work", after([2]int64{}))
+	if err := sentinel.Failover(ctx, "mymaster").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the replica is the master", func() bool {
+		text, err := replica.admin(t).Info(ctx, "replication").Result()
+		return err == nil && strings.Contains(text, "role:master")
+	})
+	eventually(t, "the master is a replica", func() bool {
+		text, err := master.admin(t).Info(ctx, "replication").Result()
+		return err == nil && strings.Contains(text, "role:slave")
+	})
+	eventually(t, "both work with the new master", after([2]int64{granted[0].Load(), granted[1].Load()}))
+	close(stop)
+	wg.Wait()
+	t.Logf("the longest wait: %v with a TTL of %v", time.Duration(longest.Load()), ttl)
 }

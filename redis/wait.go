@@ -11,9 +11,24 @@ import (
 
 // wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
 // become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
+//
+// Without a subscription it first makes one attempt: a free lock must not depend on more than the server's answer.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
+	if !c.d.push.stands() {
+		g, err := c.once(ctx)
+		var f *redisconn.Failure
+		switch {
+		case err == nil:
+			return g, nil
+		case errors.Is(err, backend.ErrHeld):
+		case !errors.As(err, &f):
+			return backend.Grant{}, err
+		case f.Fatal || ctx.Err() != nil:
+			return backend.Grant{}, c.giveUp(err)
+		}
+	}
 	if err := c.d.push.ensure(ctx, c.d); err != nil {
-		return backend.Grant{}, err
+		return backend.Grant{}, c.giveUp(err)
 	}
 	for faults := 0; ; {
 		h := c.hold()
@@ -70,7 +85,7 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 		if e.gone {
 			return backend.Grant{}, errGone
 		}
-		return c.granted(ctx, h, c.d.waiting.proof(w, e))
+		return c.granted(ctx, h, c.d.waiting.proof(w, e), e.offered)
 	case <-ctx.Done():
 		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
 		return backend.Grant{}, ctx.Err()
@@ -82,13 +97,17 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 
 // granted answers a hand-over. The server gave a full time to live after the instant at which the place was last proved,
 // so the validity counts from there. When a good part of it has gone by, a renewal makes it whole, and shows that the
-// hold was not handed over long ago and lost again while the push was on its way.
-func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.Instant) (backend.Grant, error) {
-	if c.d.clock.Now().Sub(proof) <= c.r.TTL/4 {
+// hold was not handed over long ago and lost again while the push was on its way. What was offered has to be accepted.
+func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.Instant, offered bool) (backend.Grant, error) {
+	code := codesOf(c.r.Kind).renew
+	switch {
+	case offered:
+		code = codesOf(c.r.Kind).accept
+	case c.d.clock.Now().Sub(proof) <= c.r.TTL/4:
 		return c.grant(h, proof), nil
 	}
 	for n := 1; ; n++ {
-		s := newStep(codesOf(c.r.Kind).renew, c.keys, h.Start(), redisscript.Millis(h.PX))
+		s := newStep(code, c.keys, h.Start(), redisscript.Millis(h.PX))
 		err := c.d.batch.do(ctx, s)
 		if err == nil {
 			n, _ := s.answer.(int64)

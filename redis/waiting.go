@@ -19,8 +19,9 @@ const (
 type waiting struct {
 	mu     sync.Mutex // protects the following fields, and those of the groups and waiters
 	nonces map[string]*waiter
-	groups map[string]*group // by lock key
-	ended  map[string]bool   // nonces of attempts that ended without a hold and may still be handed one
+	groups map[string]*group      // by lock key
+	ended  map[string]bool        // nonces of attempts that ended without a hold and may still be handed one
+	offers map[string]*time.Timer // by lock key: when to see what became of an offer
 	shut   bool
 }
 
@@ -37,8 +38,9 @@ type waiter struct {
 
 // event ends a waiter's wait: it holds, or its place is gone.
 type event struct {
-	gone bool
-	at   backend.Instant // the instant that proves the hold, if not zero
+	gone    bool
+	offered bool            // and is to be accepted
+	at      backend.Instant // the instant that proves the hold, if not zero
 }
 
 // group is the waiters of one name.
@@ -56,6 +58,7 @@ func (w *waiting) init() {
 	w.nonces = map[string]*waiter{}
 	w.groups = map[string]*group{}
 	w.ended = map[string]bool{}
+	w.offers = map[string]*time.Timer{}
 }
 
 // add makes an attempt known, so that a push finds it.
@@ -79,7 +82,8 @@ func (w *waiting) queued(d *Driver, x *waiter, sentAt backend.Instant) {
 	if g == nil {
 		g = &group{keys: x.keys, waiters: map[string]*waiter{}}
 		g.look = time.Now().Add(redisscript.FirstLook())
-		g.timer = time.AfterFunc(time.Until(g.look), func() { d.tick(g) })
+		g.settle = time.Now().Add(redisscript.FirstSettle())
+		g.timer = time.AfterFunc(time.Until(g.settle), func() { d.tick(g) })
 		w.groups[x.keys.Lock] = g
 	}
 	g.waiters[x.nonce] = x
@@ -119,6 +123,9 @@ func (w *waiting) close() {
 	for _, g := range w.groups {
 		g.timer.Stop()
 	}
+	for _, t := range w.offers {
+		t.Stop()
+	}
 }
 
 // abandon says that an attempt has ended without a hold as far as its caller knows, and that the server may see it
@@ -134,11 +141,11 @@ func (w *waiting) abandon(nonce string) {
 
 // granted passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
 // attempt that is just not known any more is no reason for that: a look was faster, and the attempt may hold the lock.
-func (w *waiting) granted(nonce string) bool {
+func (w *waiting) granted(nonce string, offered bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if x := w.nonces[nonce]; x != nil {
-		x.tell(event{})
+		x.tell(event{offered: offered})
 	}
 	return !w.ended[nonce]
 }

@@ -78,6 +78,7 @@ func (c *call) hold() redisscript.Hold {
 		Client:   c.d.identity,
 		Nonce:    strconv.FormatUint(c.d.nonces.Add(1), 10),
 		Request:  c.r.RequestID,
+		ID:       c.r.HoldID,
 		Owner:    c.r.Owner,
 		Metadata: c.metadata,
 	}

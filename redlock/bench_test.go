@@ -71,6 +71,7 @@ func BenchmarkWaiters(b *testing.B) {
 
 func request(name string) backend.Request {
 	return backend.Request{
-		Name: name, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: 30 * time.Second,
+		Name: name, Owner: "test", RequestID: backend.NewRequestID(), HoldID: backend.NewRequestID(), Fresh: true,
+		TTL: 30 * time.Second,
 	}
 }

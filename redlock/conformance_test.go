@@ -14,6 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/redlock"
 )
@@ -29,6 +30,7 @@ const (
 
 // TestConformance runs the suite over both ways to make a driver, each on five servers of its own.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, dial := range map[string]func(t testing.TB, addrs []string) backend.Driver{
 		"New": func(t testing.TB, addrs []string) backend.Driver {
 			return redlock.New(clientsOf(t, addrs), &redlock.Options{NodeTimeout: nodeTimeout})
@@ -36,14 +38,20 @@ func TestConformance(t *testing.T) {
 		"Open": func(t testing.TB, addrs []string) backend.Driver {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			d, err := redlock.Open(ctx, "redlock://"+strings.Join(addrs, ",")+"/0?node_timeout="+nodeTimeout.String())
+			d, err := redlock.Open(ctx, "redlock://"+strings.Join(addrs, ",")+"/0?node-timeout="+nodeTimeout.String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			return d
 		},
 	} {
-		t.Run(name, func(t *testing.T) { conformance.Run(t, harness(t, dial)) })
+		t.Run(name, func(t *testing.T) {
+			if name != "New" {
+				deep.NotShort(t)
+			}
+			t.Parallel()
+			conformance.Run(t, harness(t, dial))
+		})
 	}
 }
 
@@ -105,6 +113,11 @@ func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) confo
 			Evict: func(t testing.TB, name string) {
 				all(func(ctx context.Context, i int) error {
 					return admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
+				})(t)
+			},
+			EvictWaiter: func(t testing.TB, name string) {
+				all(func(ctx context.Context, i int) error {
+					return admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Queue).Err()
 				})(t)
 			},
 			Wipe: all(func(ctx context.Context, i int) error { return admins[i].FlushAll(ctx).Err() }),

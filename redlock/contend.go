@@ -96,6 +96,7 @@ type place struct {
 	state   placeState
 	proved  backend.Instant // the place, or the vote, was there after this instant
 	early   bool            // the push for it was here before the answer
+	offered bool            // and it is to be accepted
 	twice   bool            // it was asked for before: a push may be for the time before, and only a look tells
 	touched bool            // something may be there
 	unsure  bool            // and no answer tells
@@ -186,10 +187,18 @@ func (x *contender) queue(i int) {
 	}
 	p := &x.places[i]
 	p.twice = p.touched
-	p.state, p.touched, p.unsure, p.early = asking, true, true, false
+	p.state, p.touched, p.unsure, p.early, p.offered = asking, true, true, false, false
 	code, args := c.ask(x.h, c.again || p.twice, once, again)
 	p.step = n.stepFor(x.sink, c.keys, code, args...)
 	x.submit(i, p.step)
+}
+
+// accept makes a vote whole that node i has offered. It does not count before the answer; without one, a look renews it.
+func (x *contender) accept(i int) {
+	x.places[i].proved = 0
+	if x.flying < cap(x.sink) {
+		x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Accept, x.h.Start(), redisscript.Millis(x.h.PX)))
+	}
 }
 
 func (x *contender) submit(i int, s *step) {
@@ -227,6 +236,9 @@ func (x *contender) answered(s *step) error {
 		switch {
 		case isNumber && n == 1, isNumber && p.early && !p.twice:
 			p.state, p.proved = voted, s.sentAt
+			if n != 1 && p.offered {
+				x.accept(i)
+			}
 		case isNumber:
 			p.state, p.proved = queued, s.sentAt
 			if p.early {
@@ -235,8 +247,8 @@ func (x *contender) answered(s *step) error {
 		default:
 			p.state = absent
 		}
-	case redisscript.Renew:
-		x.renewed = false
+	case redisscript.Renew, redisscript.Accept:
+		x.renewed = x.renewed && s.code == redisscript.Accept
 		if n == 1 {
 			p.state, p.proved = voted, s.sentAt
 		} else {
@@ -299,9 +311,12 @@ func (x *contender) heard(e event) {
 		x.soon(0)
 	case e.granted && p.state == queued:
 		p.state = voted
+		if e.offered {
+			x.accept(e.node)
+		}
 		x.turn(e.node)
 	case e.granted && p.state == asking:
-		p.early = true
+		p.early, p.offered = true, e.offered
 	case e.closed > 0:
 		x.settleAfter(e.closed)
 	case !e.granted && p.touched:

@@ -66,8 +66,9 @@ type Driver struct {
 	quorum   int
 
 	probe      redisconn.Probe
-	roster     sync.Mutex // protects what the nodes know of their servers
-	quarantine bool       // off only in tests that show what it is for
+	patience   time.Duration // with one survey
+	roster     sync.Mutex    // protects what the nodes know of their servers
+	quarantine bool          // off only in tests that show what it is for
 
 	waiters waiters
 	after   background.Work
@@ -89,7 +90,7 @@ var (
 // connection and must know of each command whether it was sent: hooks added with AddHook are not carried over. Close
 // closes these and never the ones handed in.
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
-	d := &Driver{identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1}
+	d := &Driver{identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1, patience: surveyTime}
 	if o != nil {
 		d.o = *o
 	}
@@ -148,11 +149,10 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	refuse := func(value, why string) error {
 		return &backend.ConfigError{Setting: "client", Value: value, Want: "a *redis.Client of one server", Why: why}
 	}
+	if err := redisconn.CheckClient(c); err != nil {
+		return nil, err
+	}
 	switch c := c.(type) {
-	case nil:
-		return nil, &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "client", Value: "nil", Why: "New needs go-redis clients",
-		}
 	case *goredis.Client:
 		opt := *c.Options()
 		if opt.Addr == "FailoverClient" { // what go-redis writes for a client of Sentinel
@@ -168,7 +168,8 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 // Describe implements backend.Driver.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
-		Name:           driverName,
+		Name:  driverName,
+		Clock: d.clock, Exclusion: backend.ExclusionVolatileServer,
 		Capabilities:   backend.CapMinHold | backend.CapMetadata | backend.CapInspect,
 		MinTTL:         minTTL,
 		MaxTTL:         d.o.MaxTTL,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -156,7 +157,7 @@ func queue(t *testing.T, d *Driver, name string) {
 		got <- g
 	}()
 	eventually(t, "the waiter waits", func() bool {
-		info, err := d.Holder(context.Background(), name)
+		info, err := d.Look(context.Background(), name)
 		return err == nil && info.Waiters > 0 || len(got) > 0
 	})
 	if err := d.Release(within(t, 5*time.Second), g); err != nil {
@@ -176,6 +177,8 @@ func TestFiveServers(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, servers){
 		"majority gone":                         majorityGone,
 		"clock jump":                            clockJump,
+		"renewed for less":                      renewedForLess,
+		"what is shown":                         shown,
 		"quarantine":                            func(t *testing.T, s servers) { quarantine(t, s, true) },
 		"without quarantine":                    func(t *testing.T, s servers) { quarantine(t, s, false) },
 		"split votes":                           func(t *testing.T, s servers) { splitVotes(t, s, true) },
@@ -206,8 +209,11 @@ func majorityGone(t *testing.T, s servers) {
 // else gets it, and the next renewal brings the vote back.
 func clockJump(t *testing.T, s servers) {
 	a, b := s.driver(t, nil), s.driver(t, nil)
-	g := take(t, a, request(t.Name()))
+	r := request(t.Name())
+	r.Metadata = map[string]string{"job": "7"}
+	g := take(t, a, r)
 	eventually(t, "all servers vote", func() bool { return s.votes(t, t.Name()) == 5 })
+	before := s.values(t, t.Name())[1]
 	s.expire(t, 1, t.Name())
 	if _, err := b.Acquire(within(t, 5*time.Second), request(t.Name())); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("acquire by a rival = %v, want ErrHeld", err)
@@ -219,6 +225,9 @@ func clockJump(t *testing.T, s servers) {
 		}
 		return s.votes(t, t.Name()) == 5
 	})
+	if after := s.values(t, t.Name())[1]; after != before {
+		t.Errorf("refilled with %q, it was %q", after, before)
+	}
 	for i := range 3 {
 		s.expire(t, i, t.Name())
 	}
@@ -227,6 +236,50 @@ func clockJump(t *testing.T, s servers) {
 	}
 	if n := s.votes(t, t.Name()); n != 2 {
 		t.Errorf("%d votes after the loss, want the 2 that were left: nothing is created", n)
+	}
+}
+
+// renewedForLess: a renewal for less than the servers keep changes nothing.
+func renewedForLess(t *testing.T, s servers) {
+	d := s.driver(t, nil)
+	g := take(t, d, request(t.Name()))
+	short := g
+	short.TTL = time.Second
+	if answer := d.Renew(within(t, 5*time.Second), []backend.Grant{short})[0]; answer.Err != nil {
+		t.Errorf("renew = %v", answer.Err)
+	}
+	state, err := d.Look(within(t, 5*time.Second), t.Name())
+	if err != nil || len(state.Holders) != 1 || state.Holders[0].ExpiresIn < 10*time.Second {
+		t.Errorf("renewed for less: %+v, %v", state, err)
+	}
+}
+
+// shown: what looks at a lock shows the hold's id, and never the key that moves the hold.
+func shown(t *testing.T, s servers) {
+	d, other := s.driver(t, nil), s.driver(t, nil)
+	r := request(t.Name())
+	r.HoldID, r.Metadata = "shown-to_all", map[string]string{"a": "|\n"}
+	g := take(t, d, r)
+	state, err := other.Look(within(t, 5*time.Second), r.Name)
+	if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID || state.Holders[0].Metadata["a"] != "|\n" {
+		t.Errorf("Look = %+v, %v", state, err)
+	}
+	_, err = other.Acquire(within(t, 5*time.Second), request(r.Name))
+	var refused *backend.HeldError
+	if !errors.As(err, &refused) || refused.HoldID != r.HoldID {
+		t.Errorf("a rival is told %+v", refused)
+	}
+	if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
+		t.Errorf("the key is shown: %s", text)
+	}
+	// A release that comes late meets the attempt that it was sent for, or nothing.
+	late := r
+	late.RequestID = backend.NewRequestID()
+	if err := other.Release(within(t, 5*time.Second), late.Grant()); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("a release of another attempt = %v", err)
+	}
+	if answer := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
+		t.Errorf("renew = %v", answer.Err)
 	}
 }
 
@@ -385,8 +438,16 @@ func TestUnfit(t *testing.T) {
 		if err := d.Ping(within(t, 5*time.Second)); !errors.Is(err, want) {
 			t.Errorf("%s: Ping = %v, want %v", what, err, want)
 		}
-		if _, err := d.Acquire(within(t, 5*time.Second), request("name")); !errors.Is(err, want) {
-			t.Errorf("%s: Acquire = %v, want %v", what, err, want)
+		ctx, r := within(t, 5*time.Second), request("name")
+		_, acquire := d.Acquire(ctx, r)
+		_, look := d.Look(ctx, r.Name)
+		for call, err := range map[string]error{
+			"Acquire": acquire, "Look": look, "Release": d.Release(ctx, r.Grant()),
+			"Renew": d.Renew(ctx, []backend.Grant{r.Grant()})[0].Err,
+		} {
+			if !errors.Is(err, want) || strings.Contains(err.Error(), "%!") {
+				t.Errorf("%s: %s = %v, want %v", what, call, err, want)
+			}
 		}
 	}
 	check("two servers", backend.ErrInvalidOption, client(a), client(b))
@@ -394,6 +455,7 @@ func TestUnfit(t *testing.T) {
 	check("none", backend.ErrInvalidOption)
 	check("four servers", backend.ErrInvalidOption, client(a), client(b), client(c), client(c))
 	check("nil", backend.ErrInvalidOption, client(a), client(b), nil)
+	check("a nil client", backend.ErrInvalidOption, client(a), (*goredis.Client)(nil), client(c))
 	check("the same server twice", backend.ErrMisconfigured, client(a), client(b), client(b))
 	cluster := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c}})
 	defer cluster.Close()

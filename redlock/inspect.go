@@ -9,18 +9,18 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Holder implements backend.Inspector: who has the votes of a majority. Since is not known; Waiters are those in the
+// Look implements backend.Inspector: who has the votes of a majority. Since is not known; Waiters are those in the
 // longest queue.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
-		return backend.Info{}, redisconn.CallError(ctx, driverName, "holder", name, err)
+		return backend.State{}, redisconn.CallError(ctx, driverName, "holder", name, err)
 	}
 	return info, nil
 }
 
-func (d *Driver) holder(ctx context.Context, name string) (backend.Info, error) {
-	info := backend.Info{Name: name}
+func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
+	info := backend.State{Name: name}
 	if err := backend.ValidateName(name); err != nil {
 		return info, err
 	}

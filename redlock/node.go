@@ -2,7 +2,6 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -14,7 +13,10 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-const maxNodes = 31
+const (
+	maxNodes = 31
+	dialTime = time.Second // at most, for one connection
+)
 
 // node is one server, as one driver sees it.
 type node struct {
@@ -39,7 +41,7 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	n := &node{d: d, index: index, addr: opt.Addr}
 	opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 4, 0, 4, 0
-	opt.DialTimeout = min(opt.DialTimeout, time.Second)
+	opt.DialTimeout = min(opt.DialTimeout, dialTime)
 	opt.PushNotificationProcessor = nil // the other client's own one takes no second registration
 	theirs := opt.OnConnect
 	opt.OnConnect = func(ctx context.Context, c *goredis.Conn) error {
@@ -67,20 +69,11 @@ func (n *node) vet(ctx context.Context, c *goredis.Conn) error {
 	if err := fit(s); err != nil {
 		return fmt.Errorf("server %s: %w", n.addr, err)
 	}
-	durable := false
-	if s.AOF {
-		got, err := c.ConfigGet(ctx, "appendfsync").Result()
-		var refused goredis.Error
-		if err != nil && !errors.As(err, &refused) {
-			return err
-		}
-		durable = got["appendfsync"] == "always" // not if the driver may not ask
-	}
-	return n.d.enrol(n, s, durable)
+	return n.d.enrol(n, s)
 }
 
 // enrol decides whether the server behind a new connection votes.
-func (d *Driver) enrol(n *node, s redisconn.Server, durable bool) error {
+func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	d.roster.Lock()
 	defer d.roster.Unlock()
 	for _, other := range d.nodes {
@@ -95,7 +88,7 @@ func (d *Driver) enrol(n *node, s redisconn.Server, durable bool) error {
 	if n.runID != s.RunID {
 		first := n.runID == ""
 		n.runID, n.votes = s.RunID, now
-		if !durable && d.quarantine && !(first && d.o.TrustFresh) && s.Uptime < d.o.MaxTTL {
+		if !s.Durable && d.quarantine && !(first && d.o.TrustFresh) && s.Uptime < d.o.MaxTTL {
 			n.votes = now.Add(d.o.MaxTTL - s.Uptime)
 		}
 	}

@@ -2,10 +2,9 @@ package redlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -29,77 +28,80 @@ func init() {
 // Open connects to the servers that rawURL names, looks at them, and returns a driver whose Close closes the
 // connections.
 //
-//	redlock://user:password@host1:6379,host2:6379,host3:6379/0?max_ttl=30s
+//	redlock://user:password@host1:6379,host2:6379,host3:6379/0?max-ttl=30s
 //
-// With redlocks instead of redlock the connections use TLS. Credentials and database are the same on all servers; New
-// takes what differs. key_prefix, node_timeout, max_ttl and trust_fresh (true or false) set the Options of these names;
-// other parameters are those of go-redis' ParseURL, except max_retries: nothing is retried silently.
+// The path is the number of the database. Credentials and database are the same on all servers; New takes what differs.
+// Port 6379 is the default. The scheme redlocks, or any of the options ca, cert, key and server-name, selects TLS. Options:
+//
+//	prefix         Options.KeyPrefix
+//	timeout        for connecting and for the first look at the servers, 3s by default
+//	ca, cert, key  files in PEM form: the authorities to trust, and the client's certificate with its key
+//	server-name    the name to expect in the servers' certificate
+//	node-timeout   Options.NodeTimeout
+//	max-ttl        Options.MaxTTL
+//	trust-fresh    Options.TrustFresh, true or false
+//	pool-size      connections to each server at most
+//	protocol       2 or 3: the version of the Redis protocol on connections for pushes
 //
 // Errors wrap backend.ErrInvalidOption, ErrUnavailable or ErrMisconfigured. Passwords are not in their text.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
-	clients, o, err := dial(rawURL)
+	u, clients, o, err := dial(rawURL)
 	if err != nil {
-		return nil, redisconn.URLError(driverName, rawURL, err)
+		return nil, err
 	}
 	d := New(clients, o)
 	for _, c := range clients {
 		_ = c.Close() // only its options were of use, and it has not connected
 	}
+	d.patience = u.Timeout
 	if err := d.Ping(ctx); err != nil {
-		_ = d.Close(ctx) // the reason is err
-		return nil, err
+		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
+		return nil, u.Explain(err)
 	}
 	return d, nil
 }
 
 // dial makes the clients for a URL. It does no I/O.
-func dial(rawURL string) ([]goredis.UniversalClient, *Options, error) {
-	urls := redisconn.SplitURL(rawURL)
-	single := "redis"
-	if urls.Scheme == "redlocks" {
-		single = "rediss"
+func dial(rawURL string) (*redisconn.URL, []goredis.UniversalClient, *Options, error) {
+	secure := strings.HasPrefix(rawURL, "redlocks:")
+	u, err := redisconn.ParseURL(driverName, rawURL, secure, "6379", "node-timeout", "max-ttl", "trust-fresh")
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	var clients []goredis.UniversalClient
-	o := &Options{}
-	for _, addr := range urls.Addrs {
-		u, err := urls.One(single, addr)
-		if err != nil {
-			return nil, nil, err
-		}
-		if addr == "" {
-			return nil, nil, errors.New("an address is empty")
-		}
-		query := u.Query()
-		if err := o.read(query); err != nil {
-			return nil, nil, err
-		}
-		u.RawQuery = query.Encode()
-		opt, err := goredis.ParseURL(u.String())
-		if err != nil {
-			return nil, nil, err
-		}
-		clients = append(clients, goredis.NewClient(opt))
+	clients, o, err := clientsOf(u)
+	if err != nil {
+		return nil, nil, nil, u.Invalid(err.Error())
 	}
-	return clients, o, nil
+	return u, clients, o, nil
 }
 
-// read takes the driver's own parameters out of a query.
-func (o *Options) read(query url.Values) (err error) {
-	o.KeyPrefix = query.Get("key_prefix")
-	for name, d := range map[string]*time.Duration{"node_timeout": &o.NodeTimeout, "max_ttl": &o.MaxTTL} {
-		if text := query.Get(name); text != "" {
-			if *d, err = time.ParseDuration(text); err != nil {
-				return fmt.Errorf("%s: %q is no duration such as 30s", name, text)
+func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options, err error) {
+	o = &Options{KeyPrefix: u.Prefix}
+	for name, d := range map[string]*time.Duration{"node-timeout": &o.NodeTimeout, "max-ttl": &o.MaxTTL} {
+		if u.Options.Has(name) {
+			if *d, err = u.Duration(name); err != nil {
+				return nil, nil, err
 			}
 		}
 	}
-	if text := query.Get("trust_fresh"); text != "" {
+	if text := u.Options.Get("trust-fresh"); text != "" {
 		if o.TrustFresh, err = strconv.ParseBool(text); err != nil {
-			return fmt.Errorf("trust_fresh: %q is neither true nor false", text)
+			return nil, nil, fmt.Errorf("option trust-fresh is %q, neither true nor false", text)
 		}
 	}
-	for _, name := range []string{"key_prefix", "node_timeout", "max_ttl", "trust_fresh", "max_retries"} {
-		query.Del(name)
+	db := 0
+	if u.Path != "" {
+		if db, err = redisconn.Database(u.Path); err != nil {
+			return nil, nil, err
+		}
 	}
-	return nil
+	for _, addr := range u.Addrs {
+		opt, err := u.Server(dialTime)
+		if err != nil {
+			return nil, nil, err
+		}
+		opt.Addr, opt.DB = addr, db
+		clients = append(clients, goredis.NewClient(opt))
+	}
+	return clients, o, nil
 }

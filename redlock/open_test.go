@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -19,11 +18,10 @@ func TestOpen(t *testing.T) {
 	}
 	hosts := strings.Join(addrs, ",")
 	d, err := backend.Open(within(t, 10*time.Second), "redlock://"+hosts+
-		"/2?key_prefix=own:&node_timeout=300ms&max_ttl=20s&trust_fresh=true&pool_size=3")
+		"/2?prefix=own:&node-timeout=300ms&max-ttl=20s&trust-fresh=true&pool-size=3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.Close(context.Background())
 	o := d.(*Driver).o
 	if o.KeyPrefix != "own:" || o.NodeTimeout != 300*time.Millisecond || o.MaxTTL != 20*time.Second || !o.TrustFresh {
 		t.Errorf("options = %+v", o)
@@ -38,27 +36,46 @@ func TestOpen(t *testing.T) {
 	}
 	r.TTL = time.Minute
 	if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
-		t.Errorf("a TTL above max_ttl = %v, want ErrInvalidTTL", err)
+		t.Errorf("a TTL above max-ttl = %v, want ErrInvalidTTL", err)
 	}
 
-	for url, want := range map[string]error{
-		"redlock://u:secret@a:1,b:1":                      backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,,b:1":                     backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,b:1,c:1?max_ttl=long":     backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,b:1,c:1?node_timeout=-1s": backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,b:1,c:1?trust_fresh=si":   backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,b:1,c:1?nothing=1":        backend.ErrInvalidOption,
-		"redlock://u:secret@a:1,b:1,c:1/x":                backend.ErrInvalidOption,
-		"redlock://u:secret@" + hosts:                     backend.ErrMisconfigured, // there are no users
-		"redlock://" + hosts:                              backend.ErrUnavailable,   // fresh servers
-		"redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3":   backend.ErrUnavailable,
+	if err := d.Close(within(t, 5*time.Second)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A URL that cannot be meant, or leads to the wrong place, says where the mistake is.
+func TestWrongURLs(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	hosts := s[0].Addr() + "," + s[1].Addr() + "," + s[2].Addr()
+	for url, want := range map[string]struct {
+		err  error
+		text string
+	}{
+		"redlock://":                                        {backend.ErrInvalidOption, "no host: write redlock://localhost:6379"},
+		"redlock://u:secret@a:1,b:1":                        {backend.ErrInvalidOption, "number of servers"},
+		"redlock://u:secret@a:1":                            {backend.ErrInvalidOption, "number of servers"},
+		"redlock://u:secret@a:1,,b:1":                       {backend.ErrInvalidOption, "no host"},
+		"redlock://u:secret@a:1,b:1,c:1?max-ttl=long":       {backend.ErrInvalidOption, "max-ttl"},
+		"redlock://u:secret@a:1,b:1,c:1?node-timeout=-1s":   {backend.ErrInvalidOption, "node-timeout"},
+		"redlock://u:secret@a:1,b:1,c:1?trust-fresh=si":     {backend.ErrInvalidOption, "trust-fresh"},
+		"redlock://u:secret@a:1,b:1,c:1?max_ttl=30s":        {backend.ErrInvalidOption, "unknown option"},
+		"redlock://u:secret@a:1,b:1,c:1?prefix={x}":         {backend.ErrInvalidOption, "braces"},
+		"redlock://u:secret@a:1,b:1,c:1/x":                  {backend.ErrInvalidOption, "database"},
+		"redlock://u:secret@" + hosts + "?trust-fresh=true": {backend.ErrMisconfigured, "credentials"}, // there are no users
+		"redlock://" + hosts + "/99?trust-fresh=true":       {backend.ErrMisconfigured, "database"},
+		"redlock://" + hosts:                                {backend.ErrUnavailable, "no vote before"}, // fresh servers
+		"redlocks://" + hosts + "?timeout=500ms":            {backend.ErrUnavailable, "TLS"},
+		"redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3":     {backend.ErrUnavailable, "connection refused"},
 	} {
-		d, err := Open(within(t, 10*time.Second), url)
-		if !errors.Is(err, want) || d != nil {
-			t.Errorf("%s = %v, want %v", url, err, want)
+		d, err := backend.Open(within(t, 10*time.Second), url)
+		if !errors.Is(err, want.err) || d != nil {
+			t.Errorf("%s: %v, %v, want %v", url, d, err, want.err)
+			continue
 		}
-		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the error shows the password: %v", err)
+		if text := err.Error(); !strings.Contains(text, want.text) || strings.Contains(text, "secret") || strings.Contains(text, "%!") {
+			t.Errorf("%s: %v, does not say %q, or too much", url, err, want.text)
 		}
 	}
 }

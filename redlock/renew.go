@@ -126,7 +126,7 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 		}
 		for _, n := range held[i].lacking {
 			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Try,
-				redisconn.StartOf(g)+g.Owner, redisscript.Millis(pxOf(g, now)))
+				redisconn.ValueOf(g), redisscript.Millis(pxOf(g, now)))
 			s.deadline = time.Now().Add(d.nodeTimeout(g.TTL))
 			n.submit(s)
 		}

@@ -134,6 +134,19 @@ func (s servers) votes(t testing.TB, name string) int {
 	return n
 }
 
+// values returns what the servers say of a lock.
+func (s servers) values(t testing.TB, name string) []string {
+	t.Helper()
+	values := make([]string, len(s))
+	for i := range s {
+		s.admin(t, i, func(ctx context.Context, c *goredis.Client) (err error) {
+			values[i], err = c.Get(ctx, redisscript.KeysOf("fencelock:", name).Lock).Result()
+			return err
+		})
+	}
+	return values
+}
+
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)

@@ -14,6 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 func TestMain(m *testing.M) {
@@ -34,6 +35,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 // TestSoak breaks five servers that keep what they were given, and the links and processes of their clients, as chance
 // wills; never more than two servers at once.
 func TestSoak(t *testing.T) {
+	deep.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		nodes := start(t, 5, "--appendonly", "yes", "--appendfsync", "always")
 		var admins []*goredis.Client

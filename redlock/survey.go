@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	surveyTime = 3 * time.Second        // for one survey, whatever the callers' contexts allow
+	surveyTime = redisconn.ConnectTime  // for one survey, unless a URL says otherwise, whatever the callers' contexts allow
 	straggle   = 250 * time.Millisecond // for the minority, once a majority has answered
 )
 
@@ -37,11 +37,11 @@ func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, &d
 // ask looks at all servers at once. An unreachable minority is no obstacle: its servers are looked at when they come
 // back, before their votes count.
 func (d *Driver) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, surveyTime)
+	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
 	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, "ping"), redisscript.Inform)
 	for _, s := range steps {
-		s.deadline = time.Now().Add(surveyTime)
+		s.deadline = time.Now().Add(d.patience)
 		s.node.submit(s)
 	}
 	well, errs := 0, []error(nil)
@@ -62,7 +62,7 @@ collect:
 		case <-patience:
 			break collect
 		case <-ctx.Done():
-			errs = append(errs, ctx.Err())
+			errs = append(errs, fmt.Errorf("the others: %w", errSilent))
 			break collect
 		}
 		if well == d.quorum {

@@ -6,10 +6,12 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/facts"
 )
 
 var violationRounds = flag.Int("violations", 12, "rounds of each row of TestViolationRate; of rows with restarts a third")
@@ -74,6 +76,7 @@ func (v violation) run(t *testing.T, s servers) {
 			both++
 		}
 	}
+	facts.Write(t, facts.Rate{Fault: strings.Join(strings.Fields(v.fault), " "), Times: both, Rounds: rounds})
 	t.Logf("%-60s %4d of %d   (%.0f %%)", v.fault, both, rounds, 100*float64(both)/float64(rounds))
 	switch {
 	case v.want == never && both > 0, v.want == always && both < rounds:

@@ -71,11 +71,11 @@ func (w *waiters) abandon(nonce string) {
 }
 
 // granted passes on that a node has given its vote to a place in its queue. It is false if the attempt was abandoned.
-func (w *waiters) granted(node int, nonce string) bool {
+func (w *waiters) granted(node int, nonce string, offered bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if x := w.nonces[nonce]; x != nil {
-		x.tell(event{node: node, granted: true})
+		x.tell(event{node: node, granted: true, offered: offered})
 	}
 	return !w.ended[nonce]
 }
@@ -105,6 +105,7 @@ func (w *waiters) lookAll(node int) {
 type event struct {
 	node    int
 	granted bool
+	offered bool // and is to be accepted
 	closed  time.Duration
 }
 

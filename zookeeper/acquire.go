@@ -24,20 +24,24 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 }
 
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := d.valid(r); err != nil {
-		return backend.Grant{}, err
-	}
 	if err := d.begin(ctx); err != nil {
 		return backend.Grant{}, err
 	}
 	defer d.work.Done()
+	if err := d.valid(r); err != nil {
+		return backend.Grant{}, err
+	}
 	bounded, done := d.callContext(ctx)
 	defer done()
-	if err := d.adopt(bounded, r.Name, r.RequestID); err != nil {
+	left, err := d.adopt(bounded, r.Name, r.RequestID)
+	if err != nil {
 		return backend.Grant{}, err
 	}
 
-	a := &attempt{d: d, r: r, dir: d.dir(r.Name), began: d.clock.Now()}
+	a := &attempt{d: d, r: r, dir: d.dir(r.Name), slot: d.slotFor(r.TTL, r.Name), began: d.clock.Now()}
+	if left != nil && left.slot.ttl == r.TTL {
+		a.slot = left.slot
+	}
 	for n := 1; ; n++ {
 		g, err := a.once(bounded)
 		if err == nil {
@@ -77,16 +81,18 @@ type attempt struct {
 	d       *Driver
 	r       backend.Request
 	dir     string
+	slot    slot // of its session: what a repetition sent has been done before the next one asks, or never will be
 	began   backend.Instant
 	unknown bool   // a request that makes a node left and was not answered
 	queued  bool   // the name was taken
 	resumed bool   // the node may be that of an earlier acquire
 	mine    string // the node that stands, if it is known
 
-	foreign map[string]bool            // nodes that look like entries, and nobody will ever remove them
-	watched map[string]<-chan zk.Event // entries before ours; told when they change
-	passBy  backend.Instant            // see letPass
-	held    error                      // why an attempt stepped back last
+	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
+	wake    chan struct{}   // says that an entry before ours has changed
+	heard   []string        // what wakes it, or did
+	passBy  backend.Instant // see letPass
+	held    error           // why an attempt stepped back last
 }
 
 // worthRepeating reports whether an attempt that failed may do better: the session or the connection was lost under it.
@@ -99,10 +105,16 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 	return a.r.Wait || n < tries && broke
 }
 
-// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If the
-// outcome is not known, the caller decides: the same request again, or Release. If it does neither, the driver removes what
-// was left.
+// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If
+// the outcome is not known, the caller decides: the same request again, or Release. If it does neither, the driver
+// removes what was left.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
+	if lost := a.d.historyLost(); lost != nil {
+		if errors.Is(err, lost) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", lost, err) // whatever was sent, went to an ensemble that is no more
+	}
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
 		err = cause // Close ends the session, and the node goes with it
 	} else if a.held != nil && errors.Is(err, errGone) {
@@ -115,7 +127,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		return err
 	}
 	if a.unknown {
-		a.d.abandon(a.r)
+		a.d.abandon(a.r, a.slot)
 		if errors.Is(err, backend.ErrUnknown) {
 			return err
 		}
@@ -143,7 +155,7 @@ func (d *Driver) removeLater(path string) {
 
 // once makes an attempt on a session.
 func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
-	s, err := a.d.sessionFor(ctx, a.r.TTL)
+	s, err := a.d.sessionFor(ctx, a.slot)
 	if err != nil {
 		a.note(err)
 		return backend.Grant{}, err
@@ -158,6 +170,7 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	if err != nil {
 		if h == nil {
 			s.leave()
+			a.d.leftDir(a.dir)
 		} else if a.mine == "" {
 			a.d.dropHold(h)
 		}
@@ -171,8 +184,8 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	return g, nil
 }
 
-// since tells how old the proof may be on which the grant's validity rests. That of a session which others use may be old,
-// and would give a short validity: a third of it may be over. A hold that is granted again has a new one.
+// since tells how old the proof may be on which the grant's validity rests. That of a session which others use may be
+// old, and would give a short validity: a third of it may be over. A hold that is granted again has a new one.
 func (a *attempt) since(s *session) backend.Instant {
 	since := a.d.clock.Now().Add(-a.d.Describe().Validity(s.ttl) / 3)
 	if a.resumed {
@@ -188,8 +201,8 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// take puts a node into the queue and returns its hold when it is the first. The hold is returned with an error, too: it
-// has the session's user.
+// take puts a node into the queue and returns its hold when it is the first. The hold is returned with an error, too:
+// it has the session's user.
 //
 // The node is made before the queue is read, also for an attempt without Wait: a read that came first would cost every
 // attempt one more round trip, and could show an old state.
@@ -227,12 +240,16 @@ func (a *attempt) create(ctx context.Context, s *session) (string, error) {
 		path, err := do(ctx, s, a.late(s), func(c *zk.Conn) (string, error) {
 			return c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
 		})
-		if errors.Is(err, zk.ErrNoNode) && n < tries {
+		if errors.Is(err, zk.ErrNoNode) && n < remakes {
+			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty, and
+			// is left no time for it.
+			if n > 0 {
+				a.d.sendDir(ctx, s, a.dir)
+				continue
+			}
 			if err = a.d.makeDir(ctx, s, a.dir); err == nil {
 				continue
 			}
-			a.note(err)
-			return "", err
 		}
 		if err != nil {
 			a.note(err)
@@ -262,9 +279,9 @@ func (a *attempt) late(s *session) func(string, error) {
 	}
 }
 
-// resume goes on with the node that the request has. If it stands on another session it moves to s: place and token stay,
-// which is what makes an acquire idempotent. More than one node was made if a creation was repeated; the first one counts.
-// A request that has a node for another use than now is refused.
+// resume goes on with the node that the request has. If it stands on another session it moves to s: place and token
+// stay, which is what makes an acquire idempotent. More than one node was made if a creation was repeated; the first
+// one counts. A request that has a node for another use than now is refused.
 func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, error) {
 	for _, e := range own[1:] {
 		if err := s.remove(ctx, e.path); err != nil && !errors.Is(err, zk.ErrNoNode) {

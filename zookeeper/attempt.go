@@ -15,7 +15,8 @@ import (
 // passTime bounds how long an attempt waits for others that are refused, and remove their entries.
 const passTime = time.Second
 
-// read reads an entry. It is false if the entry has gone, or was none: a foreign node is not ephemeral, whatever its name.
+// read reads an entry. It is false if the entry has gone, or was none: a foreign node is not ephemeral, whatever its
+// name.
 func (a *attempt) read(ctx context.Context, s *session, e entry) (node found, ok bool, err error) {
 	node, err = s.get(ctx, e.path)
 	switch {
@@ -48,9 +49,9 @@ func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, b
 	return held{}, false, nil
 }
 
-// checkUse refuses a request for a name that is in use otherwise: the first entry tells. Others that do not go with ours
-// do not go with the first one either, and are refused themselves; until they have gone they stand in the way, since the
-// first one may go before they look. It is true if the queue must be read again.
+// checkUse refuses a request for a name that is in use otherwise: the first entry tells. Others that do not go with
+// ours do not go with the first one either, and are refused themselves; until they have gone they stand in the way,
+// since the first one may go before they look. It is true if the queue must be read again.
 func (a *attempt) checkUse(ctx context.Context, s *session, h *hold, front []entry) (again bool, err error) {
 	mixes := func(e entry) bool { return e.mixes(useOf(a.r)) }
 	if !slices.ContainsFunc(front, func(e entry) bool { return !mixes(e) }) {
@@ -94,9 +95,9 @@ func (a *attempt) passed(first held) error {
 
 // stepBack leaves the queue, in which an attempt has no place. Without an error the queue must be read again.
 //
-// Who stands before us may be an attempt that is refused as well. That one does not refuse us: where the queue shows that
-// it cannot have been granted we wait until it has gone, and where it may have stepped back from somebody who has gone
-// since we look whether it stays.
+// Who stands before us may be an attempt that is refused as well. That one does not refuse us: where the queue shows
+// that it cannot have been granted we wait until it has gone, and where it may have stepped back from somebody who has
+// gone since we look whether it stays.
 func (a *attempt) stepBack(ctx context.Context, s *session, h *hold, front []entry, own entry) error {
 	first, ok, err := a.first(ctx, s, front)
 	if err != nil || !ok {
@@ -134,8 +135,8 @@ func (a *attempt) stepBack(ctx context.Context, s *session, h *hold, front []ent
 	return heldError(a.r.Name, first)
 }
 
-// sift divides the entries behind the first one, until what it has found refuses us. Firm are those that hold as far as the
-// queue tells, and those that wait; nobody overtakes them. Passing are those that will be refused.
+// sift divides the entries behind the first one, until what it has found refuses us. Firm are those that hold as far as
+// the queue tells, and those that wait; nobody overtakes them. Passing are those that will be refused.
 func (a *attempt) sift(
 	ctx context.Context, s *session, first entry, behind []entry, refused func([]entry) bool,
 ) (firm, passing []entry, err error) {
@@ -161,7 +162,8 @@ func (a *attempt) sift(
 	return firm, passing, nil
 }
 
-// letPass returns when one of the entries may have gone. It is true if they stood for too long: whoever made them has died.
+// letPass returns when one of the entries may have gone. It is true if they stood for too long: whoever made them has
+// died.
 func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []entry) (stood bool, err error) {
 	if len(passing) == 0 {
 		return false, nil // they have gone already
@@ -200,7 +202,7 @@ func (a *attempt) stay(ctx context.Context, s *session, some []entry, refused fu
 
 // heldError tells who stands first in the queue. How long that session lasts is not known to ZooKeeper's clients.
 func heldError(name string, first held) error {
-	return &backend.HeldError{Name: name, Holder: first.Owner}
+	return &backend.HeldError{Name: name, Holder: first.Owner, HoldID: first.HoldID}
 }
 
 // mismatchError tells what a name is in use for.

@@ -14,8 +14,9 @@ import (
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
-// attemptsThatMeet lets a request arrive behind entries of which one is about to go: that of an attempt, or of a request
-// that is refused. It is not refused for one that goes while it removes its own entry, and it is for one that stays.
+// attemptsThatMeet lets a request arrive behind entries of which one is about to go: that of an attempt, or of a
+// request that is refused. It is not refused for one that goes while it removes its own entry, and it is for one that
+// stays.
 func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 	admin := newAdmin(t, server.Addr())
 	const attempt, waiter = `{"fencelock":1,"try":true}`, `{"fencelock":1}`
@@ -50,7 +51,7 @@ func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 				r.Name, want = r.Name+" that stays", test.held
 			}
 			r.RequestID = backend.NewRequestID()
-			dir := "/fencelock/" + escaped(r.Name)
+			dir := "/fencelock/lock:" + escaped(r.Name)
 			admin.create(t, dir)
 			var nodes []string
 			for _, e := range test.front {
@@ -79,8 +80,8 @@ func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 	all.Wait()
 }
 
-// meet makes one request, and lets something happen before its first step that depends on the others. The request is refused
-// with want, or granted if that is nil.
+// meet makes one request, and lets something happen before its first step that depends on the others. The request is
+// refused with want, or granted if that is nil.
 func meet(t *testing.T, addr string, r backend.Request, happens func(), want error) {
 	b := &breaker{requestID: r.RequestID}
 	once := sync.OnceFunc(happens)

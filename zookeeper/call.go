@@ -17,12 +17,12 @@ import (
 // errNoConnection: no connection stands, and nothing was sent.
 var errNoConnection = errors.New("no connection to ZooKeeper")
 
-// do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The library
-// knows no contexts; a request that is left alone ends with its answer or with the connection. Late, if not nil, is then
-// called with the result.
+// do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The
+// library knows no contexts; a request that is left alone ends with its answer or with the connection. Late, if not
+// nil, is then called with the result.
 //
-// While no connection stands nothing is sent: the library would keep the request until one does. What it kept all the same,
-// because the connection had just broken, is errNoConnection when it is left, and may be sent later.
+// While no connection stands nothing is sent: the library would keep the request until one does. What it kept all the
+// same, because the connection had just broken, is errNoConnection when it is left, and may be sent later.
 func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.Conn) (T, error)) (T, error) {
 	var none T
 	if err := s.await(ctx); err != nil {
@@ -35,6 +35,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	c := &call[T]{done: make(chan struct{})}
 	go func() {
 		defer s.calls.Done()
+		defer s.busy.Add(-1)
 		v, err := f(s.conn)
 		if !c.finish(v, err) && late != nil {
 			late(v, err)
@@ -102,6 +103,7 @@ func (s *session) enterCall() bool {
 		return false
 	}
 	s.calls.Add(1)
+	s.busy.Add(1)
 	return true
 }
 
@@ -121,10 +123,23 @@ func (s *session) await(ctx context.Context) error {
 	case <-s.lost:
 		return errSessionLost
 	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", errNoConnection, ended(ctx))
+		return s.unconnected(ended(ctx))
 	case <-timer.C:
-		return errNoConnection
+		return s.unconnected(nil)
 	}
+}
+
+// unconnected is errNoConnection with another error, if there is one, and why no connection came to stand.
+func (s *session) unconnected(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := errNoConnection
+	for _, e := range []error{s.trouble, err} {
+		if e != nil {
+			all = fmt.Errorf("%w: %w", all, e)
+		}
+	}
+	return all
 }
 
 // ended tells why a call's context has ended: Close, or the caller.
@@ -176,7 +191,6 @@ func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
 type found struct {
 	value
 	stat zk.Stat
-	gone <-chan zk.Event // with a watch
 }
 
 // get reads a node. The error is zk.ErrNoNode if there is none.
@@ -190,14 +204,31 @@ func (s *session) get(ctx context.Context, path string) (found, error) {
 	})
 }
 
-// watch reads a node and watches it. It does not use exists, which would leave a watch where there is nothing.
+// stat reads what the server keeps about a node, or nil if there is none.
+func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
+	return do(ctx, s, nil, func(c *zk.Conn) (*zk.Stat, error) {
+		there, stat, err := c.Exists(path)
+		if !there {
+			stat = nil
+		}
+		return stat, err
+	})
+}
+
+func (s *session) exists(ctx context.Context, path string) (bool, error) {
+	stat, err := s.stat(ctx, path)
+	return stat != nil, err
+}
+
+// watch reads a node and watches it: see session.event. It does not use exists, which would leave a watch where there is
+// nothing.
 func (s *session) watch(ctx context.Context, path string) (found, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
-		data, stat, gone, err := c.GetW(path)
+		data, stat, _, err := c.GetW(path)
 		if err != nil {
 			return found{}, err
 		}
-		return found{value: decode(data, stat.Czxid), stat: *stat, gone: gone}, nil
+		return found{value: decode(data, stat.Czxid), stat: *stat}, nil
 	})
 }
 

@@ -11,10 +11,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // TestConformanceCluster runs the suite on three nodes, which fail all at once where the suite stops the service.
 func TestConformanceCluster(t *testing.T) {
+	deep.Only(t)
+	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t)
 	conformance.Run(t, harness(t, dialers["New"], ensemble, ensemble.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
 		return ensemble.NewLinks(t)
@@ -23,6 +26,7 @@ func TestConformanceCluster(t *testing.T) {
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
+	deep.Only(t)
 	cluster.Run(t, func(t testing.TB) cluster.Harness {
 		c := containers.ZooKeeperCluster(t)
 		admin := newAdmin(t, c.Endpoints()...)
@@ -55,6 +59,9 @@ func TestLeaderDies(t *testing.T) {
 		r := request("leader", false)
 		r.TTL = 8 * time.Second // an election takes a part of it
 		g := take(t, holder, r)
+		if got := holder.Describe().Exclusion; got != backend.ExclusionQuorum {
+			t.Errorf("an ensemble of three has the exclusion %v", got)
+		}
 		if g.Token <= last {
 			t.Fatalf("round %d: token %v after %v", round, g.Token, last)
 		}

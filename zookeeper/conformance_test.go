@@ -1,10 +1,12 @@
 package zookeeper_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -33,7 +36,7 @@ var dialers = map[string]dialer{
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://ann:secret@%s/app/locks?dial-timeout=20s&tick=%v",
+		d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://ann:secret@%s/app/locks?timeout=20s&tick=%v",
 			strings.Join(addrs, ","), containers.ZooKeeperTick))
 		if err != nil {
 			t.Fatal(err)
@@ -44,8 +47,13 @@ var dialers = map[string]dialer{
 
 // TestConformance runs the suite over every way to make a driver, each on a server of its own.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, way := range dialers {
 		t.Run(name, func(t *testing.T) {
+			if name != "New" {
+				deep.NotShort(t)
+			}
+			t.Parallel()
 			server := containers.ZooKeeper(t)
 			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
 				addr, link := server.NewLink(t)
@@ -57,6 +65,8 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	h := harness(t, dialers["New"], server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
 		addr, link := server.NewLink(t)
@@ -76,13 +86,14 @@ func harness(
 			return way.dial(t, addrs...), link
 		},
 		Server: conformance.Server{
-			Restart: containers.Within(s.Restart),
-			Stop:    containers.Within(s.Stop),
-			Start:   containers.Within(s.Start),
-			Pause:   containers.Within(s.Pause),
-			Resume:  containers.Within(s.Resume),
-			Evict:   func(t testing.TB, name string) { admin.deleteBelow(t, way.root+"/"+escaped(name)) },
-			Wipe:    func(t testing.TB) { admin.deleteBelow(t, "") },
+			Restart:     containers.Within(s.Restart),
+			Stop:        containers.Within(s.Stop),
+			Start:       containers.Within(s.Start),
+			Pause:       containers.Within(s.Pause),
+			Resume:      containers.Within(s.Resume),
+			Evict:       func(t testing.TB, name string) { admin.deleteBelow(t, way.root+"/lock:"+escaped(name)) },
+			EvictWaiter: func(t testing.TB, name string) { admin.deleteWaiters(t, way.root+"/lock:"+escaped(name)) },
+			Wipe:        func(t testing.TB) { admin.deleteBelow(t, "") },
 		},
 		Leftovers: func() ([]string, error) { return admin.ephemerals(way.root) },
 		Intrude: func(t testing.TB, name string) {
@@ -140,6 +151,36 @@ func (a admin) try(f func() error) error {
 			errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrSessionMoved)
 		if !again || time.Now().After(deadline) {
 			return err
+		}
+	}
+}
+
+// deleteWaiters deletes all entries of a name but the oldest, which holds it.
+func (a admin) deleteWaiters(t testing.TB, dir string) {
+	t.Helper()
+	if err := a.catchUp(); err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := a.children(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := map[string]int64{}
+	for _, node := range nodes {
+		if err := a.try(func() error {
+			_, stat, err := a.Get(dir + "/" + node)
+			if err == nil {
+				made[node] = stat.Czxid
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.SortFunc(nodes, func(x, y string) int { return cmp.Compare(made[x], made[y]) })
+	for _, node := range nodes[1:] {
+		if err := a.try(func() error { return a.Delete(dir+"/"+node, -1) }); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

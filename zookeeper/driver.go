@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -21,16 +23,20 @@ const driverName = "zookeeper"
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// Root is the node under which the driver keeps everything; all clients of one set of locks use the same. It is made
-	// where it is missing, parents included. Default "/fencelock". It cannot be "/".
-	Root string
+	// KeyPrefix is the path of the node below which the driver keeps everything; all clients of one set of locks use
+	// the same. It is made where it is missing, parents included. Default "/fencelock". It cannot be "/". One prefix
+	// may lie below another: neither reaches the other's locks. No part of it may start with "lock:".
+	KeyPrefix string
 
-	// Chroot is put before Root, as the path at the end of a ZooKeeper connect string is. Default none.
+	// Chroot is put before KeyPrefix, as the path at the end of a ZooKeeper connect string is. Default none. What is
+	// said of the parts of KeyPrefix is true of it, too.
 	Chroot string
 
 	// Tick is the servers' tickTime: the margin by which a hold is believed to end before its session may, and the unit
-	// of the bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample configuration
-	// of the server. A value below the servers' makes leases end too late for safety; one above, earlier than necessary.
+	// of the bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample
+	// configuration of the server. A value above the servers' makes leases end earlier than necessary. One below is
+	// refused with ErrMisconfigured, unless the servers' minSessionTimeout is set to less than two ticks, which hides
+	// it.
 	Tick time.Duration
 
 	// User and Password authenticate with the digest scheme. All nodes are then open to this user only.
@@ -52,30 +58,38 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Driver is a backend.FencingDriver on a ZooKeeper ensemble. Make it with New or Open. All methods are safe for concurrent
-// use.
+// Driver is a backend.FencingDriver on a ZooKeeper ensemble. Make it with New or Open. All methods are safe for
+// concurrent use.
 type Driver struct {
 	addrs []string
 	o     Options // with defaults
 	root  string  // chroot included
 	clock backend.Clock
 	bad   error // what is wrong with the options
+	seed  maphash.Seed
 
 	ctx  context.Context // ends with Close: background work and waiters
 	stop context.CancelFunc
 	work sync.WaitGroup // background goroutines and calls in flight
 
-	mu        sync.Mutex // protects the following fields
-	closed    bool
-	space     string          // see tokenSpace
-	dirs      map[string]bool // nodes of names that were made or found lately
-	sessions  map[time.Duration]*session
-	ending    sync.WaitGroup      // sessions that are not closed yet
-	holds     map[string]*hold    // by path: what is held, and what waits
-	unwatched []unwatched         // in the order in which they were made
-	watching  bool                // watchAll runs
-	gone      map[victims][]*hold // whose holders are about to be told
-	orphans   map[string]*orphan  // by name and request id
+	zxid       atomic.Int64 // the highest that any answer had
+	tickIsGood atomic.Bool  // see checkTick
+
+	mu         sync.Mutex // protects the following fields
+	closed     bool
+	space      string                     // see tokenSpace
+	voters     int                        // servers of the ensemble; 0: not known yet
+	forgotten  error                      // see forgot
+	suspecting bool                       // recall runs
+	dirs       map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
+	tidying    bool                       // tidyDirs runs
+	sessions   map[slot]*session
+	ending     sync.WaitGroup      // sessions that are not closed yet
+	holds      map[string]*hold    // by path: what is held, and what waits
+	unwatched  []unwatched         // in the order in which they were made
+	watching   bool                // watchAll runs
+	gone       map[victims][]*hold // whose holders are about to be told
+	orphans    map[string]*orphan  // by name and request id
 }
 
 var (
@@ -89,20 +103,21 @@ var (
 // New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used; what is
 // wrong with the options or the servers shows in Ping or in the first call. Close closes the connections.
 //
-// It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a driver
-// needs a connection for every TTL, and a connection of that library goes on with another session when one has ended.
+// It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a
+// driver needs a connection for every TTL, and a connection of that library goes on with another session when one has
+// ended.
 func New(addrs []string, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
 	}
 	d := &Driver{
-		dirs:  map[string]bool{},
+		dirs:  map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
-		sessions: map[time.Duration]*session{}, holds: map[string]*hold{}, orphans: map[string]*orphan{},
+		sessions: map[slot]*session{}, holds: map[string]*hold{}, orphans: map[string]*orphan{},
 		gone: map[victims][]*hold{},
 	}
-	if d.o.Root == "" {
-		d.o.Root = "/fencelock"
+	if d.o.KeyPrefix == "" {
+		d.o.KeyPrefix = "/fencelock"
 	}
 	if d.o.Tick == 0 {
 		d.o.Tick = 2 * time.Second
@@ -119,8 +134,8 @@ func New(addrs []string, o *Options) *Driver {
 			d.o.ACL = zk.AuthACL(zk.PermAll)
 		}
 	}
-	d.clock = d.o.Clock
-	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.Root
+	d.clock, d.seed = d.o.Clock, maphash.MakeSeed()
+	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.KeyPrefix
 	d.bad = d.checkOptions()
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
@@ -138,18 +153,19 @@ func (d *Driver) checkOptions() error {
 			return bad("address", addr, "it is not host:port")
 		}
 	}
-	for what, path := range map[string]string{"root": d.o.Root, "chroot": d.o.Chroot} {
-		if path == "" || what == "chroot" && path == "/" {
-			continue
-		}
-		for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
-			if path[0] != '/' || part == "" || part == "." || part == ".." || backend.ValidateName(part) != nil {
-				return bad(what, path, "it is not the path of a node")
-			}
+	if why := notPath(d.o.KeyPrefix); why != "" {
+		return bad("prefix", d.o.KeyPrefix, why)
+	}
+	if d.o.Chroot != "" && d.o.Chroot != "/" {
+		if why := notPath(d.o.Chroot); why != "" {
+			return bad("chroot", d.o.Chroot, why)
 		}
 	}
 	if strings.HasPrefix(d.root+"/", "/zookeeper/") {
-		return bad("root", d.root, "/zookeeper belongs to the servers")
+		return bad("prefix", d.root, "/zookeeper belongs to the servers")
+	}
+	if strings.Contains(d.o.User, ":") || d.o.User == "" && d.o.Password != "" {
+		return bad("user", d.o.User, "a user of the digest scheme has a name without a colon")
 	}
 	if d.o.Tick < time.Millisecond || d.o.Tick > time.Minute || d.o.Tick%time.Millisecond != 0 {
 		return bad("tick", d.o.Tick.String(), "it is not between 1 ms and 1 min, in whole milliseconds")
@@ -157,13 +173,27 @@ func (d *Driver) checkOptions() error {
 	return nil
 }
 
+// notPath tells why a prefix or a chroot is not the path of a node in which locks may lie, or returns "".
+func notPath(path string) string {
+	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
+		switch {
+		case path[0] != '/' || part == "" || part == "." || part == ".." || backend.ValidateName(part) != nil:
+			return "it is not the path of a node"
+		case strings.HasPrefix(part, nameMark):
+			return "a part that starts with " + nameMark + " is the node of a lock"
+		}
+	}
+	return ""
+}
+
 // IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
-func (d *Driver) IssuesFencingTokens() {}
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe implements backend.Driver. The token space is known after the first session stands.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
-		Name: driverName,
+		Name:  driverName,
+		Clock: d.clock, Exclusion: d.exclusion(),
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapPushLoss |
 			backend.CapInspect | backend.CapList | backend.CapForceRelease | backend.CapShared | backend.CapPermits,
 		MinTTL: d.minTTL(), MaxTTL: 20 * d.o.Tick, TTLGranularity: time.Millisecond,
@@ -211,8 +241,8 @@ func (d *Driver) callContext(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// Ping implements backend.Pinger: the leader of the ensemble answers, and the user may read and make the root. A connection
-// that is lost meanwhile is no answer: Ping tries again, as Acquire does.
+// Ping implements backend.Pinger: the leader of the ensemble answers, and the user may read and make the root. A
+// connection that is lost meanwhile is no answer: Ping tries again, as Acquire does.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return d.callError("ping", "", err)
@@ -226,8 +256,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 		if err == nil || !again {
 			return d.callError("ping", "", err)
 		}
-		if err := sleep(ctx, d.ctx, background.RetryPause(d.minTTL())); err != nil {
-			return d.callError("ping", "", err)
+		if ended := sleep(ctx, d.ctx, background.RetryPause(d.minTTL())); ended != nil {
+			return d.callError("ping", "", fmt.Errorf("%w: %w", ended, err))
 		}
 	}
 }
@@ -241,8 +271,8 @@ func (d *Driver) pingOnce(ctx context.Context) error {
 	return s.prove(ctx, d.clock.Now())
 }
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and closes the driver's sessions, which removes whatever
-// nodes are left.
+// Close implements backend.Driver. It ends waiters with ErrClosed and closes the driver's sessions, which removes
+// whatever nodes are left.
 func (d *Driver) Close(ctx context.Context) error {
 	d.mu.Lock()
 	first := !d.closed

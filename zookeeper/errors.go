@@ -22,7 +22,7 @@ func (d *Driver) callError(call, name string, err error) error {
 var known = []error{
 	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
 	backend.ErrMisconfigured, backend.ErrLimitMismatch, backend.ErrInvalidName, backend.ErrInvalidTTL,
-	backend.ErrInvalidOption, backend.ErrClosed,
+	backend.ErrInvalidOption, backend.ErrClosed, backend.ErrHistoryLost,
 }
 
 func classify(call string, err error) error {
@@ -42,8 +42,10 @@ func classify(call string, err error) error {
 		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	case isContext(err):
 		return err // what was asked for and not answered has been marked where it was asked
+	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, zk.ErrClosing):
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // of an error that nobody thought of, nothing is certain
 }
 
 // changes reports whether an unanswered call of that name may have done something. Acquire marks that itself.

@@ -76,6 +76,7 @@ func (d *Driver) dropHold(h *hold) {
 	if d.holds[h.path] == h {
 		delete(d.holds, h.path)
 		h.session.leave()
+		d.leftDirLocked(parent(h.path))
 	}
 }
 
@@ -83,8 +84,8 @@ func (d *Driver) dropHold(h *hold) {
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions[s.asked] == s {
-		delete(d.sessions, s.asked)
+	if d.sessions[s.slot] == s {
+		delete(d.sessions, s.slot)
 	}
 	var tell []func(backend.Reason)
 	for path, h := range d.holds {
@@ -92,6 +93,7 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 			continue
 		}
 		delete(d.holds, path)
+		d.leftDirLocked(parent(path))
 		if h.granted && !h.releasing && h.lost != nil {
 			tell = append(tell, h.lost)
 		}
@@ -142,37 +144,38 @@ func (d *Driver) watchAgain(h *hold) {
 	}
 }
 
-// orphan is what an acquire without a known outcome may have left: a request that still waits for its answer, or a node.
-// The caller repeats the request or releases it. If it does neither, the driver removes it.
+// orphan is what an acquire without a known outcome may have left: a request that still waits for its answer, or a
+// node. The caller repeats the request or releases it. If it does neither, the driver removes it.
 type orphan struct {
+	slot   slot // of the session on which it may stand
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
 func orphanKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before anything is done for a request: its leftovers are no orphans any more.
-func (d *Driver) adopt(ctx context.Context, name, requestID string) error {
+// adopt is called before anything is done for a request: its leftovers are no orphans any more. It returns them, or nil.
+func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, error) {
 	key := orphanKey(name, requestID)
 	d.mu.Lock()
 	o := d.orphans[key]
 	d.mu.Unlock()
 	if o == nil {
-		return nil
+		return nil, nil
 	}
 	o.cancel()
 	select {
 	case <-o.done:
-		return nil
+		return o, nil
 	case <-ctx.Done():
-		return ended(ctx)
+		return nil, ended(ctx)
 	}
 }
 
 // abandon removes what a request left, after half a TTL.
-func (d *Driver) abandon(r backend.Request) {
+func (d *Driver) abandon(r backend.Request, at slot) {
 	ctx, cancel := context.WithCancel(d.ctx)
-	o := &orphan{cancel: cancel, done: make(chan struct{})}
+	o := &orphan{slot: at, cancel: cancel, done: make(chan struct{})}
 	key := orphanKey(r.Name, r.RequestID)
 	d.mu.Lock()
 	if d.closed || d.orphans[key] != nil {
@@ -193,7 +196,7 @@ func (d *Driver) abandon(r backend.Request) {
 		if sleep(ctx, ctx, r.TTL/2) != nil {
 			return
 		}
-		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID) })
+		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, o) })
 	})
 }
 

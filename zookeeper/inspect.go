@@ -14,19 +14,19 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Holder implements backend.Inspector. ExpiresIn is not known to clients of ZooKeeper. Since is the time at which the
+// Look implements backend.Inspector. ExpiresIn is not known to clients of ZooKeeper. Since is the time at which the
 // holder entered the queue, by the leader's clock.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
-		return backend.Info{}, d.callError("holder", name, err)
+		return backend.State{}, d.callError("look", name, err)
 	}
 	return info, nil
 }
 
-func (d *Driver) holder(ctx context.Context, name string) (info backend.Info, err error) {
+func (d *Driver) holder(ctx context.Context, name string) (info backend.State, err error) {
 	if err := backend.ValidateName(name); err != nil {
-		return backend.Info{}, err
+		return backend.State{}, err
 	}
 	err = d.onSession(ctx, func(ctx context.Context, s *session) error {
 		info, err = s.describe(ctx, name)
@@ -55,8 +55,8 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 }
 
 // describe reads the state of a name.
-func (s *session) describe(ctx context.Context, name string) (backend.Info, error) {
-	info := backend.Info{Name: name}
+func (s *session) describe(ctx context.Context, name string) (backend.State, error) {
+	info := backend.State{Name: name}
 	all, waiters, err := s.holders(ctx, s.d.dir(name))
 	if err != nil || len(all) == 0 {
 		return info, err
@@ -64,15 +64,15 @@ func (s *session) describe(ctx context.Context, name string) (backend.Info, erro
 	info.Held, info.Waiters = true, waiters
 	for _, h := range all {
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: h.Owner, RequestID: h.requestID, Kind: h.kind, Permits: h.permits, Token: tokenOf(h.use, h.Token),
+			Owner: h.Owner, HoldID: h.HoldID, Kind: h.kind, Permits: h.permits, Token: tokenOf(h.use, h.Token),
 			Since: time.UnixMilli(h.stat.Ctime), Metadata: h.Metadata,
 		})
 	}
 	return info, nil
 }
 
-// holders reads the entries that hold, the oldest first, and tells how many wait behind them. What the queue shows and is
-// no entry does not count: it has gone, or it is a foreign node.
+// holders reads the entries that hold, the oldest first, and tells how many wait behind them. What the queue shows and
+// is no entry does not count: it has gone, or it is a foreign node.
 func (s *session) holders(ctx context.Context, dir string) (all []held, waiters int, err error) {
 	queue, err := s.children(ctx, dir)
 	if err != nil {
@@ -103,15 +103,15 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 
 // List implements backend.Lister: the names in order of their escaped form. The names are read at once, and each one's
 // state after that.
-func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
-	return func(yield func(backend.Info, error) bool) {
-		if err := d.list(ctx, prefix, func(info backend.Info) bool { return yield(info, nil) }); err != nil {
-			yield(backend.Info{}, d.callError("list", prefix, err))
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
+		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
+			yield(backend.State{}, d.callError("list", prefix, err))
 		}
 	}
 }
 
-func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Info) bool) error {
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
 	if prefix != "" {
 		if err := backend.ValidateName(prefix); err != nil {
 			return err
@@ -127,7 +127,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Inf
 		}
 		slices.Sort(nodes)
 		for _, node := range nodes {
-			name, ok := unescape(node)
+			name, ok := nameOf(node)
 			if !ok || !strings.HasPrefix(name, prefix) {
 				continue
 			}
@@ -173,8 +173,8 @@ func (s *session) force(ctx context.Context, dir, reason string) error {
 // evictAtOnce bounds how many nodes one transaction deletes: servers refuse requests of more than 1 MB.
 const evictAtOnce = 500
 
-// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was left to
-// delete.
+// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was left
+// to delete.
 func (s *session) evict(ctx context.Context, dir string, all []held, reason string) (done bool, err error) {
 	f := forced{Token: all[0].Token, Reason: reason}
 	for _, h := range all[1:] {

@@ -18,9 +18,9 @@ func (s *session) provedAt() backend.Instant {
 	return s.proof.proved
 }
 
-// prove makes sure that the leader has confirmed the session to a request sent at since or later. Concurrent callers share
-// one request, which goes on when a caller's context ends: where an answer takes longer than anybody waits, the next one
-// finds it.
+// prove makes sure that the leader has confirmed the session to a request sent at since or later. Concurrent callers
+// share one request, which goes on when a caller's context ends: where an answer takes longer than anybody waits, the
+// next one finds it.
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
 		s.mu.Lock()
@@ -66,8 +66,8 @@ type question struct {
 	err  error         // valid after done
 }
 
-// proveUntil proves the session until what may be reported is since or later. One request does, unless the one before it
-// was long ago: then another one follows half a tick later.
+// proveUntil proves the session until what may be reported is since or later. One request does, unless the one before
+// it was long ago: then another one follows half a tick later.
 func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 	for {
 		if s.provedAt() >= since {
@@ -90,6 +90,7 @@ func (s *session) ask(q *question) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(s.ttl/3, time.Second), attemptTime))
 	defer cancel()
 	var sent backend.Instant
+	seen := s.d.zxid.Load()
 	answered := func(_ struct{}, err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -107,7 +108,9 @@ func (s *session) ask(q *question) {
 		return struct{}{}, err
 	})
 	if err == nil {
-		answered(none, nil)
+		if err = s.d.checkZxid(seen, s.zxid.Load()); err == nil {
+			answered(none, nil)
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,9 +119,9 @@ func (s *session) ask(q *question) {
 	close(q.done)
 }
 
-// keepAlive runs while the session lives. A session without users is given up after one TTL, and so is one that could not
-// be proved for that long: all of its holds have ended for their holders, and a client whose answers do not arrive would
-// keep it alive for ever by coming back.
+// keepAlive runs while the session lives. A session without users is given up after one TTL, and so is one that could
+// not be proved for that long: all of its holds have ended for their holders, and a client whose answers do not arrive
+// would keep it alive for ever by coming back.
 func (s *session) keepAlive() {
 	every := max(min(s.ttl/4, max(s.ttl/10, s.d.o.Tick*2/5)), 10*time.Millisecond)
 	timer := time.NewTimer(every)
@@ -141,8 +144,8 @@ func (s *session) keepAlive() {
 	}
 }
 
-// proveAgain proves the session if the last proof is older than age. It is false if the session has ended, also by that: it
-// waits no longer than until one TTL is over since the last one, whoever else asks.
+// proveAgain proves the session if the last proof is older than age. It is false if the session has ended, also by
+// that: it waits no longer than until one TTL is over since the last one, whoever else asks.
 func (s *session) proveAgain(age time.Duration) bool {
 	now := s.d.clock.Now()
 	ctx, cancel := context.WithTimeout(s.d.ctx, s.provedAt().Add(s.ttl).Sub(now))
@@ -162,8 +165,8 @@ func (s *session) retire() bool {
 	s.d.mu.Lock()
 	s.mu.Lock()
 	idle := !s.ended && s.users == 0 && s.d.clock.Now().Sub(s.idle) >= s.ttl
-	if idle && s.d.sessions[s.asked] == s {
-		delete(s.d.sessions, s.asked) // in the same step, so that nobody joins
+	if idle && s.d.sessions[s.slot] == s {
+		delete(s.d.sessions, s.slot) // in the same step, so that nobody joins
 	}
 	s.mu.Unlock()
 	s.d.mu.Unlock()

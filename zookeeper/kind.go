@@ -9,15 +9,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Kinds. What an entry asks for stands at the end of its request id in the node's name, so that one read of the queue shows
-// who holds and who waits:
+// Kinds. What an entry asks for stands at the end of its request id in the node's name, so that one read of the queue
+// shows who holds and who waits:
 //
 //	4f2a….0000000003            exclusive
 //	4f2a…-shared.0000000004     shared
 //	4f2a…-2of8.0000000005       2 of 8 permits
 //
-// A client that knows no kinds reads all of these as exclusive entries with longer ids, as long as those have 128 bytes at
-// most, and waits behind them.
+// A client that knows no kinds reads all of these as exclusive entries with longer ids, as long as those have 128 bytes
+// at most, and waits behind them.
 
 // use is what an entry asks for. That of an exclusive one is the zero value.
 type use struct {
@@ -100,8 +100,9 @@ func cutMark(name string) (requestID string, u use) {
 // blockers returns what keeps e waiting among the entries before it, oldest first: a set of which at least one must go
 // before e can be granted. It is empty if e is granted. Nobody overtakes: entries that wait count like those that hold.
 //
-// The set is as small as it can be and made of the nearest entries, so that one who goes wakes few of those behind. For one
-// permit of n it has as many entries as are needed to have n permits between them; what is farther away may come and go.
+// The set is as small as it can be and made of the nearest entries, so that one who goes wakes few of those behind. For
+// one permit of n it has as many entries as are needed to have n permits between them; what is farther away may come
+// and go.
 func blockers(front []entry, e entry) []entry {
 	var some []entry
 	left := e.limit - e.permits
@@ -119,8 +120,8 @@ func blockers(front []entry, e entry) []entry {
 	return nil
 }
 
-// granted returns how many entries at the head of a queue hold: those without blockers. Whatever stands behind the first
-// that waits waits, too.
+// granted returns how many entries at the head of a queue hold: those without blockers. Whatever stands behind the
+// first that waits waits, too.
 func granted(queue []entry) int {
 	left := 0
 	for i, e := range queue {

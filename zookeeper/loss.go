@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// victims are the holders of one name on one session. Where many lose it at once, one read of the name's node serves all of
-// those whose deletion was seen before.
+// victims are the holders of one name on one session. Where many lose it at once, one read of the name's node serves
+// all of those whose deletion was seen before.
 type victims struct {
 	session *session
 	dir     string
@@ -67,14 +67,19 @@ func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(tok
 		data, _, err := c.Get(dir)
 		return data, err
 	})
+	if errors.Is(err, zk.ErrNoNode) { // has all been deleted?
+		_ = s.d.recognize(ctx, s)
+	}
 	var f forced
 	if err == nil && json.Unmarshal(data, &f) != nil {
 		f = forced{} // somebody else's data
 	}
 	return func(token int64) backend.Reason {
 		switch {
+		case d.historyLost() != nil:
+			return backend.ReasonHistoryLost
 		case errors.Is(err, errSessionLost):
-			return backend.ReasonSessionExpired
+			return s.reason()
 		case err == nil && (f.Token == token || slices.Contains(f.Others, token)):
 			return backend.ReasonForceReleased
 		case err == nil, errors.Is(err, zk.ErrNoNode):

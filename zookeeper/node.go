@@ -17,13 +17,18 @@ import (
 // request and numbered by the server:
 //
 //	/fencelock                         the token space
-//	/fencelock/orders%2F7              why a hold was taken away last
-//	/fencelock/orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…"}
+//	/fencelock/lock:orders%2F7         why a hold was taken away last
+//	/fencelock/lock:orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…","hold":"…"}
 //
-// What the request asks for, if it is not an exclusive hold, stands in the node's name, too: see use.
+// The mark before the name is the boundary of a prefix: no part of one starts with it, so that no name of one prefix is
+// part of another prefix. What the request asks for, if it is not an exclusive hold, stands in the node's name, too:
+// see use.
 
-// escape returns the name's node. It leaves only letters, digits, - and _ as they are, so that nothing is left which
-// ZooKeeper refuses or reads as a path.
+// nameMark starts the nodes of names.
+const nameMark = "lock:"
+
+// escape returns the name's node, without its mark. It leaves only letters, digits, - and _ as they are, so that
+// nothing is left which ZooKeeper refuses or reads as a path.
 func escape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -44,7 +49,16 @@ func unescape(node string) (name string, ok bool) {
 }
 
 // dir returns the node of a name.
-func (d *Driver) dir(name string) string { return d.root + "/" + escape(name) }
+func (d *Driver) dir(name string) string { return d.root + "/" + nameMark + escape(name) }
+
+// nameOf returns the name of a node below the root. It is false for foreign nodes.
+func nameOf(node string) (name string, ok bool) {
+	escaped, ok := strings.CutPrefix(node, nameMark)
+	if !ok {
+		return "", false
+	}
+	return unescape(escaped)
+}
 
 // entry is a node of the queue.
 type entry struct {
@@ -70,8 +84,8 @@ func entryOf(dir, node string) (entry, bool) {
 
 // entriesOf returns the entries among the children of dir in the order of the queue.
 //
-// The server counts with 32 bits and a sign. The difference of two numbers, taken with the same bits, tells which is older
-// also where the count has wrapped between them.
+// The server counts with 32 bits and a sign. The difference of two numbers, taken with the same bits, tells which is
+// older also where the count has wrapped between them.
 func entriesOf(dir string, children []string) []entry {
 	entries := make([]entry, 0, len(children))
 	for _, node := range children {
@@ -108,13 +122,14 @@ func ofRequest(queue []entry, requestID string) []entry {
 type value struct {
 	Format   int               `json:"fencelock"` // 1
 	Owner    string            `json:"owner,omitempty"`
+	HoldID   string            `json:"hold,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Try      bool              `json:"try,omitempty"`   // an attempt that does not wait
 	Token    int64             `json:"token,omitempty"` // of a node that moved to another session; 0: its czxid
 }
 
 func valueOf(r backend.Request) value {
-	return value{Format: 1, Owner: r.Owner, Metadata: r.Metadata, Try: !r.Wait}
+	return value{Format: 1, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata, Try: !r.Wait}
 }
 
 func (v value) encode() ([]byte, error) {

@@ -33,14 +33,14 @@ func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
 //
 //	zk://[user:password@]host[:port][,host[:port]…][/chroot][?option=value&…]
 //
-// The scheme zookeeper is the same. The scheme zks, or any of the options ca, cert, key and server-name, selects TLS. Port
-// 2181 is the default; TLS has no port of its own. User and password authenticate with the digest scheme. Options:
+// The scheme zookeeper is the same. The scheme zks, or any of the options ca, cert, key and server-name, selects TLS.
+// Port 2181 is the default; TLS has no port of its own. User and password authenticate with the digest scheme. Options:
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
-//	root            Options.Root
+//	prefix          Options.KeyPrefix, /fencelock by default
 //	tick            Options.Tick, the servers' tickTime: 2s by default
-//	dial-timeout    how long to wait for the first connection, 5s by default
+//	timeout         how long to wait for the first connection, 5s by default
 //
 // A bad URL is an error that wraps backend.ErrInvalidOption; an ensemble that does not answer, backend.ErrUnavailable.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
@@ -106,9 +106,9 @@ func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration,
 		switch name {
 		case "ca", "cert", "key", "server-name":
 			scheme = "zks"
-		case "root":
-			o.Root = values[0]
-		case "tick", "dial-timeout":
+		case "prefix":
+			o.KeyPrefix = values[0]
+		case "tick", "timeout":
 			t, err := time.ParseDuration(values[0])
 			if err != nil || t <= 0 {
 				return bad(name + " is no positive duration")

@@ -13,14 +13,14 @@ import (
 )
 
 func TestURLs(t *testing.T) {
-	addrs, o, timeout, err := parseURL("zk://ann:s%40cret@a,b:2182,[::1]:2183/app/locks?root=/r&tick=3s&dial-timeout=7s")
+	addrs, o, timeout, err := parseURL("zk://ann:s%40cret@a,b:2182,[::1]:2183/app/locks?prefix=/r&tick=3s&timeout=7s")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"a:2181", "b:2182", "[::1]:2183"}; !slices.Equal(addrs, want) {
 		t.Errorf("addresses = %q, want %q", addrs, want)
 	}
-	if o.User != "ann" || o.Password != "s@cret" || o.Chroot != "/app/locks" || o.Root != "/r" || o.Tick != 3*time.Second ||
+	if o.User != "ann" || o.Password != "s@cret" || o.Chroot != "/app/locks" || o.KeyPrefix != "/r" || o.Tick != 3*time.Second ||
 		timeout != 7*time.Second || o.TLS != nil {
 		t.Errorf("options = %+v, %v", o, timeout)
 	}
@@ -31,7 +31,7 @@ func TestURLs(t *testing.T) {
 		t.Errorf("registered: %q", schemes)
 	}
 	for _, bad := range []string{
-		"etcd://a", "zk://", "zk://a,,b", "zk://a:0", "zk://a:x", "zk://a?tick=0s", "zk://a?nothing=1", "zk://a?root=/a&root=/b",
+		"etcd://a", "zk://", "zk://a,,b", "zk://a:0", "zk://a:x", "zk://a?tick=0s", "zk://a?nothing=1", "zk://a?prefix=/a&prefix=/b",
 		"zk://:pw@a", "zk://a?cert=x", "zk://::1",
 	} {
 		if _, _, _, err := parseURL(bad); !errors.Is(err, backend.ErrInvalidOption) {
@@ -70,14 +70,32 @@ func TestBadOptionsShowInTheFirstCall(t *testing.T) {
 	for what, d := range map[string]*Driver{
 		"no address":      New(nil, nil),
 		"no port":         New([]string{"a"}, nil),
-		"root is /":       New([]string{"a:1"}, &Options{Root: "/"}),
-		"relative root":   New([]string{"a:1"}, &Options{Root: "a"}),
-		"servers' own":    New([]string{"a:1"}, &Options{Root: "/zookeeper/locks"}),
+		"empty address":   New([]string{""}, &Options{}),
+		"prefix is /":     New([]string{"a:1"}, &Options{KeyPrefix: "/"}),
+		"relative prefix": New([]string{"a:1"}, &Options{KeyPrefix: "a"}),
+		"prefix with //":  New([]string{"a:1"}, &Options{KeyPrefix: "/a//b"}),
+		"prefix ends /":   New([]string{"a:1"}, &Options{KeyPrefix: "/a/"}),
+		"prefix a name's": New([]string{"a:1"}, &Options{KeyPrefix: "/fencelock/lock:orders"}),
+		"servers' own":    New([]string{"a:1"}, &Options{KeyPrefix: "/zookeeper/locks"}),
 		"chroot with ..":  New([]string{"a:1"}, &Options{Chroot: "/a/../b"}),
 		"tick of an hour": New([]string{"a:1"}, &Options{Tick: time.Hour}),
+		"negative tick":   New([]string{"a:1"}, &Options{Tick: -time.Second}),
+		"user with colon": New([]string{"a:1"}, &Options{User: "a:b"}),
+		"no user":         New([]string{"a:1"}, &Options{Password: "secret"}),
 	} {
-		if err := d.Ping(context.Background()); !errors.Is(err, backend.ErrInvalidOption) {
-			t.Errorf("%s: Ping = %v, want ErrInvalidOption", what, err)
+		r := backend.Request{Name: "a", RequestID: backend.NewRequestID(), TTL: 10 * time.Second}
+		_, acquired := d.Acquire(context.Background(), r)
+		_, looked := d.Look(context.Background(), "a")
+		for call, err := range map[string]error{
+			"Ping": d.Ping(context.Background()), "Acquire": acquired, "Look": looked,
+			"Renew":   d.Renew(context.Background(), []backend.Grant{r.Grant()})[0].Err,
+			"Release": d.Release(context.Background(), r.Grant()),
+		} {
+			var invalid *backend.InvalidError
+			if !errors.Is(err, backend.ErrInvalidOption) || !errors.As(err, &invalid) ||
+				strings.Contains(err.Error(), "%!") || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s: %s = %v, want an InvalidError", what, call, err)
+			}
 		}
 		if err := d.Close(context.Background()); err != nil {
 			t.Errorf("%s: Close = %v", what, err)

@@ -8,17 +8,17 @@ import (
 
 // proof says until when a session lives for sure.
 //
-// The leader alone ends sessions. It starts a session's time anew when it makes the session, when a client reconnects, and
-// when a server tells it in one of its answers to the leader's pings, twice a tick, that it heard from the client. An
-// answer alone proves little: a server that was cut off from the leader goes on answering reads until it notices, and a
-// leader that froze while another one was elected goes on answering sync, and letting clients reconnect.
+// The leader alone ends sessions. It starts a session's time anew when it makes the session, when a client reconnects,
+// and when a server tells it in one of its answers to the leader's pings, twice a tick, that it heard from the client.
+// An answer alone proves little: a server that was cut off from the leader goes on answering reads until it notices,
+// and a leader that froze while another one was elected goes on answering sync, and letting clients reconnect.
 //
-// The driver therefore asks with a transaction that checks a version and changes nothing. A majority must log it, and the
-// leader refuses it for sessions that have ended. When one that was sent at t is answered, its leader has led until t at
-// least, and everything that the client's server had to tell up to half a tick before t has reached it, on the same stream.
-// A request that was sent at u ≤ t − tick/2 has started the session's time anew, and it lives until u + timeout; a later
-// leader starts the time of all sessions anew. The driver declares a margin of one tick, so that it may report u + tick,
-// and never more than t. While it asks more than twice a tick, that is t.
+// The driver therefore asks with a transaction that checks a version and changes nothing. A majority must log it, and
+// the leader refuses it for sessions that have ended. When one that was sent at t is answered, its leader has led until
+// t at least, and everything that the client's server had to tell up to half a tick before t has reached it, on the
+// same stream. A request that was sent at u ≤ t − tick/2 has started the session's time anew, and it lives until u +
+// timeout; a later leader starts the time of all sessions anew. The driver declares a margin of one tick, so that it
+// may report u + tick, and never more than t. While it asks more than twice a tick, that is t.
 type proof struct {
 	tick    time.Duration
 	base    backend.Instant   // the leader has heard of this one
@@ -29,8 +29,8 @@ type proof struct {
 // made: a majority has agreed to the session, to a request sent at sent.
 func (p *proof) made(sent backend.Instant) { p.base, p.proved = sent, sent }
 
-// reconnected: a leader has taken the session's client in, to a request sent at sent. Whether it led then, only an answer
-// over this connection will tell.
+// reconnected: a leader has taken the session's client in, to a request sent at sent. Whether it led then, only an
+// answer over this connection will tell.
 func (p *proof) reconnected(sent backend.Instant) {
 	p.base, p.touches = sent, p.touches[:0] // what the server before this one heard may have died with it
 }

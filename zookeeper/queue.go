@@ -4,17 +4,18 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 )
 
-// How often a waiter looks for itself. Watches make this unnecessary as long as none is lost.
+// How often a waiter looks for itself: at first soon, then after pauses that double. Watches make this unnecessary as long
+// as none is lost. A look reads the waiter's own node and those that it waits for, and not the queue, so that what many
+// waiters cost together grows with their number and not with its square.
 const (
 	firstLook = time.Second
-	lookEvery = 5 * time.Second
+	lookEvery = 30 * time.Second
 )
 
 // errGone: the node that an acquire stood on was deleted by somebody else.
@@ -24,11 +25,11 @@ var errGone = errors.New("the node of the request is gone")
 // instead. The token is that of a node that was made now, or 0 for one that was found.
 //
 // What says "held" is the queue, read with our own node in it. That the node is our session's is known without another
-// request: the session made it under a name that nobody else gives, or the node was read. Only the same request, sent by
-// another client, moves it to another session, and then it is that one's to tell.
+// request: the session made it under a name that nobody else gives, or the node was read. Only the same request, sent
+// by another client, moves it to another session, and then it is that one's to tell.
 //
-// What stands before our node only ever leaves: the server numbers the nodes of a name in the order of their creation. A
-// queue that grants therefore goes on granting while our node stands.
+// What stands before our node only ever leaves: the server numbers the nodes of a name in the order of their creation.
+// A queue that grants therefore goes on granting while our node stands.
 func (a *attempt) queue(ctx context.Context, s *session, path string, token int64) (*hold, error) {
 	// From here on the node is known. Its hold is what the watch finds, and what removes the node if we give up.
 	h := a.d.addHold(s, path, token)
@@ -39,7 +40,8 @@ func (a *attempt) queue(ctx context.Context, s *session, path string, token int6
 		}
 	}
 	a.d.watchLater(h)
-	a.watched = nil // those of another session
+	a.wake = make(chan struct{}, 1)
+	defer a.stopListening(s)
 	own := entry{path: path, requestID: a.r.RequestID, use: useOf(a.r)}
 	for first := true; ; first = false {
 		queue, err := s.children(ctx, a.dir)
@@ -107,77 +109,88 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 	if changed, err := a.watch(ctx, s, some); err != nil || changed {
 		return err
 	}
-	look := time.NewTimer(firstLook/2 + rand.N(firstLook))
+	pause := firstLook
+	look := time.NewTimer(jitter(pause))
 	defer look.Stop()
-	const ctxDone, sessionLost, ownGone, timeToLook, others = 0, 1, 2, 3, 4
-	cases := []reflect.SelectCase{
-		ctxDone: receive(ctx.Done()), sessionLost: receive(s.lost), ownGone: receive(h.gone), timeToLook: receive(look.C),
-	}
-	for _, e := range some {
-		cases = append(cases, receive(a.watched[e.path]))
-	}
 	for {
-		switch n, _, _ := reflect.Select(cases); n {
-		case ctxDone:
+		select {
+		case <-ctx.Done():
 			return ended(ctx)
-		case sessionLost:
+		case <-s.lost:
 			return errSessionLost
-		case ownGone:
+		case <-h.gone:
 			return zk.ErrNoNode
-		case timeToLook:
-			// Our server has told all it knows. That it knows what the leader knows, the session's proofs see to; a watch
-			// that is lost shows in the state.
+		case <-a.wake:
+			return nil
+		case <-look.C:
+			// Our server has told all it knows. That it knows what the leader knows, the session's proofs see to; a
+			// watch that is lost shows in the state.
 			gone, err := a.look(ctx, s, h, some)
 			if err != nil || gone {
 				return err
 			}
-			look.Reset(lookEvery - lookEvery/5 + rand.N(2*lookEvery/5))
-		default:
-			delete(a.watched, some[n-others].path) // it tells once
-			return nil
+			pause = min(2*pause, lookEvery)
+			look.Reset(jitter(pause))
 		}
 	}
 }
 
-func receive(channel any) reflect.SelectCase {
-	return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(channel)}
-}
+func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
 // watch watches entries that are not watched yet. It is true if one of them has gone, or was none.
 func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed bool, err error) {
-	some = slices.DeleteFunc(slices.Clone(some), func(e entry) bool { return a.watched[e.path] != nil })
+	some = slices.DeleteFunc(slices.Clone(some), func(e entry) bool { return !s.listen(e.path, a.wake) })
+	for _, e := range some {
+		a.heard = append(a.heard, e.path)
+	}
 	nodes, errs := make([]found, len(some)), make([]error, len(some))
 	sideBySide(len(some), func(i int) { nodes[i], errs[i] = s.watch(ctx, some[i].path) })
 	for i, node := range nodes {
+		foreign := errs[i] == nil && node.stat.EphemeralOwner == 0
 		switch {
+		case foreign:
+			a.noteForeign(some[i])
+			changed = true
 		case errors.Is(errs[i], zk.ErrNoNode):
 			changed = true
 		case errs[i] != nil:
 			err = errs[i]
-		case node.stat.EphemeralOwner == 0:
-			a.noteForeign(some[i])
-			changed = true
-		default:
-			if a.watched == nil {
-				a.watched = map[string]<-chan zk.Event{}
-			}
-			a.watched[some[i].path] = node.gone
+		}
+		if foreign || errs[i] != nil {
+			s.unlisten(some[i].path, a.wake)
 		}
 	}
 	return changed, err
 }
 
+func (a *attempt) stopListening(s *session) {
+	for _, path := range a.heard {
+		s.unlisten(path, a.wake)
+	}
+	a.heard = nil
+}
+
+// lookAtNodes is how many entries a waiter looks at one by one. Where it waits for more it reads the whole queue, at once.
+const lookAtNodes = 16
+
 // look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has.
-func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (bool, error) {
-	queue, err := s.children(ctx, a.dir)
-	if errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection) {
+func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
+	own := false
+	if len(some) > lookAtNodes {
+		var queue []entry
+		queue, err = s.children(ctx, a.dir)
+		own = place(queue, h.path) >= 0
+		gone = slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 })
+	} else if own, err = s.exists(ctx, h.path); own && err == nil {
+		there, errs := make([]bool, len(some)), make([]error, len(some))
+		sideBySide(len(some), func(i int) { there[i], errs[i] = s.exists(ctx, some[i].path) })
+		gone, err = slices.Contains(there, false), errors.Join(errs...)
+	}
+	switch {
+	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, errNoConnection):
 		return false, nil // the place in the queue is kept as long as the session lives
+	case err == nil && !own:
+		err = zk.ErrNoNode
 	}
-	if err != nil {
-		return false, err
-	}
-	if place(queue, h.path) < 0 {
-		return false, zk.ErrNoNode
-	}
-	return slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), nil
+	return gone, err
 }

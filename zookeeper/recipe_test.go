@@ -56,7 +56,9 @@ func newDriver(addrs ...string) *zookeeper.Driver {
 const ttl = 2 * containers.ZooKeeperTick
 
 func request(name string, wait bool) backend.Request {
-	return backend.Request{Name: name, RequestID: backend.NewRequestID(), TTL: ttl, Wait: wait}
+	return backend.Request{
+		Name: name, Owner: "test", RequestID: backend.NewRequestID(), HoldID: "hold-" + backend.NewRequestID(), TTL: ttl, Wait: wait,
+	}
 }
 
 // driver returns a driver that the test closes.
@@ -89,7 +91,7 @@ func take(t testing.TB, d backend.Driver, r backend.Request) backend.Grant {
 // queued waits until somebody waits for name.
 func queued(ctx context.Context, d *zookeeper.Driver, name string) error {
 	for {
-		info, err := d.Holder(ctx, name)
+		info, err := d.Look(ctx, name)
 		if err != nil || info.Waiters > 0 {
 			return err
 		}
@@ -259,7 +261,8 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	}
 }
 
-// TestSessionClosedFromElsewhere lets somebody who knows a session's id and password close it, under a holder and a waiter.
+// TestSessionClosedFromElsewhere lets somebody who knows a session's id and password close it, under a holder and a
+// waiter.
 func TestSessionClosedFromElsewhere(t *testing.T) {
 	server := containers.ZooKeeper(t)
 	b := &breaker{}
@@ -271,6 +274,7 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	r.TTL = 10 * time.Second
 	r.Lost = func(reason backend.Reason) { lost <- reason }
 	g := take(t, victim, r)
+	id, password := b.session() // the waiter may get another one
 	blocking := take(t, rival, request("waited for", false))
 	waited := make(chan backend.Grant, 1)
 	go func() {
@@ -285,7 +289,6 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	if err := queued(soon(t, 20*time.Second), rival, "waited for"); err != nil {
 		t.Fatal(err)
 	}
-	id, password := b.session()
 	if err := closeSession(soon(t, 20*time.Second), server.Addr(), id, password); err != nil {
 		t.Fatal(err)
 	}
@@ -321,8 +324,8 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	}
 }
 
-// closeSession takes a session over and closes it, as a client does that has its id and password, until the server does not
-// know it any more: the victim takes it back meanwhile, which closes the other's connection.
+// closeSession takes a session over and closes it, as a client does that has its id and password, until the server does
+// not know it any more: the victim takes it back meanwhile, which closes the other's connection.
 func closeSession(ctx context.Context, addr string, id uint64, password []byte) error {
 	for {
 		got, err := tryCloseSession(addr, id, password)
@@ -383,7 +386,7 @@ func TestTokenGrowsWhereTheNumberStartsAgain(t *testing.T) {
 		if err := d.Release(soon(t, 10*time.Second), g); err != nil {
 			t.Fatalf("Release = %v", err)
 		}
-		if err := admin.try(func() error { return admin.Delete("/fencelock/again", -1) }); err != nil {
+		if err := admin.try(func() error { return admin.Delete("/fencelock/lock:again", -1) }); err != nil {
 			t.Fatal(err)
 		}
 		last = g
@@ -405,8 +408,11 @@ func TestBoundsOfTheServer(t *testing.T) {
 	if !errors.Is(err, backend.ErrInvalidTTL) || !strings.Contains(err.Error(), bound) {
 		t.Errorf("Acquire beyond what the server grants = %v, want ErrInvalidTTL with the bound of %s", err, bound)
 	}
-	r.TTL = 400 * time.Millisecond
-	if g := take(t, dial(100*time.Millisecond), r); g.TTL != ttl {
-		t.Errorf("TTL granted = %v, want the %v that the server raises it to", g.TTL, ttl)
+	r.TTL = 3 * time.Second
+	short := containers.ZooKeeperTick - time.Millisecond
+	var config *backend.ConfigError
+	_, err = dial(short).Acquire(soon(t, 10*time.Second), r)
+	if !errors.As(err, &config) || config.Value != short.String() || !strings.Contains(config.Want, containers.ZooKeeperTick.String()) {
+		t.Errorf("Acquire with a tick below the servers' = %v, want a ConfigError that names both", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // Release implements backend.Driver.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	return d.callError("release", g.Name, d.release(ctx, g))
+	return d.callError("release", g.Name, notHeld(g, d.release(ctx, g)))
 }
 
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
@@ -27,13 +27,14 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	defer d.work.Done()
 	ctx, done := d.callContext(ctx)
 	defer done()
-	if err := d.adopt(ctx, g.Name, g.RequestID); err != nil {
+	left, err := d.adopt(ctx, g.Name, g.RequestID)
+	if err != nil {
 		return err
 	}
 	path, token, ok := d.pathOf(g)
 	switch {
 	case g.Incarnation == "" && g.Token == 0:
-		return notHeld(g, d.removeRequest(ctx, g.Name, g.RequestID))
+		return d.removeRequest(ctx, g.Name, g.RequestID, left)
 	case !ok:
 		return &backend.NotHeldError{Name: g.Name}
 	}
@@ -58,7 +59,7 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	case err == nil:
 		d.dropHold(h)
 	case errors.Is(err, errSessionLost):
-		return &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonSessionExpired}
+		return &backend.NotHeldError{Name: g.Name, Reason: h.session.reason()}
 	case errors.Is(err, zk.ErrNoNode):
 		d.dropHold(h)
 		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
@@ -83,12 +84,13 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	case err != nil:
 		return err
 	}
-	return notHeld(g, s.remove(ctx, path))
+	return s.remove(ctx, path)
 }
 
-// removeRequest deletes whatever a request has left. ErrNoNode if there is nothing.
-func (d *Driver) removeRequest(ctx context.Context, name, requestID string) error {
-	s, err := d.anySession(ctx)
+// removeRequest deletes whatever a request has left. ErrNoNode if there is nothing. It looks on the session on which an
+// attempt was given up, if that is known: what was sent on it before then has been done, or never will be.
+func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *orphan) error {
+	s, err := d.sessionOf(ctx, left)
 	if err != nil {
 		return err
 	}
@@ -119,9 +121,26 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string) erro
 	return none
 }
 
+// sessionOf returns the session on which an orphan may stand, or any session, and adds a user.
+func (d *Driver) sessionOf(ctx context.Context, left *orphan) (*session, error) {
+	if left != nil {
+		d.mu.Lock()
+		there := d.sessions[left.slot] != nil
+		d.mu.Unlock()
+		if there {
+			return d.sessionFor(ctx, left.slot)
+		}
+	}
+	return d.anySession(ctx)
+}
+
+// notHeld turns the absence of a grant's node, or of all that the ensemble once knew, into the answer for its holder.
 func notHeld(g backend.Grant, err error) error {
-	if errors.Is(err, zk.ErrNoNode) {
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
 		return &backend.NotHeldError{Name: g.Name}
+	case errors.Is(err, backend.ErrHistoryLost):
+		return &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonHistoryLost}
 	}
 	return err
 }

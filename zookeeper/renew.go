@@ -10,11 +10,12 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew implements backend.Driver. One request proves the session of all grants with one TTL. Every node that was deleted
-// before the leader answered it has been told by its watch before that answer, so that nothing is read for the single
-// holds. After a reconnect each of them is read once, all side by side.
+// Renew implements backend.Driver. One request proves the session of all grants with one TTL. Every node that was
+// deleted before the leader answered it has been told by its watch before that answer, so that nothing is read for the
+// single holds. After a reconnect each of them is read once, all side by side.
 //
-// A grant whose TTL differs from its session's moves to the session of that TTL, with one transaction of its own.
+// A grant with a longer TTL than its session's moves to the session of that TTL, with one transaction of its own. One
+// with a shorter TTL stays where it is: a renewal never shortens a hold.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -37,7 +38,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 			continue
 		}
 		h := d.holdAt(path, token)
-		if h == nil || g.TTL != h.session.ttl && g.TTL != h.session.asked {
+		if h == nil || g.TTL > h.session.ttl {
 			work.Go(func() { out[i] = d.renewElsewhere(ctx, g, h, path, token) })
 			continue
 		}
@@ -49,7 +50,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	work.Wait()
 	for i, g := range grants {
-		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+		out[i].Err = d.callError("renew", g.Name, notHeld(g, out[i].Err))
 	}
 	return out
 }
@@ -61,7 +62,7 @@ func (d *Driver) renewOn(
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
 			if out[i].Err = err; errors.Is(err, errSessionLost) {
-				out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: backend.ReasonSessionExpired}
+				out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: s.reason()}
 			}
 		}
 		return
@@ -73,7 +74,7 @@ func (d *Driver) renewOn(
 		d.mu.Lock()
 		seen, gone := h.link, h.isGone
 		d.mu.Unlock()
-		out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
+		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
 		switch {
 		case gone:
 			work.Go(func() { out[i] = d.renewGone(ctx, grants[i], h) })
@@ -90,8 +91,8 @@ func (d *Driver) renewOn(
 	work.Wait()
 }
 
-// proveRenewal proves the session since the first renewal that has not been proved: one that comes again, because the answer
-// took longer than it waited, finds that answer.
+// proveRenewal proves the session since the first renewal that has not been proved: one that comes again, because the
+// answer took longer than it waited, finds that answer.
 func (s *session) proveRenewal(ctx context.Context) error {
 	s.mu.Lock()
 	if s.renewing.IsZero() {
@@ -115,8 +116,8 @@ func (d *Driver) renewGone(ctx context.Context, g backend.Grant, h *hold) backen
 	return backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: reason}}
 }
 
-// seeAgain reads a node after a reconnect: the library sets its watches again, but says neither when nor whether. A node
-// that has no watch yet gets it.
+// seeAgain reads a node after a reconnect: the library sets its watches again, but says neither when nor whether. A
+// node that has no watch yet gets it.
 func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 	d.mu.Lock()
 	watched := h.link != 0
@@ -138,12 +139,13 @@ func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// renewElsewhere renews a grant that has no hold here, or that has another TTL now: it moves to the session of that TTL.
+// renewElsewhere renews a grant that has no hold here, or that has a longer TTL now: it moves to the session of that
+// TTL.
 func (d *Driver) renewElsewhere(ctx context.Context, g backend.Grant, h *hold, path string, token int64) backend.Renewal {
 	if err := d.Describe().ValidateTTL(g.TTL); err != nil {
 		return backend.Renewal{Err: err}
 	}
-	s, err := d.sessionFor(ctx, g.TTL)
+	s, err := d.sessionFor(ctx, slot{ttl: g.TTL})
 	if err != nil {
 		return backend.Renewal{Err: err}
 	}

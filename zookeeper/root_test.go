@@ -10,7 +10,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// A session is proved at "/", which not every user may read: that it is refused was agreed to by a majority all the same.
+// A session is proved at "/", which not every user may read: that it is refused was agreed to by a majority all the
+// same.
 func TestRootThatMayNotBeRead(t *testing.T) {
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())

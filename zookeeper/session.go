@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"io"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -14,22 +17,26 @@ import (
 	"github.com/fencelock/fencelock/internal/background"
 )
 
-// session is one ZooKeeper session on a connection of its own. All holds and waiters with one TTL share it. When it ends it
-// ends for good; the next acquire makes another one.
+// session is one ZooKeeper session on a connection of its own. All holds and waiters with one TTL share it. When it
+// ends it ends for good; the next acquire makes another one.
 type session struct {
 	d     *Driver
-	asked time.Duration // the key in Driver.sessions
+	slot  slot          // the key in Driver.sessions
+	asked time.Duration // the TTL of the slot
 	conn  *zk.Conn
 
 	shook chan struct{} // closed when a server has made the session, or refused to, or none could be reached
 	ready chan struct{} // closed when the session can be used, or has ended
 	lost  chan struct{} // closed when the session has ended
 
+	probe bool // it claims to have seen nothing, and asks for the shortest timeout that the server grants
+
 	dialing  context.Context // ends with the session
 	stopDial context.CancelFunc
 	calls    sync.WaitGroup // requests under way
+	busy     atomic.Int32   // how many
 	written  atomic.Int64   // requests that left, pings aside
-	zxid     atomic.Int64   // of the last reply
+	zxid     atomic.Int64   // of the last reply; see also Driver.zxid
 
 	// Set before shook is closed.
 	id  int64
@@ -38,6 +45,8 @@ type session struct {
 	mu       sync.Mutex // protects the following fields; taken after Driver.mu, never before
 	made     bool       // shook is closed
 	err      error      // why it could not be made
+	trouble  error      // why the last connection did not come to stand
+	why      backend.Reason
 	usable   bool
 	wire     *wire // the present connection
 	up       chan struct{}
@@ -47,11 +56,12 @@ type session struct {
 	births   map[string]int64         // zxids of nodes whose creation was answered just now
 	failures int                      // dials since the last connection
 	proof    proof
-	asking   *question       // not nil while a proof is asked for
-	last     backend.Instant // when the last answered one was sent
-	renewing backend.Instant // since when renewals wait for a proof; zero if none does
-	users    int             // holds and waiters
-	idle     backend.Instant // since when there are none
+	asking   *question                    // not nil while a proof is asked for
+	last     backend.Instant              // when the last answered one was sent
+	renewing backend.Instant              // since when renewals wait for a proof; zero if none does
+	watched  map[string][]chan<- struct{} // who waits for a change of a node
+	users    int                          // holds and waiters
+	idle     backend.Instant              // since when there are none
 	ended    bool
 }
 
@@ -61,16 +71,42 @@ var errSessionLost = errors.New("the ZooKeeper session is gone")
 // attemptTime bounds one request that is not bounded more tightly.
 const attemptTime = 3 * time.Second
 
-// sessionFor returns the session for ttl, with a user more. It makes one if there is none.
-func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
+// slot is the place of a session among those of a driver.
+type slot struct {
+	ttl time.Duration
+	n   int // below sessionsPerTTL
+}
+
+// A server works off the requests of one session one after the other, so that one session is a bound for a client that
+// has much to do. One that has little keeps one session alive, and not four.
+const (
+	sessionsPerTTL = 4
+	busySession    = 16 // requests under way from which on another session is used, too
+)
+
+// slotFor chooses the session for an attempt: the first one while it is not busy, and then another one by the name.
+func (d *Driver) slotFor(ttl time.Duration, name string) slot {
+	d.mu.Lock()
+	first := d.sessions[slot{ttl, 0}]
+	d.mu.Unlock()
+	if first == nil || first.busy.Load() < busySession {
+		return slot{ttl, 0}
+	}
+	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
+}
+
+// sessionFor returns the session of a slot, and adds a user. It makes one if there is none.
+func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
 	for {
+		if err := d.historyLost(); err != nil {
+			return nil, err
+		}
 		d.mu.Lock()
-		s := d.sessions[ttl]
+		s := d.sessions[at]
 		creator := s == nil
 		if creator {
-			s = d.newSession(ttl)
-			d.sessions[ttl] = s
-			d.ending.Add(1)
+			s = d.newSession(at)
+			d.sessions[at] = s
 		}
 		d.mu.Unlock()
 		if creator {
@@ -92,10 +128,10 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	}
 }
 
-// anySession returns a session for a call that needs none in particular, with a user more.
-func (d *Driver) anySession(ctx context.Context) (*session, error) {
+// standing returns a session that can be used, one with a connection if there is one, or nil.
+func (d *Driver) standing() (found *session) {
 	d.mu.Lock()
-	var found *session
+	defer d.mu.Unlock()
 	for _, s := range d.sessions {
 		s.mu.Lock()
 		if s.usable && !s.ended && (found == nil || s.isUp) {
@@ -103,49 +139,47 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 		}
 		s.mu.Unlock()
 	}
-	d.mu.Unlock()
-	if found != nil && found.join(ctx) == nil {
-		return found, nil
-	}
-	return d.sessionFor(ctx, min(max(10*time.Second, d.minTTL()), 20*d.o.Tick))
+	return found
 }
 
-func (d *Driver) newSession(ttl time.Duration) *session {
+// anySession returns a session for a call that needs none in particular, with a user more.
+func (d *Driver) anySession(ctx context.Context) (*session, error) {
+	if found := d.standing(); found != nil && found.join(ctx) == nil {
+		return found, nil
+	}
+	return d.sessionFor(ctx, slot{ttl: min(max(10*time.Second, d.minTTL()), 20*d.o.Tick)})
+}
+
+func (d *Driver) newSession(at slot) *session {
 	s := &session{
-		d: d, asked: ttl, shook: make(chan struct{}), ready: make(chan struct{}), lost: make(chan struct{}), up: make(chan struct{}),
+		d: d, slot: at, asked: at.ttl, shook: make(chan struct{}), ready: make(chan struct{}), lost: make(chan struct{}), up: make(chan struct{}),
 		proof: proof{tick: d.o.Tick}, dirs: map[string]chan struct{}{}, births: map[string]int64{},
+		watched: map[string][]chan<- struct{}{},
 	}
 	s.dialing, s.stopDial = context.WithCancel(context.Background())
 	return s
 }
 
-// create connects. Others that need the session wait in join.
+// create makes the session usable. Others that need it wait in join.
 func (s *session) create(ctx context.Context) error {
 	defer close(s.ready)
-	conn, events, err := zk.Connect(s.d.addrs, s.asked, zk.WithDialer(s.dial), zk.WithHostProvider(&servers{s: s}),
-		zk.WithEventCallback(s.event), zk.WithLogInfo(false), zk.WithLogger(libraryLog{s.d.o.Logger}))
-	if err != nil {
-		s.end(backend.ReasonSessionExpired)
-		s.d.ending.Done()
-		return err
-	}
-	s.conn = conn
-	go s.closeAfterEnd(events)
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
-	select {
-	case <-s.shook:
-	case <-ctx.Done():
-		s.fail(s.unmade(ended(ctx)))
+	var errs [2]error
+	sideBySide(len(errs), func(i int) {
+		if errs[i] = []func(context.Context) error{s.connect, s.d.checkTick}[i](ctx); errs[i] != nil {
+			cancel() // the other one is of no use any more
+		}
+	})
+	err := errs[0]
+	if errs[1] != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = errs[1]
 	}
-	s.mu.Lock()
-	err = s.err
-	s.mu.Unlock()
 	if err == nil {
-		err = s.authenticate(ctx)
+		err = s.readConfig(ctx)
 	}
 	if err == nil {
-		err = s.d.prepare(ctx, s)
+		err = s.d.recognize(ctx, s)
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
@@ -158,7 +192,32 @@ func (s *session) create(ctx context.Context) error {
 	return nil
 }
 
-// join adds a user, once the session stands. If it does not come to stand or has ended since, the error is errSessionLost.
+// connect makes the session in ZooKeeper, for the user of the options.
+func (s *session) connect(ctx context.Context) error {
+	conn, events, err := zk.Connect(s.d.addrs, s.asked, zk.WithDialer(s.dial), zk.WithHostProvider(&servers{s: s}),
+		zk.WithEventCallback(s.event), zk.WithLogInfo(false), zk.WithLogger(libraryLog{s.d.o.Logger}))
+	if err != nil {
+		return err
+	}
+	s.conn = conn
+	s.d.ending.Add(1) // not while Close waits for it: a call, or work that Close waits for before, is under way
+	go s.closeAfterEnd(events)
+	select {
+	case <-s.shook:
+	case <-ctx.Done():
+		s.fail(s.unmade(ended(ctx)))
+	}
+	s.mu.Lock()
+	err = s.err
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.authenticate(ctx)
+}
+
+// join adds a user, once the session stands. If it does not come to stand or has ended since, the error is
+// errSessionLost.
 func (s *session) join(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -215,10 +274,20 @@ func (s *session) fail(err error) {
 func (s *session) unmade(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.trouble != nil {
+		err = fmt.Errorf("%w: %w", s.trouble, err)
+	}
 	if s.wire == nil {
 		return fmt.Errorf("%w: %w", errNoConnection, err)
 	}
 	return err
+}
+
+// reason tells why the session has ended.
+func (s *session) reason() backend.Reason {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.why
 }
 
 // over reports whether the session has ended.
@@ -243,10 +312,22 @@ func (s *session) setWire(w *wire) bool {
 func (s *session) dialFailed(err error) {
 	s.mu.Lock()
 	s.failures++
+	s.trouble = err
 	failed := !s.made && s.failures >= len(s.d.addrs)
 	s.mu.Unlock()
 	if failed {
 		s.fail(fmt.Errorf("%w: %w", errNoConnection, err))
+	}
+}
+
+// turnedAway notes that a server has closed a connection instead of answering the connect request. It does so when it
+// does not serve yet, and when it has seen less than the client.
+func (s *session) turnedAway(w *wire, err error) {
+	s.mu.Lock()
+	s.trouble = fmt.Errorf("%s answered no connect request: %w", w.address, err)
+	s.mu.Unlock()
+	if w.seen > 0 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+		s.d.suspect()
 	}
 }
 
@@ -273,7 +354,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errEnded
-	case first && timeout < s.asked:
+	case first && timeout < s.asked && !s.probe:
 		s.mu.Unlock()
 		s.fail(&backend.InvalidError{
 			Kind: backend.ErrInvalidTTL, What: "TTL", Value: s.asked.String(),
@@ -287,7 +368,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	} else {
 		s.proof.reconnected(w.sent)
 	}
-	s.failures = 0
+	s.failures, s.trouble = 0, nil
 	s.mu.Unlock()
 	return nil
 }
@@ -318,7 +399,10 @@ func (s *session) event(e zk.Event) {
 			s.failures++ // a server that accepts connections and does not answer
 		}
 		s.mu.Unlock()
+	case e.Path == s.d.root && (e.Type == zk.EventNodeDeleted || e.Type == zk.EventNodeDataChanged):
+		s.d.background(func() { s.d.rootChanged(s) })
 	case e.Type == zk.EventNodeDeleted, e.Type == zk.EventNodeDataChanged:
+		s.wake(e.Path)
 		s.d.changed(s, e)
 	}
 }
@@ -345,7 +429,7 @@ func (s *session) end(reason backend.Reason) {
 		s.mu.Unlock()
 		return
 	}
-	s.ended = true
+	s.ended, s.why = true, reason
 	close(s.lost)
 	s.mu.Unlock()
 	s.stopDial()

@@ -211,8 +211,8 @@ func (p *play) held(g backend.Grant) error {
 	if _, err := p.rival.Acquire(soon(p.t, 20*time.Second), p.other()); !errors.Is(err, backend.ErrHeld) {
 		return fmt.Errorf("an attempt by another request = %w, want ErrHeld", err)
 	}
-	info, err := p.rival.Holder(soon(p.t, 20*time.Second), p.r.Name)
-	if err != nil || len(info.Holders) != 1 || info.Holders[0].RequestID != p.r.RequestID || info.Waiters != 0 {
+	info, err := p.rival.Look(soon(p.t, 20*time.Second), p.r.Name)
+	if err != nil || len(info.Holders) != 1 || info.Holders[0].HoldID != p.r.HoldID || info.Waiters != 0 {
 		return fmt.Errorf("the queue is %+v, %w; want the one node of the request", info, err)
 	}
 	err = p.again(func(ctx context.Context) error { return p.d.Renew(ctx, []backend.Grant{g})[0].Err },

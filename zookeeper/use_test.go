@@ -44,11 +44,11 @@ func release(t testing.TB, d backend.Driver, g backend.Grant) {
 }
 
 // stands waits until as many hold and wait for a name.
-func stands(t testing.TB, d *zookeeper.Driver, name string, holders, waiters int) backend.Info {
+func stands(t testing.TB, d *zookeeper.Driver, name string, holders, waiters int) backend.State {
 	t.Helper()
-	var last backend.Info
+	var last backend.State
 	for ctx := soon(t, 20*time.Second); ; time.Sleep(10 * time.Millisecond) { // nobody tells
-		info, err := d.Holder(ctx, name)
+		info, err := d.Look(ctx, name)
 		if err == nil && len(info.Holders) == holders && info.Waiters == waiters {
 			return info
 		}
@@ -128,7 +128,7 @@ func queueOverKinds(t *testing.T, server *containers.ZooKeeperServer) {
 						t.Fatalf("request %d: %v", next+i, got.err)
 					}
 					h, a := info.Holders[i], test.arrive[next+i]
-					if h.RequestID != got.g.RequestID || h.Kind != a.kind || h.Permits != a.n || h.Token != got.g.Token {
+					if h.HoldID != got.g.HoldID || h.Kind != a.kind || h.Permits != a.n || h.Token != got.g.Token {
 						t.Errorf("holder %d is %+v, want that of %+v", next+i, h, got.g)
 					}
 					if got.g.Token.Exclusive() != (a.kind == exclusive) || got.g.Token.Order() <= last {
@@ -381,7 +381,7 @@ func oneNameIsInUseForOneThing(t *testing.T, server *containers.ZooKeeperServer)
 				g = take(t, d, again) // back to its client
 			}
 		}
-		if info, err := d.Holder(soon(t, 20*time.Second), "use"); err != nil || len(info.Holders) != 1 || info.Waiters != 1 {
+		if info, err := d.Look(soon(t, 20*time.Second), "use"); err != nil || len(info.Holders) != 1 || info.Waiters != 1 {
 			t.Errorf("after all that %+v, %v; want the one holder and the one waiter", info, err)
 		}
 		giveUp()

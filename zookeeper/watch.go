@@ -3,6 +3,7 @@ package zookeeper
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -23,8 +24,8 @@ type unwatched struct {
 	at backend.Instant
 }
 
-// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all of them, and ends
-// when there is none.
+// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all of them, and
+// ends when there is none.
 func (d *Driver) watchLater(h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -105,4 +106,38 @@ func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 		h.token = node.Token
 	}
 	return nil
+}
+
+// listen lets a change of a node wake somebody, once. The caller then watches the node. It is false if the same listens to
+// the node already.
+func (s *session) listen(path string, wake chan<- struct{}) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Contains(s.watched[path], wake) {
+		return false
+	}
+	s.watched[path] = append(s.watched[path], wake)
+	return true
+}
+
+func (s *session) unlisten(path string, wake chan<- struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := slices.DeleteFunc(s.watched[path], func(other chan<- struct{}) bool { return other == wake })
+	if s.watched[path] = all; len(all) == 0 {
+		delete(s.watched, path)
+	}
+}
+
+// wake wakes those who listen to a node. Whoever has been woken and has not looked yet will see this change, too.
+func (s *session) wake(path string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, wake := range s.watched[path] {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	delete(s.watched, path)
 }

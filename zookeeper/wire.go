@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -15,19 +16,22 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// wire is a connection to one server. It reads what passes, for what the client library keeps to itself, learns too late or
-// gets wrong:
+// wire is a connection to one server. It reads what passes, for what the client library keeps to itself, learns too
+// late or gets wrong:
 //
 //   - the timeout that was granted and the session that goes on, in the server's answer to the connect request;
 //   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it never
-//     gets one; the wire puts the zxid into the requests that need it;
+//     gets one; the wire puts the zxid into the requests that need it. It also knows one from before the session, which the
+//     library does not send;
 //   - the zxid that created a node. The library does not ask for it when it creates an entry; the wire does, which saves
 //     every acquire one request.
 type wire struct {
 	net.Conn
-	s    *session
-	sent backend.Instant // before the connection was opened
-	zxid int64           // the last one that the session had seen then
+	s       *session
+	address string
+	sent    backend.Instant // before the connection was opened
+	zxid    int64           // the last one that the session had seen then
+	seen    int64           // the highest one that the driver had seen then
 
 	// For the goroutine that reads.
 	buffer [16 << 10]byte
@@ -46,9 +50,12 @@ type wire struct {
 	creates map[int32]bool // numbers of creations that are not answered
 }
 
-// headBytes is what counts of a message: length, protocol version, timeout and session id of the first one, length, number,
-// zxid and error of all others.
+// headBytes is what counts of a message: length, protocol version, timeout and session id of the first one, length,
+// number, zxid and error of all others.
 const headBytes = 4 + 4 + 4 + 8
+
+// maxHello bounds the answer to the connect request. More is said only by what is no ZooKeeper.
+const maxHello = 1 << 10
 
 var errEnded = errors.New("the ZooKeeper session has ended")
 
@@ -61,14 +68,19 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
 	ctx, cancel := context.WithTimeout(s.dialing, timeout)
 	defer cancel()
-	w := &wire{s: s, sent: s.d.clock.Now(), zxid: s.zxid.Load(), creates: map[int32]bool{}}
+	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), creates: map[int32]bool{}}
+	if !s.probe {
+		w.seen = s.d.zxid.Load()
+	}
 	dial := s.d.o.Dial
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
 	conn, err := dial(ctx, network, address)
 	if err == nil && s.d.o.TLS != nil {
-		conn, err = secure(ctx, conn, address, s.d.o.TLS)
+		if conn, err = secure(ctx, conn, address, s.d.o.TLS); err != nil {
+			err = fmt.Errorf("TLS with %s: %w", address, err)
+		}
 	}
 	if err != nil {
 		s.dialFailed(err)
@@ -113,6 +125,9 @@ func (w *wire) Read(p []byte) (int, error) {
 			return 0, refused
 		}
 		if n == 0 {
+			if !w.shaken {
+				w.s.turnedAway(w, err)
+			}
 			return 0, err
 		}
 		w.read = w.buffer[:n] // an error comes again
@@ -157,6 +172,11 @@ func (w *wire) follow(p []byte) error {
 // message looks at the head of a message.
 func (w *wire) message() error {
 	if !w.shaken {
+		if size := binary.BigEndian.Uint32(w.head[:]); size > maxHello {
+			err := errors.New("what listens there is no ZooKeeper, or wants TLS")
+			w.s.turnedAway(w, err)
+			return err
+		}
 		w.shaken = true
 		timeout := time.Duration(int32(binary.BigEndian.Uint32(w.head[8:]))) * time.Millisecond
 		return w.s.shaken(w, timeout, int64(binary.BigEndian.Uint64(w.head[12:])))
@@ -165,6 +185,7 @@ func (w *wire) message() error {
 	zxid := int64(binary.BigEndian.Uint64(w.head[8:]))
 	if number >= 0 && zxid > 0 { // a reply, and no event or answer to a ping
 		w.s.zxid.Store(zxid)
+		w.s.d.saw(zxid)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,8 +194,8 @@ func (w *wire) message() error {
 	return nil
 }
 
-// created notes which zxid created a node, at the end of the answer to its creation: the path, and its state, which begins
-// with that zxid.
+// created notes which zxid created a node, at the end of the answer to its creation: the path, and its state, which
+// begins with that zxid.
 func (w *wire) created() {
 	if !w.keep {
 		return
@@ -198,8 +219,8 @@ const (
 	opSetWatches      = 101
 )
 
-// Write sends what the library sends, one request for each call. It counts the requests, so that one which never left is
-// known to be that, and looks for the creation of a name's node: see announceDir.
+// Write sends what the library sends, one request for each call. It counts the requests, so that one which never left
+// is known to be that, and looks for the creation of a name's node: see announceDir.
 //
 // The library answers a request with the error of its write, whatever that is, and all others of the connection with
 // ErrConnectionClosed. Here they become the same.
@@ -208,11 +229,14 @@ func (w *wire) Write(p []byte) (int, error) {
 	switch {
 	case !w.greeted:
 		w.greeted = true
-		p = w.putZxid(p, 8) // behind length and version
+		p = putZxid(p, 8, w.seen) // behind length and version
+		if w.s.probe {
+			binary.BigEndian.PutUint32(p[16:], 1) // ms
+		}
 	case len(p) >= 12:
 		switch op = int32(binary.BigEndian.Uint32(p[8:])); {
 		case op == opSetWatches:
-			p = w.putZxid(p, 12) // behind length, number and kind
+			p = putZxid(p, 12, w.zxid) // behind length, number and kind
 		case op == opCreate && binary.BigEndian.Uint32(p[len(p)-4:]) == zk.FlagEphemeral|zk.FlagSequence:
 			p = w.askBirth(p)
 		}
@@ -244,11 +268,13 @@ func (w *wire) askBirth(p []byte) []byte {
 	return p
 }
 
-// putZxid returns the message with the zxid that the session had seen when the connection was opened. What has changed
-// after that is what a server must tell, also if replies over this connection have come since.
-func (w *wire) putZxid(p []byte, at int) []byte {
+// putZxid returns the message with a zxid in it: in a connect request the highest that the driver had seen, so that a
+// server which has seen less refuses; in a request for watches the last that the session had seen when the connection
+// was opened. What has changed after that is what the server must tell, also if replies over this connection have come
+// since.
+func putZxid(p []byte, at int, zxid int64) []byte {
 	p = bytes.Clone(p)
-	binary.BigEndian.PutUint64(p[at:], uint64(w.zxid))
+	binary.BigEndian.PutUint64(p[at:], uint64(zxid))
 	return p
 }
 
@@ -289,8 +315,8 @@ func (s *session) dirSent(dir string) {
 	}
 }
 
-// servers hands out the addresses in turn, without the pause of a second that the library's own provider makes before it
-// tries the only address again. paceDial makes shorter ones.
+// servers hands out the addresses in turn, without the pause of a second that the library's own provider makes before
+// it tries the only address again. paceDial makes shorter ones.
 type servers struct {
 	s     *session
 	addrs []string

@@ -9,6 +9,7 @@ import (
 	"net"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 )
@@ -41,7 +42,7 @@ func message(fields ...any) []byte {
 
 // TestWire lets a conversation pass in pieces of several sizes.
 func TestWire(t *testing.T) {
-	const path = "/fencelock/a/0123456789abcdef.0000000007"
+	const path = "/fencelock/lock:a/0123456789abcdef.0000000007"
 	hello := message(int32(0), int32(4000), int64(77), int32(16), [16]byte{}, false)
 	stat := make([]byte, 68)
 	binary.BigEndian.PutUint64(stat, 0x500000003) // czxid
@@ -59,10 +60,10 @@ func TestWire(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := New([]string{"localhost:2181"}, nil)
-			s := d.newSession(4_000_000_000)
+			s := d.newSession(slot{ttl: 4 * time.Second})
 			s.zxid.Store(0x400000001)
 			conn := &pipe{Reader: pieces(bytes.NewReader(said))}
-			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), creates: map[int32]bool{}}
+			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, creates: map[int32]bool{}}
 
 			write := func(p []byte) []byte {
 				t.Helper()
@@ -72,9 +73,9 @@ func TestWire(t *testing.T) {
 				}
 				return conn.sent.Bytes()
 			}
-			want := message(int32(0), int64(0x400000001), int32(4000), int64(0))
+			want := message(int32(0), int64(0x400000009), int32(4000), int64(0))
 			if got := write(message(int32(0), int64(0), int32(4000), int64(0))); !bytes.Equal(got, want) {
-				t.Errorf("connect request = %x, want %x with the last zxid", got, want)
+				t.Errorf("connect request = %x, want %x with the highest zxid", got, want)
 			}
 			create := func(op, flags int32) []byte { return message(int32(1), op, int32(len(path)), []byte(path), flags) }
 			if got := write(create(opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, create(opCreate2, 3)) {
@@ -115,7 +116,7 @@ func TestWire(t *testing.T) {
 // TestFailedWriteIsALostConnection: the library hands the error of a write to whoever made the request.
 func TestFailedWriteIsALostConnection(t *testing.T) {
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
-	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(4_000_000_000), greeted: true, creates: map[int32]bool{}}
+	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(slot{ttl: 4 * time.Second}), greeted: true, creates: map[int32]bool{}}
 	_, err := w.Write(message(int32(1), int32(opPing)))
 	if !transient(err) || !errors.Is(err, zk.ErrConnectionClosed) {
 		t.Errorf("Write = %v, want zk.ErrConnectionClosed", err)

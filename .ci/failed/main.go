@@ -1,6 +1,7 @@
 // Command failed reads what `go test -json` printed and tells what failed and why, in few lines: of a test that failed its
-// own messages, not what servers and passing tests said meanwhile. Whoever sees the end of a log sees the reason. It exits
-// with 1 if a test was skipped, where the argument "noskip" is given.
+// own messages, not what servers and passing tests said meanwhile. Whoever sees the end of a log sees the reason. It lists
+// what was left out on purpose (package internal/deep), the failures that a busy machine excused, and the lines of the packages with the argument "packages". It exits with 1 if something
+// else was skipped, where the argument "noskip" is given.
 package main
 
 import (
@@ -10,6 +11,9 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
+
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 type event struct {
@@ -19,6 +23,12 @@ type event struct {
 // telling are the lines worth a look: what a test says of itself, and what ends a program.
 var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
 
+// unfair is what tests say of failures that the machine may have caused (package internal/stall).
+var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|INCONCLUSIVE`)
+
+// packageLine is what go test says of a package.
+var packageLine = regexp.MustCompile(`^(ok|[?]|FAIL)\s`)
+
 const (
 	most   = 6   // lines of a test
 	widest = 400 // bytes of a line
@@ -27,6 +37,7 @@ const (
 func main() {
 	said := map[string][]string{} // by test
 	skipped := false
+	var left, packages, excused []string
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
@@ -40,10 +51,23 @@ func main() {
 			if telling.MatchString(e.Output) {
 				said[key] = append(said[key], e.Output)
 			}
+			if unfair.MatchString(e.Output) {
+				excused = append(excused, key+"\n"+e.Output)
+			}
+			if e.Test == "" && packageLine.MatchString(e.Output) {
+				packages = append(packages, e.Output)
+			}
 		case "skip":
-			if e.Test != "" {
+			switch {
+			case e.Test == "":
+			case slices.ContainsFunc(said[key], func(line string) bool { return strings.Contains(line, ": "+deep.Mark) }):
+				left = append(left, key)
+			default:
 				skipped = true
 				fmt.Println("SKIPPED", key)
+				for _, line := range said[key] {
+					fmt.Print(line)
+				}
 			}
 		case "fail", "build-fail":
 			fmt.Println("FAILED", key)
@@ -56,6 +80,17 @@ func main() {
 		case "pass":
 			delete(said, key)
 		}
+	}
+	if len(left) > 0 {
+		fmt.Printf("%d tests were left out, here or for make deep:\n  %s\n", len(left), strings.Join(left, "\n  "))
+	}
+	if len(excused) > 0 {
+		fmt.Printf("%d failures were excused, since the machine stood still: look whether they return\n%s", len(excused),
+			strings.Join(excused, ""))
+	}
+	if slices.Contains(os.Args, "packages") {
+		slices.Sort(packages)
+		fmt.Print(strings.Join(packages, ""))
 	}
 	if skipped && slices.Contains(os.Args, "noskip") {
 		fmt.Println("tests were skipped although FENCELOCK_REQUIRE=all")

@@ -1,46 +1,53 @@
 package memory
 
 import (
+	"slices"
+
 	"github.com/fencelock/fencelock/backend"
 )
-
-// agent is one line of work of one client: see backend.Request.Agent.
-type agent struct {
-	driver *Driver
-	text   string
-}
 
 // link is one step of the search for a cycle: a holder or waiter that the step before waits for, because of a name.
 type link struct {
 	name   string
 	owner  string
-	agent  agent
-	parent int // index of the step before; -1: the newcomer
+	hold   string  // the request id of a holder; empty for a waiter
+	waiter *waiter // nil for a holder
+	parent int     // index of the step before; -1: the newcomer
 }
 
-// cycle returns the error for a newcomer whose wait would close a cycle of agents that wait for each other; nil if it
-// would not. It searches from what the newcomer waits for towards what it holds.
-func (s *Store) cycle(d *Driver, rs []backend.Request, claims []claim) error {
-	self := agent{d, rs[0].Agent}
-	if self.text == "" {
+// cycle returns the error for a newcomer whose wait would close a cycle; nil if it would not. It searches from what the
+// newcomer waits for towards the holds that it is made under: a waiter goes on to what blocks it, a hold to what blocks
+// those who wait under it.
+func (s *Store) cycle(rs []backend.Request, claims []claim) error {
+	under := rs[0].Under
+	if len(under) == 0 {
 		return nil
 	}
 	links := s.blockers(nil, -1, claims, nil)
-	seen := map[agent]bool{}
+	seen := map[*waiter]bool{}
 	for i := 0; i < len(links); i++ {
 		at := links[i]
-		if at.agent == self {
-			return cycleOf(links, i, rs[0].Owner)
-		}
-		if at.agent.text == "" || seen[at.agent] {
+		if at.waiter != nil {
+			links = s.follow(links, i, at.waiter, seen)
 			continue
 		}
-		seen[at.agent] = true
-		for w := range s.agents[at.agent] {
-			links = s.blockers(links, i, w.claims, w)
+		if slices.Contains(under, at.hold) {
+			return cycleOf(links, i, rs[0].Owner)
+		}
+		for w := range s.under[at.hold] {
+			links = s.follow(links, i, w, seen)
 		}
 	}
 	return nil
+}
+
+// follow appends what blocks w, the first time that the search comes to it.
+func (s *Store) follow(links []link, parent int, w *waiter, seen map[*waiter]bool) []link {
+	if seen[w] {
+		return links
+	}
+	seen[w] = true
+	return s.blockers(links, parent, w.claims, w)
 }
 
 // blockers appends those whom claims have to wait for: holders, and waiters before w.
@@ -53,7 +60,7 @@ func (s *Store) blockers(links []link, parent int, claims []claim, w *waiter) []
 		}
 		if e.bars(c) {
 			s.holders(e, c, func(h *hold) {
-				links = append(links, link{c.name, h.owner, h.agent, parent})
+				links = append(links, link{name: c.name, owner: h.owner, hold: h.requestID, parent: parent})
 			})
 		}
 		for _, ahead := range e.queue {
@@ -61,7 +68,7 @@ func (s *Store) blockers(links []link, parent int, claims []claim, w *waiter) []
 				break
 			}
 			if c.behind(ahead) {
-				links = append(links, link{c.name, ahead.requests[0].Owner, ahead.agent(), parent})
+				links = append(links, link{name: c.name, owner: ahead.requests[0].Owner, waiter: ahead, parent: parent})
 			}
 		}
 	}
@@ -112,19 +119,19 @@ func cycleOf(links []link, last int, newcomer string) error {
 	return &backend.DeadlockError{Cycle: cycle}
 }
 
-// waitsAs keeps the waiters of each agent.
-func (s *Store) waitsAs(w *waiter, waits bool) {
-	a := w.agent()
-	switch {
-	case a.text == "":
-	case !waits:
-		delete(s.agents[a], w)
-		if len(s.agents[a]) == 0 {
-			delete(s.agents, a)
+// waitsUnder keeps the waiters under each hold.
+func (s *Store) waitsUnder(w *waiter, waits bool) {
+	for _, id := range w.requests[0].Under {
+		switch {
+		case !waits:
+			delete(s.under[id], w)
+			if len(s.under[id]) == 0 {
+				delete(s.under, id)
+			}
+		case s.under[id] == nil:
+			s.under[id] = map[*waiter]struct{}{w: {}}
+		default:
+			s.under[id][w] = struct{}{}
 		}
-	case s.agents[a] == nil:
-		s.agents[a] = map[*waiter]struct{}{w: {}}
-	default:
-		s.agents[a][w] = struct{}{}
 	}
 }

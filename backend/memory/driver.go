@@ -33,6 +33,7 @@ func New(o *Options) *Driver {
 type Driver struct {
 	store *Store
 	net   Network
+	space string // the store's, as the driver found it
 
 	done    chan struct{} // closed by Close
 	waiting sync.WaitGroup
@@ -52,8 +53,8 @@ func (d *Driver) Store() *Store { return d.store }
 // Network returns what lies between the driver and its store, in order to break it.
 func (d *Driver) Network() *Network { return &d.net }
 
-// IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows.
-func (d *Driver) IssuesFencingTokens() {}
+// IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows, within a token space.
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe implements backend.Driver.
 func (d *Driver) Describe() backend.Description {
@@ -64,7 +65,7 @@ func (d *Driver) Describe() backend.Description {
 			backend.CapForceRelease | backend.CapShared | backend.CapPermits | backend.CapMultiAcquire |
 			backend.CapHierarchy | backend.CapDeadlock,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
-		TokenSpace: d.store.space,
+		TokenSpace: d.space, Clock: d.store.clock, Exclusion: backend.ExclusionInProcess,
 	}
 }
 
@@ -274,7 +275,7 @@ func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 		remove := func() (v verdict) {
 			for i := range rs {
 				g := rs[i].Grant()
-				v, _ = d.store.release(&g)
+				v, _ = d.store.release(d, &g)
 			}
 			return v
 		}
@@ -329,10 +330,10 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	var sent backend.Instant
 	if err == nil {
 		var ok bool
-		if sent, ok = d.direct(func() verdict { return d.store.renew(grants, errs) }); !ok {
+		if sent, ok = d.direct(func() verdict { return d.store.renew(d, grants, errs) }); !ok {
 			// A message may be delivered after the caller gave up and used its slice for something else.
 			late := slices.Clone(grants)
-			sent, err = d.exchange(ctx, func() verdict { return d.store.renew(late, errs) })
+			sent, err = d.exchange(ctx, func() verdict { return d.store.renew(d, late, errs) })
 		}
 	}
 	for i := range grants {
@@ -356,7 +357,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	}
 	if !d.net.troubled.Load() {
 		d.net.seen[0].Add(1)
-		if v, err := d.store.release(&g); v == answered {
+		if v, err := d.store.release(d, &g); v == answered {
 			d.net.seen[1].Add(1)
 			return callError("release", g.Name, err)
 		}
@@ -367,7 +368,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 func (d *Driver) releaseOver(ctx context.Context, g backend.Grant) error {
 	var answer error
 	if _, err := d.exchange(ctx, func() (v verdict) {
-		v, answer = d.store.release(&g)
+		v, answer = d.store.release(d, &g)
 		return v
 	}); err != nil {
 		return err

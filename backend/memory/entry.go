@@ -29,6 +29,7 @@ type hold struct {
 	claim       claim // of the name itself
 	kind        backend.Kind
 	requestID   string
+	holdID      string
 	owner       string
 	token       fencing.Token
 	incarnation string
@@ -40,7 +41,7 @@ type hold struct {
 	queued      bool            // granted out of the queue
 	metadata    map[string]string
 	lost        func(backend.Reason)
-	agent       agent
+	driver      *Driver // whom lost belongs to
 	alarm       alarm
 }
 
@@ -52,8 +53,6 @@ type waiter struct {
 	push     func(answer)
 	alarm    alarm
 }
-
-func (w *waiter) agent() agent { return agent{w.driver, w.requests[0].Agent} }
 
 // entryFor returns the entry of a claim's name, and makes it if there is none.
 func (s *Store) entryFor(c *claim) *entry {
@@ -184,7 +183,7 @@ func (e *entry) heldError(name string, now backend.Instant) error {
 			held.RetryAfter = left
 		}
 		if held.Holder == "" && !h.vacant {
-			held.Holder = h.owner
+			held.Holder, held.HoldID = h.owner, h.holdID
 		}
 	}
 	return held

@@ -11,12 +11,12 @@ const eventsKept = 4096
 
 // history is the ring of the last events. Revisions have no gaps in it, so that a revision tells the place.
 type history struct {
-	ring  []backend.Event // grows up to eventsKept, then wraps
-	start int             // of the oldest
-	floor uint64          // the revision before that of the oldest: events up to it are gone
+	ring  []backend.Change // grows up to eventsKept, then wraps
+	start int              // of the oldest
+	floor uint64           // the revision before that of the oldest: events up to it are gone
 }
 
-func (h *history) add(e backend.Event) {
+func (h *history) add(e backend.Change) {
 	if len(h.ring) < eventsKept {
 		h.ring = append(h.ring, e)
 		return
@@ -27,7 +27,7 @@ func (h *history) add(e backend.Event) {
 }
 
 // at returns the event of a revision above the floor and not above the last.
-func (h *history) at(revision uint64) *backend.Event {
+func (h *history) at(revision uint64) *backend.Change {
 	return &h.ring[(h.start+int(revision-h.floor-1))%len(h.ring)]
 }
 
@@ -43,8 +43,8 @@ func (s *Store) revision() uint64 { return uint64(s.last) + 1 }
 
 // record notes what happened to a hold as the event of the present revision, and wakes those who watch the name.
 // Whoever calls it has counted s.last: a grant for its token, an end for its event.
-func (s *Store) record(h *hold, what backend.EventType, reason string) {
-	s.past.add(backend.Event{
+func (s *Store) record(h *hold, what backend.ChangeType, reason string) {
+	s.past.add(backend.Change{
 		Type: what, Name: h.claim.name, Owner: h.owner, Token: h.token, Reason: reason, Revision: s.revision(),
 	})
 	if len(s.watches) == 0 {
@@ -55,9 +55,9 @@ func (s *Store) record(h *hold, what backend.EventType, reason string) {
 	}
 }
 
-// forgetHistory ends every watch since before now with backend.ErrCompacted, those that run already too.
+// forgetHistory begins the count of tokens and events anew, and wakes every watch, which ends by that.
 func (s *Store) forgetHistory() {
-	s.last++
+	s.last = 0
 	s.past.forget(s.revision())
 	for _, each := range s.watches {
 		for w := range each {
@@ -89,7 +89,7 @@ func (s *Store) wake(w *watch) {
 
 // news is what a watch has not seen.
 type news struct {
-	events []backend.Event
+	events []backend.Change
 	upTo   uint64 // nothing of the name up to here is missing
 	more   bool   // there are events above upTo already
 	err    error
@@ -99,9 +99,12 @@ type news struct {
 const newsAtOnce = 128
 
 // read answers w, which has seen everything up to since, with what follows.
-func (s *Store) read(w *watch, since uint64) news {
+func (s *Store) read(d *Driver, w *watch, since uint64) news {
 	if w.over {
 		return news{}
+	}
+	if err := s.forgot(d); err != nil {
+		return news{err: err}
 	}
 	last := s.revision()
 	from := since + 1

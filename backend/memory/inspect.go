@@ -25,13 +25,13 @@ func (s *Store) look(read func(now backend.Instant)) verdict {
 	return answered
 }
 
-func (e *entry) info(now backend.Instant) backend.Info {
-	info := backend.Info{Name: e.name}
+func (e *entry) info(now backend.Instant) backend.State {
+	info := backend.State{Name: e.name}
 	for _, h := range e.holds {
 		if !h.vacant {
 			info.Held = true
 			info.Holders = append(info.Holders, backend.Holder{
-				Owner: h.owner, RequestID: h.requestID, Kind: h.kind, Permits: h.claim.permits, Token: h.token,
+				Owner: h.owner, HoldID: h.holdID, Kind: h.kind, Permits: h.claim.permits, Token: h.token,
 				Since: time.Now().Add(-now.Sub(h.since)), ExpiresIn: h.expires.Sub(now), Metadata: cloneMetadata(h.metadata),
 			})
 		}
@@ -46,9 +46,9 @@ func (e *entry) info(now backend.Instant) backend.Info {
 	return info
 }
 
-// Holder implements backend.Inspector.
-func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) {
-	info := backend.Info{Name: name}
+// Look implements backend.Inspector.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
+	info := backend.State{Name: name}
 	look := func() verdict {
 		return d.store.look(func(now backend.Instant) {
 			if e := d.store.names[name]; e != nil {
@@ -58,15 +58,15 @@ func (d *Driver) Holder(ctx context.Context, name string) (backend.Info, error) 
 		})
 	}
 	if err := d.call(ctx, look); err != nil {
-		return backend.Info{}, callError("holder", name, err)
+		return backend.State{}, callError("holder", name, err)
 	}
 	return info, nil
 }
 
 // List implements backend.Lister: sorted by name, as of one moment.
-func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info, error] {
-	return func(yield func(backend.Info, error) bool) {
-		var found []backend.Info
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
+		var found []backend.State
 		look := func() verdict {
 			return d.store.look(func(now backend.Instant) {
 				for name, e := range d.store.names {
@@ -79,10 +79,10 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Info
 			})
 		}
 		if err := d.call(ctx, look); err != nil {
-			yield(backend.Info{}, callError("list", prefix, err))
+			yield(backend.State{}, callError("list", prefix, err))
 			return
 		}
-		slices.SortFunc(found, func(a, b backend.Info) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(found, func(a, b backend.State) int { return strings.Compare(a.Name, b.Name) })
 		for _, info := range found {
 			if !yield(info, nil) {
 				return
@@ -97,7 +97,7 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	var missing error
 	force := func() verdict {
 		return d.store.look(func(now backend.Instant) {
-			if !d.store.endAll(name, now, backend.ReasonForceReleased, backend.EventForceReleased, reason) {
+			if !d.store.endAll(name, now, backend.ReasonForceReleased, backend.ChangeForceReleased, reason) {
 				missing = &backend.NotHeldError{Name: name}
 			}
 		})
@@ -109,7 +109,7 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 }
 
 // endAll takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
-func (s *Store) endAll(name string, now backend.Instant, reason backend.Reason, what backend.EventType, why string) bool {
+func (s *Store) endAll(name string, now backend.Instant, reason backend.Reason, what backend.ChangeType, why string) bool {
 	e := s.names[name]
 	if e == nil || e.held() == 0 {
 		return false

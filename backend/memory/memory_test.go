@@ -205,7 +205,7 @@ func TestMinimumHoldOutlivesReleaseAndDeath(t *testing.T) {
 			if _, err := b.Acquire(t.Context(), request("x", time.Second)); !errors.Is(err, backend.ErrHeld) {
 				t.Errorf("dies=%v: within the minimum: %v, want ErrHeld", dies, err)
 			}
-			info, err := b.Holder(t.Context(), "x")
+			info, err := b.Look(t.Context(), "x")
 			if err != nil || info.Held {
 				t.Errorf("dies=%v: Holder = %+v, %v; want not held", dies, info, err)
 			}

@@ -11,8 +11,8 @@ const (
 	stopped
 )
 
-// Pause freezes the server: requests arrive and are not answered, nothing expires, and callers wait until their contexts
-// end. Resume goes on, and serves what has arrived meanwhile, in order.
+// Pause freezes the server: requests arrive and are not answered, nothing expires, and callers wait until their
+// contexts end. Resume goes on, and serves what has arrived meanwhile, in order.
 func (s *Store) Pause() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,23 +83,69 @@ func (s *Store) serve() {
 	}
 }
 
-// Evict deletes the holds of name behind their holders' backs, as an eviction or a careless administrator does, whatever
-// minimum was asked for. It reports whether there was one. Waiters stay; the first of them gets the name. Watchers see
-// the holds released, with backend.ReasonEvicted as the reason.
+// Evict deletes the holds of name behind their holders' backs, as an eviction or a careless administrator does,
+// whatever minimum was asked for. It reports whether there was one. Waiters stay; the first of them gets the name.
+// Watchers see the holds released, with backend.ReasonEvicted as the reason.
 func (s *Store) Evict(name string) bool {
 	s.mu.Lock()
 	defer s.unlock()
 	return s.evict(name)
 }
 
-// Wipe deletes every hold and the history, as FLUSHALL does. The token counter stays. Watches since before end with
-// backend.ErrCompacted, those that run already too.
+// Expire ends the holds of name, whatever minimum was asked for, as if their TTLs had passed: their holders are told
+// backend.ReasonExpired. It reports whether there was one.
+func (s *Store) Expire(name string) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	now := s.clock.Now()
+	there := s.endAll(name, now, backend.ReasonExpired, backend.ChangeExpired, "")
+	s.arm(now)
+	return there
+}
+
+// EvictWaiters deletes the places in the queue of name behind the waiters' backs, and tells nobody. It returns how
+// many there were. A waiter that asks again, as drivers do now and then, gets a new place.
+func (s *Store) EvictWaiters(name string) int {
+	s.mu.Lock()
+	defer s.unlock()
+	e := s.names[name]
+	if e == nil {
+		return 0
+	}
+	n := 0
+	for ; len(e.queue) > 0; n++ {
+		s.leave(e.queue[0], s.clock.Now())
+	}
+	return n
+}
+
+// Wipe deletes everything that the store keeps, the counter of tokens and their space included: as if another server,
+// an empty one, had taken the place of this one. Drivers from before notice. Their holds end with
+// backend.ReasonHistoryLost, their waiters and watches, and what they acquire from then on, with
+// backend.ErrHistoryLost. Drivers that are made later find an empty store, which begins to count anew in a token space
+// of its own.
 func (s *Store) Wipe() {
 	s.mu.Lock()
 	defer s.unlock()
-	for name := range s.names {
-		s.evict(name)
+	now := s.clock.Now()
+	s.space = newSpace()
+	for _, e := range s.names {
+		for len(e.queue) > 0 {
+			w, err := e.queue[0], s.forgot(e.queue[0].driver)
+			s.dequeue(w)
+			s.outbox = append(s.outbox, func() { w.push(answer{err: err}) })
+		}
 	}
+	for name, e := range s.names {
+		s.endAll(name, now, backend.ReasonHistoryLost, backend.ChangeReleased, string(backend.ReasonHistoryLost))
+		for len(e.holds) > 0 {
+			s.drop(e.holds[0], now) // closed by a minimum
+		}
+	}
+	for _, e := range s.names {
+		s.dropIdle(e)
+	}
+	s.ended = endings{}
 	s.forgetHistory()
 }
 
@@ -113,7 +159,7 @@ func (s *Store) Compact() {
 
 func (s *Store) evict(name string) bool {
 	now := s.clock.Now()
-	there := s.endAll(name, now, backend.ReasonEvicted, backend.EventReleased, string(backend.ReasonEvicted))
+	there := s.endAll(name, now, backend.ReasonEvicted, backend.ChangeReleased, string(backend.ReasonEvicted))
 	s.arm(now)
 	return there
 }

@@ -25,10 +25,10 @@ type StoreOptions struct {
 // Store is a lock service in memory. All methods are safe for concurrent use.
 type Store struct {
 	clock  backend.Clock
-	space  string
 	steady bool
 
 	mu      sync.Mutex // protects the following fields
+	space   string     // of the tokens; another one after Wipe
 	state   serverState
 	inbox   []func() // requests that arrived while paused
 	names   map[string]*entry
@@ -41,16 +41,16 @@ type Store struct {
 	outbox  []func()        // pushes to send once mu is free
 	ended   endings
 	drivers map[*Driver]struct{}
-	agents  map[agent]map[*waiter]struct{} // those that wait
+	under   map[string]map[*waiter]struct{} // those that wait under a hold, by its request id
 	spare   []*entry
 }
 
 // NewStore returns an empty store with a random token space.
 func NewStore(o *StoreOptions) *Store {
 	s := &Store{
-		clock: backend.SystemClock(), space: "memory-" + backend.NewRequestID(),
+		clock: backend.SystemClock(), space: newSpace(),
 		names: map[string]*entry{}, watches: map[string]map[*watch]struct{}{}, drivers: map[*Driver]struct{}{},
-		agents: map[agent]map[*waiter]struct{}{},
+		under: map[string]map[*waiter]struct{}{},
 	}
 	s.past.floor = s.revision()
 	if o != nil && o.Clock != nil {
@@ -60,11 +60,14 @@ func NewStore(o *StoreOptions) *Store {
 	return s
 }
 
+func newSpace() string { return "memory-" + backend.NewRequestID() }
+
 // Driver returns one more client of the store. The caller closes it.
 func (s *Store) Driver() *Driver {
 	d := &Driver{store: s, done: make(chan struct{})}
 	d.net.conn = make(chan struct{})
 	s.mu.Lock()
+	d.space = s.space
 	s.drivers[d] = struct{}{}
 	s.mu.Unlock()
 	return d
@@ -108,7 +111,10 @@ func (s *Store) acquire(d *Driver, rs []backend.Request, now backend.Instant, ro
 		now = s.clock.Now()
 	}
 	s.expire(now)
-	a, v := s.decide(d, rs, now, room, push)
+	a, v := answer{err: s.forgot(d)}, answered
+	if a.err == nil {
+		a, v = s.decide(d, rs, now, room, push)
+	}
 	s.arm(now)
 	s.unlock()
 	return a, v
@@ -143,7 +149,7 @@ func (s *Store) decide(d *Driver, rs []backend.Request, now backend.Instant, roo
 	case push == nil:
 		return answer{err: s.names[blocked.name].heldError(rs[blocked.request].Name, now)}, answered
 	}
-	if err := s.cycle(d, rs, claims); err != nil {
+	if err := s.cycle(rs, claims); err != nil {
 		return answer{err: err}, answered
 	}
 	s.enqueue(&waiter{requests: rs, claims: append([]claim(nil), claims...), driver: d, push: push}, now)
@@ -172,9 +178,9 @@ func (s *Store) again(d *Driver, rs []backend.Request, now backend.Instant, gran
 		case h == nil:
 		case found < len(rs):
 			h.closes = 0
-			s.vacate(h, now, backend.EventReleased, "")
+			s.vacate(h, now, backend.ChangeReleased, "")
 		default:
-			h.ttl, h.lost, h.agent = r.TTL, r.Lost, agent{d, r.Agent}
+			h.ttl, h.lost, h.driver = r.TTL, r.Lost, d
 			h.expires = max(h.expires, now.Add(r.TTL))
 			s.setAlarm(&h.alarm, h.expires)
 			grants = append(grants, h.granted(now))
@@ -233,16 +239,16 @@ func (s *Store) grant(r *backend.Request, now backend.Instant, d *Driver, queued
 	claims := appendClaims(few[:0], 0, r)
 	own := claims[len(claims)-1]
 	h := s.entryFor(&own).newHold()
-	h.claim, h.kind, h.requestID, h.owner, h.token = own, r.Kind, r.RequestID, r.Owner, token
+	h.claim, h.kind, h.requestID, h.holdID, h.owner, h.token = own, r.Kind, r.RequestID, r.HoldID, r.Owner, token
 	h.incarnation, h.ttl, h.since, h.expires = s.last.String(), r.TTL, now, now.Add(r.TTL)
-	h.metadata, h.lost, h.agent, h.queued = cloneMetadata(r.Metadata), r.Lost, agent{d, r.Agent}, queued
+	h.metadata, h.lost, h.driver, h.queued = cloneMetadata(r.Metadata), r.Lost, d, queued
 	if r.MinHold > 0 {
 		h.closes = now.Add(r.MinHold)
 	}
 	for i := range claims {
 		s.entryFor(&claims[i]).count(&claims[i], 1)
 	}
-	s.record(h, backend.EventAcquired, "")
+	s.record(h, backend.ChangeAcquired, "")
 	s.setAlarm(&h.alarm, h.expires)
 	return h
 }
@@ -260,14 +266,14 @@ func (s *Store) enqueue(w *waiter, now backend.Instant) {
 			e.queue = append(e.queue, w)
 		}
 	}
-	s.waitsAs(w, true)
+	s.waitsUnder(w, true)
 	// A waiter that stopped asking is dead. Its place ends like a hold would, or a queue of the dead would close the
 	// name for one TTL each.
 	s.setAlarm(&w.alarm, now.Add(w.requests[0].TTL))
 }
 
 // renew prolongs the holds it finds, and never makes one that it does not find.
-func (s *Store) renew(grants []backend.Grant, out []error) verdict {
+func (s *Store) renew(d *Driver, grants []backend.Grant, out []error) verdict {
 	s.mu.Lock()
 	if s.state != serving {
 		s.mu.Unlock()
@@ -278,11 +284,11 @@ func (s *Store) renew(grants []backend.Grant, out []error) verdict {
 	for i := range grants {
 		g := &grants[i]
 		var h *hold
-		if e := s.names[g.Name]; e != nil {
+		if e := s.names[g.Name]; e != nil && s.forgot(d) == nil {
 			h = e.findGrant(g)
 		}
 		if h == nil {
-			out[i] = s.notHeld(g)
+			out[i] = s.notHeld(d, g)
 			continue
 		}
 		out[i] = nil
@@ -297,7 +303,7 @@ func (s *Store) renew(grants []backend.Grant, out []error) verdict {
 
 // release ends the hold that g names. If g names a request only (Request.Grant), it ends whatever that request has, and
 // no minimum applies, since nobody ran under it. A wait for several names ends as a whole.
-func (s *Store) release(g *backend.Grant) (verdict, error) {
+func (s *Store) release(d *Driver, g *backend.Grant) (verdict, error) {
 	s.mu.Lock()
 	if s.state != serving {
 		s.mu.Unlock()
@@ -305,49 +311,49 @@ func (s *Store) release(g *backend.Grant) (verdict, error) {
 	}
 	now := s.clock.Now()
 	s.expire(now)
-	err := s.giveBack(g, now)
+	err := s.giveBack(d, g, now)
 	s.arm(now)
 	s.unlock()
 	return answered, err
 }
 
-func (s *Store) giveBack(g *backend.Grant, now backend.Instant) error {
+func (s *Store) giveBack(d *Driver, g *backend.Grant, now backend.Instant) error {
 	e := s.names[g.Name]
-	if e == nil {
-		return s.notHeld(g)
+	if e == nil || s.forgot(d) != nil {
+		return s.notHeld(d, g)
 	}
 	if g.Token != 0 || g.Incarnation != "" {
 		h := e.findGrant(g)
 		if h == nil {
-			return s.notHeld(g)
+			return s.notHeld(d, g)
 		}
-		s.vacate(h, now, backend.EventReleased, "")
+		s.vacate(h, now, backend.ChangeReleased, "")
 		return nil
 	}
 	if h := e.find(g.RequestID); h != nil {
 		h.closes = 0
-		s.vacate(h, now, backend.EventReleased, "")
+		s.vacate(h, now, backend.ChangeReleased, "")
 		return nil
 	}
 	if w := e.waiter(g.RequestID); w != nil {
 		s.leave(w, now)
 		return nil
 	}
-	return s.notHeld(g)
+	return s.notHeld(d, g)
 }
 
 // end takes a hold from its holder, who is told the reason through his own network. Watchers are told what happened
 // and why, in words.
-func (s *Store) end(h *hold, now backend.Instant, reason backend.Reason, what backend.EventType, why string) {
+func (s *Store) end(h *hold, now backend.Instant, reason backend.Reason, what backend.ChangeType, why string) {
 	s.ended.add(h.token, reason)
-	if lost, d := h.lost, h.agent.driver; lost != nil {
+	if lost, d := h.lost, h.driver; lost != nil {
 		s.outbox = append(s.outbox, func() { d.pushLost(lost, reason) })
 	}
 	s.vacate(h, now, what, why)
 }
 
 // vacate ends a hold. For what is left of its minimum it goes on to keep the name closed.
-func (s *Store) vacate(h *hold, now backend.Instant, what backend.EventType, why string) {
+func (s *Store) vacate(h *hold, now backend.Instant, what backend.ChangeType, why string) {
 	s.last++
 	s.record(h, what, why)
 	if now < h.closes {
@@ -402,7 +408,7 @@ func (s *Store) settle(name string, now backend.Instant) {
 // dequeue takes a waiter out of all queues.
 func (s *Store) dequeue(w *waiter) {
 	s.setAlarm(&w.alarm, 0)
-	s.waitsAs(w, false)
+	s.waitsUnder(w, false)
 	for i := range w.claims {
 		if e := s.names[w.claims[i].name]; e != nil {
 			e.queue = slices.DeleteFunc(e.queue, func(other *waiter) bool { return other == w })
@@ -431,7 +437,7 @@ func (s *Store) expire(now backend.Instant) {
 		case al.hold.vacant:
 			s.drop(al.hold, now)
 		default:
-			s.end(al.hold, now, backend.ReasonExpired, backend.EventExpired, "")
+			s.end(al.hold, now, backend.ReasonExpired, backend.ChangeExpired, "")
 		}
 	}
 }
@@ -448,6 +454,18 @@ func (s *Store) unlock() {
 }
 
 // notHeld tells why the hold that g names is gone, if the store remembers.
-func (s *Store) notHeld(g *backend.Grant) error {
-	return &backend.NotHeldError{Name: g.Name, Reason: s.ended.reason(g.Token)}
+func (s *Store) notHeld(d *Driver, g *backend.Grant) error {
+	reason := s.ended.reason(g.Token)
+	if s.forgot(d) != nil {
+		reason = backend.ReasonHistoryLost
+	}
+	return &backend.NotHeldError{Name: g.Name, Reason: reason}
+}
+
+// forgot says that the store knows nothing any more of what it told d, after a Wipe.
+func (s *Store) forgot(d *Driver) error {
+	if d.space == s.space {
+		return nil
+	}
+	return &backend.HistoryError{What: "token space", Was: d.space, Now: s.space}
 }

@@ -15,18 +15,18 @@ import (
 // store has not reached is backend.ErrInvalidOption.
 //
 // Holds that ended by Store.Evict are reported as released, with backend.ReasonEvicted as the reason; Store.Wipe ends the
-// watch with backend.ErrCompacted, since it deletes the history too. If the store cannot be reached when the watch starts,
+// watch with backend.ErrHistoryLost. If the store cannot be reached when the watch starts,
 // that is its end; later it waits for the store to come back and misses nothing.
-func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Event, error] {
-	return func(yield func(backend.Event, error) bool) {
+func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
+	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, since, yield); err != nil {
-			yield(backend.Event{}, callError("watch", name, err))
+			yield(backend.Change{}, callError("watch", name, err))
 		}
 	}
 }
 
 // watch returns nil if the loop was left. It does not count as waiting: the body of the loop may call Close.
-func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Event, error) bool) error {
+func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change, error) bool) error {
 	bell := make(chan struct{}, 1)
 	w := &watch{name: name, push: func() {
 		d.net.reply(func() {
@@ -43,7 +43,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		var n news
 		seen := since
 		read := func() verdict {
-			return d.store.look(func(backend.Instant) { n = d.store.read(w, seen) })
+			return d.store.look(func(backend.Instant) { n = d.store.read(d, w, seen) })
 		}
 		err := d.call(ctx, read)
 		if end := d.alive(ctx); end != nil {

@@ -17,7 +17,7 @@ import (
 // watcher is a watch in another goroutine.
 type watcher struct {
 	t      *testing.T
-	events chan backend.Event
+	events chan backend.Change
 	end    chan error
 	cancel context.CancelFunc
 }
@@ -25,7 +25,7 @@ type watcher struct {
 func watch(t *testing.T, d *memory.Driver, name string, since uint64) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &watcher{t: t, events: make(chan backend.Event, 10000), end: make(chan error, 1), cancel: cancel}
+	w := &watcher{t: t, events: make(chan backend.Change, 10000), end: make(chan error, 1), cancel: cancel}
 	t.Cleanup(cancel)
 	go func() {
 		for e, err := range d.Watch(ctx, name, since) {
@@ -74,7 +74,7 @@ func (w *watcher) ended(want error) {
 
 func revision(t *testing.T, d *memory.Driver, name string) uint64 {
 	t.Helper()
-	info, err := d.Holder(t.Context(), name)
+	info, err := d.Look(t.Context(), name)
 	if err != nil || info.Revision == 0 {
 		t.Fatalf("Holder = %+v, %v; want a revision", info, err)
 	}
@@ -209,8 +209,9 @@ func TestWatchEnds(t *testing.T) {
 		since := revision(t, d, "x")
 		synctest.Wait()
 		s.Wipe()
-		wiped.ended(backend.ErrCompacted)
-		watch(t, d, "x", since).ended(backend.ErrCompacted)
+		wiped.ended(backend.ErrHistoryLost)
+		watch(t, d, "x", since).ended(backend.ErrHistoryLost)
+		d = s.Driver()
 		closed := watch(t, d, "x", 0)
 		since = revision(t, d, "x")
 		synctest.Wait()
@@ -299,12 +300,12 @@ func TestWatchBesideContenders(t *testing.T) {
 		}()
 	}
 	var seen int
-	var last backend.Event
+	var last backend.Change
 	for e, err := range d.Watch(t.Context(), "x", 1) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Revision != last.Revision+1 && seen > 0 || (e.Type == backend.EventAcquired) == (last.Type == backend.EventAcquired) {
+		if e.Revision != last.Revision+1 && seen > 0 || (e.Type == backend.ChangeAcquired) == (last.Type == backend.ChangeAcquired) {
 			t.Fatalf("%+v follows %+v", e, last)
 		}
 		last = e

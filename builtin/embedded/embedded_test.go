@@ -77,8 +77,8 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 	defer s.Close(context.Background())
 	d = s.Driver(nil)
 	defer d.Close(context.Background())
-	info, err := d.Holder(t.Context(), "x")
-	if err != nil || len(info.Holders) != 1 || info.Holders[0].RequestID != r.RequestID {
+	info, err := d.Look(t.Context(), "x")
+	if err != nil || len(info.Holders) != 1 || info.Holders[0].HoldID != r.HoldID {
 		t.Errorf("after a restart within the TTL the holder is %+v, %v", info, err)
 	}
 }

@@ -1102,7 +1102,7 @@ func (x *Hello) GetClient() string {
 // Welcome describes the server.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// server_version for people; protocol decides what can be spoken, and is 1.
+	// server_version for people; protocol decides what can be spoken, and is 2.
 	ServerVersion string `protobuf:"bytes,1,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	Protocol      uint32 `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// node_id of the member that answers.
@@ -1123,8 +1123,13 @@ type Welcome struct {
 	MaxTtlNanos int64 `protobuf:"varint,10,opt,name=max_ttl_nanos,json=maxTtlNanos,proto3" json:"max_ttl_nanos,omitempty"`
 	// max_message_bytes bounds one ClientMessage.
 	MaxMessageBytes uint32 `protobuf:"varint,11,opt,name=max_message_bytes,json=maxMessageBytes,proto3" json:"max_message_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// history names the restore of a backup from which the cluster comes; empty if it comes from none. Where it differs from
+	// what a client was told before, what was acknowledged to the client after the backup is forgotten.
+	History string `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
+	// voters is how many members have a vote, as far as this member knows.
+	Voters        uint32 `protobuf:"varint,13,opt,name=voters,proto3" json:"voters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -1230,6 +1235,20 @@ func (x *Welcome) GetMaxTtlNanos() int64 {
 func (x *Welcome) GetMaxMessageBytes() uint32 {
 	if x != nil {
 		return x.MaxMessageBytes
+	}
+	return 0
+}
+
+func (x *Welcome) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
+}
+
+func (x *Welcome) GetVoters() uint32 {
+	if x != nil {
+		return x.Voters
 	}
 	return 0
 }
@@ -1412,7 +1431,10 @@ type SessionState struct {
 	Holds []*SessionEntry `protobuf:"bytes,2,rep,name=holds,proto3" json:"holds,omitempty"`
 	Waits []*SessionEntry `protobuf:"bytes,3,rep,name=waits,proto3" json:"waits,omitempty"`
 	// next_after is set if there is more.
-	NextAfter     string `protobuf:"bytes,4,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"`
+	NextAfter string `protobuf:"bytes,4,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"`
+	// revision of the cluster at that moment: no less than any revision, token or ticket that was acknowledged to anybody before
+	// the request was sent. If it is less, the cluster has forgotten what it acknowledged.
+	Revision      uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1473,6 +1495,13 @@ func (x *SessionState) GetNextAfter() string {
 		return x.NextAfter
 	}
 	return ""
+}
+
+func (x *SessionState) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 // SessionEntry is one hold or one place in a queue.
@@ -1619,7 +1648,8 @@ type Acquire struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name of the lock: 1 to 512 bytes of valid UTF-8 without control characters.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// request_id: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits.
+	// request_id: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits. It is the key of this attempt, which
+	// releases and moves the hold, and is shown to nobody.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// owner is shown to people; at most 256 bytes of UTF-8 without control characters.
 	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -1634,11 +1664,13 @@ type Acquire struct {
 	Metadata map[string]string `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// min_hold_nanos keeps the name closed for so long after the grant, also when the holder releases earlier or dies.
 	MinHoldNanos int64 `protobuf:"varint,9,opt,name=min_hold_nanos,json=minHoldNanos,proto3" json:"min_hold_nanos,omitempty"`
-	// agent names who waits, for the search for deadlocks: a thread, a goroutine, a transaction. It is compared over all
-	// sessions of all clients, so make it unique. Empty takes no part; at most 128 bytes.
-	Agent string `protobuf:"bytes,10,opt,name=agent,proto3" json:"agent,omitempty"`
+	// under are the request ids of the holds that are kept until this one is granted, for the search for deadlocks: at most 64.
+	// A request that would wait, over any number of others that wait under their holds, for one of them is DEADLOCK.
+	Under []string `protobuf:"bytes,10,rep,name=under,proto3" json:"under,omitempty"`
 	// hierarchical: "/" in the name separates levels, and a hold of "a/b" excludes holds of "a" and of "a/b/c".
-	Hierarchical  bool `protobuf:"varint,11,opt,name=hierarchical,proto3" json:"hierarchical,omitempty"`
+	Hierarchical bool `protobuf:"varint,11,opt,name=hierarchical,proto3" json:"hierarchical,omitempty"`
+	// hold_id names the hold to people and other clients: up to 64 characters of A–Z a–z 0–9 - _. It decides nothing.
+	HoldId        string `protobuf:"bytes,12,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1736,11 +1768,11 @@ func (x *Acquire) GetMinHoldNanos() int64 {
 	return 0
 }
 
-func (x *Acquire) GetAgent() string {
+func (x *Acquire) GetUnder() []string {
 	if x != nil {
-		return x.Agent
+		return x.Under
 	}
-	return ""
+	return nil
 }
 
 func (x *Acquire) GetHierarchical() bool {
@@ -1750,11 +1782,20 @@ func (x *Acquire) GetHierarchical() bool {
 	return false
 }
 
-// AcquireAll asks for several holds in one step: all are granted at one moment, or none. The requests agree in wait and
-// agent.
+func (x *Acquire) GetHoldId() string {
+	if x != nil {
+		return x.HoldId
+	}
+	return ""
+}
+
+// AcquireAll asks for several holds in one step: all are granted at one moment, or none. The requests agree in wait, and leave
+// under to the set.
 type AcquireAll struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Requests      []*Acquire             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Requests []*Acquire             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// under is that of the whole set: see Acquire.
+	Under         []string `protobuf:"bytes,2,rep,name=under,proto3" json:"under,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1792,6 +1833,13 @@ func (*AcquireAll) Descriptor() ([]byte, []int) {
 func (x *AcquireAll) GetRequests() []*Acquire {
 	if x != nil {
 		return x.Requests
+	}
+	return nil
+}
+
+func (x *AcquireAll) GetUnder() []string {
+	if x != nil {
+		return x.Under
 	}
 	return nil
 }
@@ -2216,7 +2264,7 @@ func (x *Release) GetTarget() uint64 {
 }
 
 // Move takes a hold, or a place in queues, over to the session of the request, from whichever it hangs on: to a session with
-// another TTL, or to that of a client that sends the request id of another. Token and ticket stay. With token zero it takes
+// another TTL, or to that of another process that speaks for the same client and knows the request id. Token and ticket stay. With token zero it takes
 // what the request id has; otherwise that hold only. It never makes a hold: NOT_HELD if there is none. Answered with
 // Acquired; sent again it answers the same. A session that loses something by it is told, as Lost with REASON_MOVED.
 type Move struct {
@@ -2495,13 +2543,13 @@ func (x *NameState) GetRevision() uint64 {
 
 // Holder is one hold among those of a name.
 type Holder struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Owner     string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
-	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Kind      Kind                   `protobuf:"varint,3,opt,name=kind,proto3,enum=fencelock.v1.Kind" json:"kind,omitempty"`
-	Permits   uint32                 `protobuf:"varint,4,opt,name=permits,proto3" json:"permits,omitempty"`
-	Limit     uint32                 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
-	Token     uint64                 `protobuf:"varint,6,opt,name=token,proto3" json:"token,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Owner   string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	HoldId  string                 `protobuf:"bytes,2,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	Kind    Kind                   `protobuf:"varint,3,opt,name=kind,proto3,enum=fencelock.v1.Kind" json:"kind,omitempty"`
+	Permits uint32                 `protobuf:"varint,4,opt,name=permits,proto3" json:"permits,omitempty"`
+	Limit   uint32                 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
+	Token   uint64                 `protobuf:"varint,6,opt,name=token,proto3" json:"token,omitempty"`
 	// since_unix_nanos is when it was granted.
 	SinceUnixNanos int64 `protobuf:"varint,7,opt,name=since_unix_nanos,json=sinceUnixNanos,proto3" json:"since_unix_nanos,omitempty"`
 	// expires_in_nanos is how long it lives unless renewed, zero if not known.
@@ -2550,9 +2598,9 @@ func (x *Holder) GetOwner() string {
 	return ""
 }
 
-func (x *Holder) GetRequestId() string {
+func (x *Holder) GetHoldId() string {
 	if x != nil {
-		return x.RequestId
+		return x.HoldId
 	}
 	return ""
 }
@@ -2959,8 +3007,9 @@ type Event struct {
 	Reason   string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Revision uint64                 `protobuf:"varint,6,opt,name=revision,proto3" json:"revision,omitempty"`
 	// time_unix_nanos is when it happened.
-	TimeUnixNanos int64  `protobuf:"varint,7,opt,name=time_unix_nanos,json=timeUnixNanos,proto3" json:"time_unix_nanos,omitempty"`
-	RequestId     string `protobuf:"bytes,8,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	TimeUnixNanos int64 `protobuf:"varint,7,opt,name=time_unix_nanos,json=timeUnixNanos,proto3" json:"time_unix_nanos,omitempty"`
+	// hold_id of the hold or wait.
+	HoldId string `protobuf:"bytes,8,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
 	// by is who force-released.
 	By            string `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3046,9 +3095,9 @@ func (x *Event) GetTimeUnixNanos() int64 {
 	return 0
 }
 
-func (x *Event) GetRequestId() string {
+func (x *Event) GetHoldId() string {
 	if x != nil {
-		return x.RequestId
+		return x.HoldId
 	}
 	return ""
 }
@@ -3079,10 +3128,14 @@ type Error struct {
 	// compact_revision, for COMPACTED: read the state and watch from its revision.
 	CompactRevision uint64 `protobuf:"varint,8,opt,name=compact_revision,json=compactRevision,proto3" json:"compact_revision,omitempty"`
 	// cycle, for DEADLOCK: who waits for whom, the newcomer first, with the name that it would wait for; each of the others
-	// has the name that the one before waits for, and the last one is the agent of the newcomer.
+	// has the name that the one before waits for, and the last one is a hold of the newcomer's under.
 	Cycle []*Blocker `protobuf:"bytes,9,rep,name=cycle,proto3" json:"cycle,omitempty"`
 	// name, for HELD: which one is in use of those that were asked for and their ancestors.
-	Name          string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
+	// hold_id of that hold, for HELD.
+	HoldId string `protobuf:"bytes,11,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	// revision as in SessionState, for SESSION_ENDED where it answers Attach or KeepAlive.
+	Revision      uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3187,15 +3240,28 @@ func (x *Error) GetName() string {
 	return ""
 }
 
+func (x *Error) GetHoldId() string {
+	if x != nil {
+		return x.HoldId
+	}
+	return ""
+}
+
+func (x *Error) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 // Blocker is a holder or waiter that somebody else has to wait for.
 type Blocker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name that is wanted and in use.
 	Name  string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
 	// waits: it does not hold the name but waits for it.
-	Waits         bool `protobuf:"varint,4,opt,name=waits,proto3" json:"waits,omitempty"`
+	Waits         bool `protobuf:"varint,3,opt,name=waits,proto3" json:"waits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3240,13 +3306,6 @@ func (x *Blocker) GetName() string {
 func (x *Blocker) GetOwner() string {
 	if x != nil {
 		return x.Owner
-	}
-	return ""
-}
-
-func (x *Blocker) GetAgent() string {
-	if x != nil {
-		return x.Agent
 	}
 	return ""
 }
@@ -3312,7 +3371,7 @@ const file_lock_proto_rawDesc = "" +
 	"\agoodbye\x18! \x01(\v2\x15.fencelock.v1.GoodbyeH\x00R\agoodbyeB\b\n" +
 	"\x06answer\"\x1f\n" +
 	"\x05Hello\x12\x16\n" +
-	"\x06client\x18\x01 \x01(\tR\x06client\"\xfc\x02\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\"\xae\x03\n" +
 	"\aWelcome\x12%\n" +
 	"\x0eserver_version\x18\x01 \x01(\tR\rserverVersion\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x17\n" +
@@ -3326,7 +3385,9 @@ const file_lock_proto_rawDesc = "" +
 	"\rmin_ttl_nanos\x18\t \x01(\x03R\vminTtlNanos\x12\"\n" +
 	"\rmax_ttl_nanos\x18\n" +
 	" \x01(\x03R\vmaxTtlNanos\x12*\n" +
-	"\x11max_message_bytes\x18\v \x01(\rR\x0fmaxMessageBytes\"r\n" +
+	"\x11max_message_bytes\x18\v \x01(\rR\x0fmaxMessageBytes\x12\x18\n" +
+	"\ahistory\x18\f \x01(\tR\ahistory\x12\x16\n" +
+	"\x06voters\x18\r \x01(\rR\x06voters\"r\n" +
 	"\aGoodbye\x12&\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x12.fencelock.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12%\n" +
@@ -3335,20 +3396,21 @@ const file_lock_proto_rawDesc = "" +
 	"\tttl_nanos\x18\x01 \x01(\x03R\bttlNanos\"4\n" +
 	"\x06Attach\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xae\x01\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xca\x01\n" +
 	"\fSessionState\x12\x1b\n" +
 	"\tttl_nanos\x18\x01 \x01(\x03R\bttlNanos\x120\n" +
 	"\x05holds\x18\x02 \x03(\v2\x1a.fencelock.v1.SessionEntryR\x05holds\x120\n" +
 	"\x05waits\x18\x03 \x03(\v2\x1a.fencelock.v1.SessionEntryR\x05waits\x12\x1d\n" +
 	"\n" +
-	"next_after\x18\x04 \x01(\tR\tnextAfter\"W\n" +
+	"next_after\x18\x04 \x01(\tR\tnextAfter\x12\x1a\n" +
+	"\brevision\x18\x05 \x01(\x04R\brevision\"W\n" +
 	"\fSessionEntry\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\x04R\x05token\"\v\n" +
 	"\tKeepAlive\"\x0e\n" +
-	"\fCloseSession\"\x9c\x03\n" +
+	"\fCloseSession\"\xb5\x03\n" +
 	"\aAcquire\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -3360,15 +3422,17 @@ const file_lock_proto_rawDesc = "" +
 	"\x04wait\x18\a \x01(\bR\x04wait\x12?\n" +
 	"\bmetadata\x18\b \x03(\v2#.fencelock.v1.Acquire.MetadataEntryR\bmetadata\x12$\n" +
 	"\x0emin_hold_nanos\x18\t \x01(\x03R\fminHoldNanos\x12\x14\n" +
-	"\x05agent\x18\n" +
-	" \x01(\tR\x05agent\x12\"\n" +
-	"\fhierarchical\x18\v \x01(\bR\fhierarchical\x1a;\n" +
+	"\x05under\x18\n" +
+	" \x03(\tR\x05under\x12\"\n" +
+	"\fhierarchical\x18\v \x01(\bR\fhierarchical\x12\x17\n" +
+	"\ahold_id\x18\f \x01(\tR\x06holdId\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"U\n" +
 	"\n" +
 	"AcquireAll\x121\n" +
-	"\brequests\x18\x01 \x03(\v2\x15.fencelock.v1.AcquireR\brequests\"g\n" +
+	"\brequests\x18\x01 \x03(\v2\x15.fencelock.v1.AcquireR\brequests\x12\x14\n" +
+	"\x05under\x18\x02 \x03(\tR\x05under\"g\n" +
 	"\bAcquired\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\bR\x06queued\x12+\n" +
 	"\x06grants\x18\x02 \x03(\v2\x13.fencelock.v1.GrantR\x06grants\x12\x16\n" +
@@ -3419,11 +3483,10 @@ const file_lock_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\aholders\x18\x02 \x03(\v2\x14.fencelock.v1.HolderR\aholders\x12\x18\n" +
 	"\awaiters\x18\x03 \x01(\rR\awaiters\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\x9a\x03\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\x94\x03\n" +
 	"\x06Holder\x12\x14\n" +
-	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\x12&\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x17\n" +
+	"\ahold_id\x18\x02 \x01(\tR\x06holdId\x12&\n" +
 	"\x04kind\x18\x03 \x01(\x0e2\x12.fencelock.v1.KindR\x04kind\x12\x18\n" +
 	"\apermits\x18\x04 \x01(\rR\apermits\x12\x14\n" +
 	"\x05limit\x18\x05 \x01(\rR\x05limit\x12\x14\n" +
@@ -3455,7 +3518,7 @@ const file_lock_proto_rawDesc = "" +
 	"\x06Events\x12\x14\n" +
 	"\x05watch\x18\x01 \x01(\x04R\x05watch\x12+\n" +
 	"\x06events\x18\x02 \x03(\v2\x13.fencelock.v1.EventR\x06events\x12)\n" +
-	"\x05error\x18\x03 \x01(\v2\x13.fencelock.v1.ErrorR\x05error\"\xff\x01\n" +
+	"\x05error\x18\x03 \x01(\v2\x13.fencelock.v1.ErrorR\x05error\"\xf9\x01\n" +
 	"\x05Event\x12+\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x17.fencelock.v1.EventTypeR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3463,10 +3526,9 @@ const file_lock_proto_rawDesc = "" +
 	"\x05token\x18\x04 \x01(\x04R\x05token\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1a\n" +
 	"\brevision\x18\x06 \x01(\x04R\brevision\x12&\n" +
-	"\x0ftime_unix_nanos\x18\a \x01(\x03R\rtimeUnixNanos\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\b \x01(\tR\trequestId\x12\x0e\n" +
-	"\x02by\x18\t \x01(\tR\x02by\"\xe4\x02\n" +
+	"\x0ftime_unix_nanos\x18\a \x01(\x03R\rtimeUnixNanos\x12\x17\n" +
+	"\ahold_id\x18\b \x01(\tR\x06holdId\x12\x0e\n" +
+	"\x02by\x18\t \x01(\tR\x02by\"\x99\x03\n" +
 	"\x05Error\x12&\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x12.fencelock.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -3478,12 +3540,13 @@ const file_lock_proto_rawDesc = "" +
 	"\x10compact_revision\x18\b \x01(\x04R\x0fcompactRevision\x12+\n" +
 	"\x05cycle\x18\t \x03(\v2\x15.fencelock.v1.BlockerR\x05cycle\x12\x12\n" +
 	"\x04name\x18\n" +
-	" \x01(\tR\x04name\"_\n" +
+	" \x01(\tR\x04name\x12\x17\n" +
+	"\ahold_id\x18\v \x01(\tR\x06holdId\x12\x1a\n" +
+	"\brevision\x18\f \x01(\x04R\brevision\"I\n" +
 	"\aBlocker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
-	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
-	"\x05waits\x18\x04 \x01(\bR\x05waits*=\n" +
+	"\x05waits\x18\x03 \x01(\bR\x05waits*=\n" +
 	"\x04Kind\x12\x12\n" +
 	"\x0eKIND_EXCLUSIVE\x10\x00\x12\x0f\n" +
 	"\vKIND_SHARED\x10\x01\x12\x10\n" +

@@ -11,6 +11,9 @@ func (m *Machine) acquire(s *session, c *Command) *Result {
 	if bad := m.checkRequests(c.Requests); bad != nil {
 		return bad
 	}
+	if bad := checkUnder(c.Under); bad != nil {
+		return bad
+	}
 	if r := m.known(s.id, c.Requests); r != nil {
 		return r
 	}
@@ -31,10 +34,10 @@ func (m *Machine) acquire(s *session, c *Command) *Result {
 	if r := m.admitWait(claims); r != nil {
 		return r
 	}
-	if cycle := m.cycle(s.id, &c.Requests[0], claims); cycle != nil {
+	if cycle := m.cycle(s.id, c, claims); cycle != nil {
 		return &Result{Code: CodeDeadlock, Cycle: cycle}
 	}
-	return &Result{Code: CodeQueued, Ticket: m.enqueue(s.id, c.Requests, claims)}
+	return &Result{Code: CodeQueued, Ticket: m.enqueue(s.id, c, claims)}
 }
 
 // known returns the hold or the place in the queue that requests have already, or nil if they have none.
@@ -141,16 +144,20 @@ func (m *Machine) grant(s SessionID, requests []Request) []Grant {
 	return grants
 }
 
-func (m *Machine) enqueue(s SessionID, requests []Request, claims []claim) uint64 {
-	w := &wait{session: s, requests: requests, since: m.now, claims: slices.Clone(claims)}
+func (m *Machine) enqueue(s SessionID, c *Command, claims []claim) uint64 {
+	w := &wait{session: s, requests: c.Requests, under: c.Under, since: m.now, claims: slices.Clone(claims)}
 	w.ticket = m.record(waitEvent(EventQueued, w))
 	m.addWait(w)
 	return w.ticket
 }
 
-// firstBlocker returns who is in the way of claims.
+// mostLooks bounds the search for somebody who is in the way.
+const mostLooks = 10_000
+
+// firstBlocker returns who is in the way of claims; nil if that would take too long to find out.
 func (m *Machine) firstBlocker(claims []claim) (first *Blocker) {
-	m.blockers(claims, math.MaxUint64, func(name string, h *hold, w *wait) bool {
+	steps := mostLooks
+	m.blockers(claims, math.MaxUint64, &steps, func(name string, h *hold, w *wait) bool {
 		b := blockerOf(name, h, w)
 		first = &b
 		return false
@@ -160,8 +167,8 @@ func (m *Machine) firstBlocker(claims []claim) (first *Blocker) {
 
 func blockerOf(name string, h *hold, w *wait) Blocker {
 	if h != nil {
-		return Blocker{Name: name, Session: h.session, Owner: h.Owner, Agent: h.Agent}
+		return Blocker{Name: name, Session: h.session, Owner: h.Owner, HoldID: h.HoldID}
 	}
 	r := &w.requests[0]
-	return Blocker{Name: name, Session: w.session, Owner: r.Owner, Agent: r.Agent, Waits: true}
+	return Blocker{Name: name, Session: w.session, Owner: r.Owner, HoldID: r.HoldID, Waits: true}
 }

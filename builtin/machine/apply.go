@@ -104,10 +104,13 @@ func (m *Machine) carryOut(s *session, c *Command) *Result {
 func (m *Machine) settle() {
 	for i := 0; i < len(m.touched); i++ { // a grant may touch more names
 		e := m.touched[i]
-		m.settleName(e)
-		e.touched = false
+		if e.stirred {
+			m.settleName(e)
+		}
+		e.touched, e.stirred = false, false
 		if e.empty() {
 			delete(m.names, e.name)
+			m.sorted.Delete(e)
 		}
 	}
 	clear(m.touched)
@@ -120,6 +123,7 @@ func (m *Machine) settleName(e *entry) {
 		if (ahead.modes|e.held.modes())&exclusive != 0 || ahead.modes&permits != 0 {
 			return // nobody behind can have it
 		}
+		m.looked++
 		p := e.queue[i]
 		if compatible(ahead, *p.claim) && m.fits(p.wait.claims, p.wait.ticket) {
 			m.grantWait(p.wait) // leaves the queue

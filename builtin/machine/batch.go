@@ -16,14 +16,14 @@ type Batch struct {
 }
 
 // batchVersion is the first byte of every entry.
-const batchVersion = 1
+const batchVersion = 2
 
 // field is one of the fields of Command that only some operations use.
 type field uint16
 
 const (
-	fieldTTL field = 1 << iota
-	fieldRequests
+	fieldTTL      field = 1 << iota
+	fieldRequests       // and Under
 	fieldName
 	fieldRequestID
 	fieldToken
@@ -87,6 +87,7 @@ func appendPayload(dst []byte, c *Command) []byte {
 	}
 	if f&fieldRequests != 0 {
 		dst = appendRequests(dst, c.Requests)
+		dst = appendTexts(dst, c.Under)
 	}
 	if f&fieldName != 0 {
 		dst = appendText(dst, c.Name)
@@ -175,7 +176,7 @@ func (r *reader) payload(c *Command, f field) {
 		c.TTL = time.Duration(r.int())
 	}
 	if f&fieldRequests != 0 {
-		c.Requests = r.requests()
+		c.Requests, c.Under = r.requests(), r.texts()
 	}
 	if f&fieldName != 0 {
 		c.Name = r.text()

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"fmt"
+	"slices"
 	"unicode"
 	"unicode/utf8"
 )
@@ -9,10 +10,13 @@ import (
 const (
 	maxNameBytes   = 512
 	maxOwnerBytes  = 256
-	maxAgentBytes  = 128
+	maxHoldIDBytes = 64
 	maxReasonBytes = 1024
 	minIDBytes     = 16
 	maxIDBytes     = 128
+
+	// MaxUnder bounds Command.Under.
+	MaxUnder = 64
 
 	// maxRevision stops grants long before tokens reach the mark of fencing.Token.NotExclusive. Holds can still end.
 	maxRevision = 1 << 62
@@ -66,9 +70,6 @@ func (m *Machine) checkRequests(requests []Request) *Result {
 		if bad := m.checkRequest(r); bad != nil {
 			return bad
 		}
-		if r.Agent != requests[0].Agent {
-			return invalid("Agent", "the requests of one acquire differ in it")
-		}
 	}
 	return nil
 }
@@ -90,8 +91,10 @@ func (m *Machine) checkRequest(r *Request) *Result {
 		return invalid("Name", "it is empty")
 	case len(r.Name) > m.limits.NameBytes:
 		return limited("NameBytes")
-	case !validID(r.ID):
+	case !validID(r.ID, minIDBytes, maxIDBytes):
 		return invalid("RequestID", "want %d to %d of A-Z a-z 0-9 - _", minIDBytes, maxIDBytes)
+	case !validID(r.HoldID, 0, maxHoldIDBytes):
+		return invalid("HoldID", "want up to %d of A-Z a-z 0-9 - _", maxHoldIDBytes)
 	case r.Kind > Permits:
 		return invalid("Kind", "%d", r.Kind)
 	case r.Kind == Permits && !inRange:
@@ -106,9 +109,6 @@ func (m *Machine) checkRequest(r *Request) *Result {
 		return invalid("MinHold", "it is negative")
 	case size > m.limits.MetadataBytes:
 		return limited("MetadataBytes")
-	}
-	if bad := checkText("Agent", r.Agent, maxAgentBytes); bad != nil {
-		return bad
 	}
 	return checkText("Owner", r.Owner, maxOwnerBytes)
 }
@@ -129,8 +129,24 @@ func checkText(field, s string, most int) *Result {
 	return nil
 }
 
-func validID(id string) bool {
-	if len(id) < minIDBytes || len(id) > maxIDBytes {
+// checkUnder checks the holds under which an acquire is made. They need not exist any more.
+func checkUnder(under []string) *Result {
+	if len(under) > MaxUnder {
+		return invalid("Under", "%d holds, more than %d", len(under), MaxUnder)
+	}
+	for i, id := range under {
+		if !validID(id, minIDBytes, maxIDBytes) {
+			return invalid("Under", "number %d: want %d to %d of A-Z a-z 0-9 - _", i, minIDBytes, maxIDBytes)
+		}
+		if slices.Contains(under[:i], id) {
+			return invalid("Under", "number %d is there twice", i)
+		}
+	}
+	return nil
+}
+
+func validID(id string, least, most int) bool {
+	if len(id) < least || len(id) > most {
 		return false
 	}
 	for i := 0; i < len(id); i++ {

@@ -153,10 +153,10 @@ func indexes(m *Machine) string {
 	for name, e := range m.names {
 		line := fmt.Sprintf("name %q %q limit %d tree %v held %v waiting %v permits %d:", name, e.name, e.limit, e.tree,
 			e.held, e.waiting, e.permits)
-		for _, h := range e.holds {
+		for h := range e.holds.all {
 			line += fmt.Sprintf(" hold %v %x", h.token, h.session)
 		}
-		for _, h := range e.intents {
+		for h := range e.intents.all {
 			line += fmt.Sprintf(" intent %v %x", h.token, h.session)
 		}
 		for _, p := range e.queue {
@@ -174,9 +174,9 @@ func indexes(m *Machine) string {
 		}
 		lines = append(lines, line)
 	}
-	for agent, a := range m.agents {
-		line := fmt.Sprintf("agent %q: %d holds", agent, a.holds)
-		for _, w := range a.waits {
+	for id, waits := range m.under {
+		line := fmt.Sprintf("under %q:", id)
+		for _, w := range waits {
 			line += fmt.Sprintf(" wait %d", w.ticket)
 		}
 		lines = append(lines, line)

@@ -40,8 +40,8 @@ func appendLimits(dst []byte, l *Limits) []byte {
 func appendRequest(dst []byte, r *Request) []byte {
 	dst = appendText(dst, r.Name)
 	dst = appendText(dst, r.ID)
+	dst = appendText(dst, r.HoldID)
 	dst = appendText(dst, r.Owner)
-	dst = appendText(dst, r.Agent)
 	dst = append(dst, byte(r.Kind))
 	dst = appendFlags(dst, r.Hierarchical, r.Permits|r.Limit != 0, r.MinHold != 0, len(r.Metadata) > 0)
 	if r.Permits|r.Limit != 0 {
@@ -57,6 +57,14 @@ func appendRequest(dst []byte, r *Request) []byte {
 			dst = appendText(dst, k)
 			dst = appendText(dst, r.Metadata[k])
 		}
+	}
+	return dst
+}
+
+func appendTexts(dst []byte, all []string) []byte {
+	dst = appendUint(dst, uint64(len(all)))
+	for _, s := range all {
+		dst = appendText(dst, s)
 	}
 	return dst
 }
@@ -170,7 +178,7 @@ func (r *reader) limits() *Limits {
 const minRequest = 6
 
 func (r *reader) request() (q Request) {
-	q.Name, q.ID, q.Owner, q.Agent = r.text(), r.text(), r.text(), r.text()
+	q.Name, q.ID, q.HoldID, q.Owner = r.text(), r.text(), r.text(), r.text()
 	q.Kind = Kind(r.byte())
 	f := r.flags(4)
 	q.Hierarchical = f[0]
@@ -212,6 +220,18 @@ func (r *reader) requests() []Request {
 		requests = append(requests, r.request())
 	}
 	return requests
+}
+
+func (r *reader) texts() []string {
+	n := r.count(1)
+	if n == 0 {
+		return nil
+	}
+	all := make([]string, 0, min(n, 64))
+	for len(all) < n && r.err == nil {
+		all = append(all, r.text())
+	}
+	return all
 }
 
 func (r *reader) must(ok bool, why string) {

@@ -26,7 +26,7 @@ const (
 	OpCloseSession Op = 2
 	// OpExpire ends Session because its time was over. Linger. Seq must be 0.
 	OpExpire Op = 3
-	// OpAcquire takes all of Requests or none. Requests, Wait. CodeGranted with one Grant per request, in their order;
+	// OpAcquire takes all of Requests or none. Requests, Under, Wait. CodeGranted with one Grant per request, in their order;
 	// CodeQueued with the Ticket if it has to wait and Wait is set, CodeHeld with the Holder if not; CodeConflict if a
 	// request id is in use for the name by another session, or if some but not all of the requests are held already, or
 	// wait in another company; CodeDeadlock, CodeMismatch, CodeInvalid, CodeLimit, CodeNoSession.
@@ -75,13 +75,12 @@ type Request struct {
 	// Name of the lock: 1 to Limits.NameBytes bytes of valid UTF-8 without control characters.
 	Name string
 	// ID of the request: 16 to 128 characters of A–Z a–z 0–9 - _. It identifies the request for Name; requests for
-	// different names in one command may have the same.
+	// different names in one command may have the same. It is a secret: who knows it may release and move the hold.
 	ID string
+	// HoldID names the hold to people and other clients: up to 64 characters of A–Z a–z 0–9 - _. It decides nothing.
+	HoldID string
 	// Owner is shown to people: up to 256 bytes of valid UTF-8 without control characters.
 	Owner string
-	// Agent takes part in the search for deadlocks: up to 128 bytes; empty for no part. Requests of all sessions that have
-	// the same are one agent's. All requests of one command have the same.
-	Agent string
 	Kind  Kind
 	// Permits of Limit, 1 ≤ Permits ≤ Limit, for the kind Permits; zero otherwise.
 	Permits, Limit uint32
@@ -110,7 +109,10 @@ type Command struct {
 
 	TTL      time.Duration // of a session; positive. The machine keeps it and measures nothing.
 	Requests []Request
-	Wait     bool
+	// Under are the ids of the requests whose holds are kept until Requests are granted: see Deadlocks in the package
+	// comment. At most MaxUnder.
+	Under []string
+	Wait  bool
 
 	Name      string
 	RequestID string

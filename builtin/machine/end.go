@@ -87,11 +87,10 @@ func (m *Machine) forceRelease(c *Command) *Result {
 		return bad
 	}
 	e := m.names[c.Name]
-	if e == nil || len(e.holds) == 0 {
+	if e == nil || e.holds.len() == 0 {
 		return notHeld()
 	}
-	for len(e.holds) > 0 {
-		h := e.holds[0]
+	for h := e.holds.first(); h != nil; h = e.holds.first() {
 		as := eventOf(EventForced, h)
 		as.Reason, as.By = c.Reason, c.By
 		if h.lingering() {

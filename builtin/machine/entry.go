@@ -11,15 +11,17 @@ type entry struct {
 	limit uint32 // of permits; zero for all other kinds
 	tree  bool   // in use hierarchically
 
-	holds   []*hold // of this very name, by token
-	intents []*hold // of names below, by token
-	queue   []place // by ticket
+	holds   holdSet             // of this very name
+	intents holdSet             // of names below
+	queue   []place             // by ticket
+	places  [modeCount][]uint64 // the tickets of the queue by mode, each list in order
 
 	held    tally
 	waiting tally
 	permits uint32 // held
 
 	touched bool // among Machine.touched
+	stirred bool // what ended may let a waiter in
 }
 
 // place is one wait in one queue.
@@ -64,19 +66,27 @@ func (e *entry) waiters() claim {
 // ahead returns what those want who wait with a ticket below the given one.
 func (e *entry) ahead(ticket uint64) claim {
 	all := claim{permits: e.limit, limit: e.limit}
-	for _, p := range e.queue {
-		if p.wait.ticket >= ticket {
-			break
+	for i, tickets := range e.places {
+		if len(tickets) > 0 && tickets[0] < ticket {
+			all.modes |= 1 << i
 		}
-		all.modes |= p.claim.modes
 	}
 	return all
 }
 
-func (e *entry) empty() bool { return len(e.holds) == 0 && len(e.intents) == 0 && len(e.queue) == 0 }
+// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let somebody in who waits.
+func (e *entry) frees(c claim) bool {
+	if c.modes&permits != 0 {
+		return len(e.queue) > 0
+	}
+	gone := c.modes &^ e.held.modes() // others hold the name in the same way
+	return !compatible(claim{modes: gone}, claim{modes: e.waiting.modes()})
+}
 
-// list returns the list that h belongs into.
-func (e *entry) list(h *hold) *[]*hold {
+func (e *entry) empty() bool { return e.holds.len() == 0 && e.intents.len() == 0 && len(e.queue) == 0 }
+
+// list returns the set that h belongs into.
+func (e *entry) list(h *hold) *holdSet {
 	if e.name == h.Name {
 		return &e.holds
 	}
@@ -84,16 +94,13 @@ func (e *entry) list(h *hold) *[]*hold {
 }
 
 func (e *entry) addHold(h *hold, c claim) {
-	list := e.list(h)
-	*list = append(*list, h)
+	e.list(h).put(h)
 	e.held.add(c.modes, 1)
 	e.permits += c.permits
 }
 
 func (e *entry) removeHold(h *hold, c claim) {
-	list := e.list(h)
-	if i, found := findHold(*list, h.token.Order()); found {
-		*list = slices.Delete(*list, i, i+1)
+	if e.list(h).remove(h) {
 		e.held.add(c.modes, -1)
 		e.permits -= c.permits
 	}
@@ -101,21 +108,17 @@ func (e *entry) removeHold(h *hold, c claim) {
 
 // replaceHold puts h in the place of the hold with the same token.
 func (e *entry) replaceHold(h *hold) {
-	list := *e.list(h)
-	if i, found := findHold(list, h.token.Order()); found {
-		list[i] = h
-	}
-}
-
-func findHold(list []*hold, order uint64) (int, bool) {
-	return slices.BinarySearchFunc(list, order, func(h *hold, order uint64) int {
-		return cmp.Compare(h.token.Order(), order)
-	})
+	e.list(h).put(h)
 }
 
 func (e *entry) addWait(w *wait, c *claim) {
 	e.queue = append(e.queue, place{w, c})
 	e.waiting.add(c.modes, 1)
+	for i := range e.places {
+		if c.modes&(1<<i) != 0 {
+			e.places[i] = append(e.places[i], w.ticket)
+		}
+	}
 }
 
 func (e *entry) removeWait(w *wait, c *claim) {
@@ -130,6 +133,18 @@ func (e *entry) removeWait(w *wait, c *claim) {
 		e.queue = slices.Delete(e.queue, i, i+1)
 	}
 	e.waiting.add(c.modes, -1)
+	for i := range e.places {
+		if c.modes&(1<<i) == 0 {
+			continue
+		}
+		switch at, found := slices.BinarySearch(e.places[i], w.ticket); {
+		case !found:
+		case at == 0:
+			e.places[i] = e.places[i][1:]
+		default:
+			e.places[i] = slices.Delete(e.places[i], at, at+1)
+		}
+	}
 }
 
 // replaceWait puts w, with claim c, in the place with the same ticket.

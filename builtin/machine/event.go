@@ -22,17 +22,17 @@ const (
 
 // Event is one step of the revision.
 type Event struct {
-	Type      EventType
-	Revision  uint64
-	At        int64 // Unix nanoseconds by the leader's clock; for people
-	Name      string
-	Session   SessionID
-	Owner     string
-	RequestID string
-	Kind      Kind
-	Token     fencing.Token // of the hold; zero for a wait
-	Reason    string
-	By        string
+	Type     EventType
+	Revision uint64
+	At       int64 // Unix nanoseconds by the leader's clock; for people
+	Name     string
+	Session  SessionID
+	Owner    string
+	HoldID   string
+	Kind     Kind
+	Token    fencing.Token // of the hold; zero for a wait
+	Reason   string
+	By       string
 }
 
 // ErrAhead: this replica has not reached the revision that was asked for.
@@ -97,12 +97,12 @@ func (m *Machine) record(e Event) uint64 {
 // eventOf describes what happened to a hold.
 func eventOf(t EventType, h *hold) Event {
 	return Event{
-		Type: t, Name: h.Name, Session: h.session, Owner: h.Owner, RequestID: h.ID, Kind: h.Kind, Token: h.token,
+		Type: t, Name: h.Name, Session: h.session, Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Token: h.token,
 	}
 }
 
 // waitEvent describes what happened to a wait.
 func waitEvent(t EventType, w *wait) Event {
 	r := &w.requests[0]
-	return Event{Type: t, Name: r.Name, Session: w.session, Owner: r.Owner, RequestID: r.ID, Kind: r.Kind}
+	return Event{Type: t, Name: r.Name, Session: w.session, Owner: r.Owner, HoldID: r.HoldID, Kind: r.Kind}
 }

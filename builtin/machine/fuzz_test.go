@@ -14,7 +14,7 @@ import (
 func samples() [][]byte {
 	limits := DefaultLimits()
 	full := Request{
-		Name: "a/b", ID: id("request"), Owner: "o", Agent: "p", Kind: Shared, Hierarchical: true, MinHold: time.Minute,
+		Name: "a/b", ID: id("request"), HoldID: "h", Owner: "o", Kind: Shared, Hierarchical: true, MinHold: time.Minute,
 		Metadata: map[string]string{"k": "v", "l": "w"},
 	}
 	some := Request{Name: "z", ID: id("request"), Kind: Permits, Permits: 2, Limit: 5}
@@ -24,7 +24,7 @@ func samples() [][]byte {
 		{At: -1, Commands: []Command{{Op: OpOpenSession, Session: s, TTL: time.Second}}},
 		{At: 1 << 60, Commands: []Command{
 			{Op: OpOpenSession, Session: s, TTL: time.Second},
-			{Op: OpAcquire, Session: s, Seq: 2, Acked: 1, Wait: true, Requests: []Request{full, some}},
+			{Op: OpAcquire, Session: s, Seq: 2, Acked: 1, Wait: true, Requests: []Request{full, some}, Under: []string{id("parent")}},
 			{Op: OpCancelWait, Session: s, Seq: 3, Target: 9, Name: "a/b", RequestID: full.ID},
 			{Op: OpMove, Session: s, Name: "z", RequestID: some.ID},
 			{Op: OpRelease, Name: "z", RequestID: some.ID, Token: 1<<63 | 2, Linger: true},

@@ -12,7 +12,7 @@ type Limits struct {
 	NameBytes      int // of a name; at most 512
 	Levels         int // of a hierarchical name: 1 + its ancestors
 	MetadataBytes  int // of one request, keys and values together
-	DeadlockSteps  int // holders and waiters that one search for a deadlock looks at
+	DeadlockSteps  int // names, holders and waiters that one search for a deadlock looks at
 }
 
 // DefaultLimits are in force until OpSetLimits.

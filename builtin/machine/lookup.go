@@ -2,6 +2,7 @@ package machine
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -15,8 +16,8 @@ type Hold struct {
 	Token     fencing.Token
 	Session   SessionID // zero if Lingering
 	RequestID string
+	HoldID    string
 	Owner     string
-	Agent     string
 	Kind      Kind
 	Permits   uint32
 	Limit     uint32
@@ -70,7 +71,7 @@ func (m *Machine) Holder(name string) Info {
 func (m *Machine) info(name string) Info {
 	info := Info{Name: name, Revision: m.revision}
 	if e := m.names[name]; e != nil {
-		info.Holders = show(e.holds)
+		info.Holders = show(e.holds.len(), e.holds.all)
 		info.Waiters = e.waitingHere()
 	}
 	return info
@@ -78,17 +79,17 @@ func (m *Machine) info(name string) Info {
 
 // waitingHere counts the waits that have a request for this very name.
 func (e *entry) waitingHere() (n int) {
-	for _, p := range e.queue {
-		if p.claim.isOwn() {
-			n++
+	for i, waiting := range e.waiting {
+		if (&claim{modes: 1 << i}).isOwn() {
+			n += waiting
 		}
 	}
 	return n
 }
 
-func show(holds []*hold) []Hold {
-	shown := make([]Hold, 0, len(holds))
-	for _, h := range holds {
+func show(n int, holds iter.Seq[*hold]) []Hold {
+	shown := make([]Hold, 0, n)
+	for h := range holds {
 		shown = append(shown, h.show())
 	}
 	return shown
@@ -96,7 +97,7 @@ func show(holds []*hold) []Hold {
 
 func (h *hold) show() Hold {
 	return Hold{
-		Name: h.Name, Token: h.token, Session: h.session, RequestID: h.ID, Owner: h.Owner, Agent: h.Agent, Kind: h.Kind,
+		Name: h.Name, Token: h.token, Session: h.session, RequestID: h.ID, HoldID: h.HoldID, Owner: h.Owner, Kind: h.Kind,
 		Permits: h.Permits, Limit: h.Limit, Metadata: h.Metadata, MinHold: h.MinHold, Since: h.since,
 		Hierarchical: h.Hierarchical, Lingering: h.lingering(),
 	}
@@ -104,40 +105,24 @@ func (h *hold) show() Hold {
 
 // List returns up to limit names that start with prefix and come after the name after, sorted by bytes, and whether there
 // are more. Names that are only held by lingering holds or only waited for are included; names that are only ancestors
-// of others are not. It looks at every name: some milliseconds for 100,000, during which Apply waits.
+// of others are not. It looks at as many names as it returns, and at their ancestors.
 func (m *Machine) List(prefix, after string, limit int) (infos []Info, more bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	names := m.firstNames(prefix, after, min(max(limit, 0), len(m.names))+1)
-	if more = len(names) > limit; more {
-		names = names[:max(limit, 0)]
-	}
-	for _, name := range names {
-		infos = append(infos, m.info(name))
-	}
+	m.sorted.AscendGreaterOrEqual(&entry{name: max(prefix, after)}, func(e *entry) bool {
+		switch {
+		case !strings.HasPrefix(e.name, prefix):
+			return false
+		case e.name == after, e.holds.len() == 0 && e.waitingHere() == 0:
+		case len(infos) >= limit:
+			more = true
+			return false
+		default:
+			infos = append(infos, m.info(e.name))
+		}
+		return true
+	})
 	return infos, more
-}
-
-// firstNames returns up to limit names, sorted. It never collects many more than that.
-func (m *Machine) firstNames(prefix, after string, limit int) []string {
-	var names []string
-	last, full := "", false // no name after last is among the first, once there are enough
-	for name, e := range m.names {
-		if name <= after || full && name > last || !strings.HasPrefix(name, prefix) {
-			continue
-		}
-		if len(e.holds) == 0 && e.waitingHere() == 0 {
-			continue
-		}
-		names = append(names, name)
-		if len(names) >= 2*limit {
-			slices.Sort(names)
-			names = names[:limit]
-			last, full = names[limit-1], true
-		}
-	}
-	slices.Sort(names)
-	return names[:min(limit, len(names))]
 }
 
 // Session returns a session with all that hangs on it.
@@ -148,7 +133,7 @@ func (m *Machine) Session(id SessionID) (Session, bool) {
 	if s == nil {
 		return Session{}, false
 	}
-	shown := Session{ID: id, TTL: s.ttl, Holds: show(sorted(s.holds))}
+	shown := Session{ID: id, TTL: s.ttl, Holds: show(len(s.holds), slices.Values(sorted(s.holds)))}
 	for _, w := range sorted(s.waits) {
 		shown.Waits = append(shown.Waits, Wait{Ticket: w.ticket, Session: w.session, Requests: w.requests, Since: w.since})
 	}
@@ -201,5 +186,5 @@ func (m *Machine) Lingering() []Hold {
 		}
 	}
 	slices.SortFunc(left, func(a, b *hold) int { return cmp.Compare(a.token.Order(), b.token.Order()) })
-	return show(left)
+	return show(len(left), slices.Values(left))
 }

@@ -43,14 +43,16 @@
 //
 // # Deadlocks
 //
-// A client library runs many independent callers in one session, so a session that waits for itself is no deadlock.
-// Request.Agent names one thread of control, which does nothing else while it waits; in whichever sessions, because what it
-// takes for different times hangs on different ones. A request with an agent that would have to wait is refused with
-// CodeDeadlock if it would close a cycle: the agent waits for holders and earlier waiters whose agents wait, and so on, for
-// something that the agent itself holds or waits for. Requests without an agent take no part, neither as newcomer nor as
-// link. A search looks at no more than Limits.DeadlockSteps holders and waiters; what lies behind them is not found. One
-// holder of permits is a link only if the request does not fit beside it alone, since otherwise another holder may make
-// room.
+// A client library runs many independent callers in one session, so a session that waits for itself is no deadlock. What
+// counts is Command.Under, the holds that are kept while the request waits, by the ids of their requests and in whichever
+// sessions. A request that would have to wait is refused with CodeDeadlock if it would close a cycle. The search goes from
+// what the newcomer waits for: a waiter in its way leads on to what is in the way of that waiter, a hold to what is in the
+// way of all who wait under that hold; a hold that is among the newcomer's Under closes the cycle. Requests without Under
+// close no cycle and lead to none when they hold. Two requests under one hold that want the same name just queue. Lingering
+// holds are nobody's.
+//
+// A search looks at no more than Limits.DeadlockSteps names, holders and waiters; what lies behind them is not found. One holder of
+// permits is a link only if the request does not fit beside it alone, since otherwise another holder may make room.
 //
 // # Sending again
 //
@@ -74,7 +76,11 @@
 // may be called from any goroutine at any time. What is returned shares memory with the machine and must not be changed.
 package machine
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/google/btree"
+)
 
 // Machine is the state of one replica. New makes one.
 type Machine struct {
@@ -90,13 +96,15 @@ type Machine struct {
 
 	// Computed from holds and waits.
 	names     map[string]*entry
+	sorted    *btree.BTreeG[*entry]   // the same, by name
 	claimants map[requestKey]claimant // all waits, and the holds that are not exclusive
-	agents    map[string]*agency
+	under     map[string][]*wait      // by the id of a hold: who waits under it, by ticket
 
 	past history // not part of the state
 
 	// Of one Apply.
 	touched []*entry // lost a claim
+	looked  int      // how many waiters settle has looked at, since the machine was made
 	notices []Notice
 	scratch []claim // of claimsOf
 	wanted  []claim // of acquire
@@ -117,10 +125,16 @@ func New(events int) *Machine {
 		holds:     map[uint64]*hold{},
 		waits:     map[uint64]*wait{},
 		names:     map[string]*entry{},
+		sorted:    newIndex(),
 		claimants: map[requestKey]claimant{},
-		agents:    map[string]*agency{},
+		under:     map[string][]*wait{},
 		past:      history{base: firstRevision, most: max(events, 1)},
 	}
+}
+
+// newIndex returns an empty index of names.
+func newIndex() *btree.BTreeG[*entry] {
+	return btree.NewG(32, func(a, b *entry) bool { return a.name < b.name })
 }
 
 // Revision returns the number of the last event.

@@ -88,10 +88,13 @@ func asPermits(n, limit uint32) func(*Request) {
 	return func(r *Request) { r.Kind, r.Permits, r.Limit = Permits, n, limit }
 }
 
-// agentPerOwner makes the session an agent of its own.
-func agentPerOwner(r *Request) { r.Agent = r.Owner }
-
-func agentNamed(text string) func(*Request) { return func(r *Request) { r.Agent = text } }
+// under makes c under what the sessions hold by the usual request ids.
+func (c Command) under(sessions ...string) Command {
+	for _, s := range sessions {
+		c.Under = append(slices.Clone(c.Under), id(s+"-request"))
+	}
+	return c
+}
 
 // holders returns the owners of name, in the order of their tokens.
 func (r *rig) holders(name string) string {
@@ -541,18 +544,17 @@ func TestForceReleaseLeavesRelatives(t *testing.T) {
 func TestDeadlock(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b", "c")
-	worker := agentPerOwner
-	r.want(ask("a", "x").as(worker), CodeGranted)
-	r.want(ask("b", "y").as(worker), CodeGranted)
-	r.want(ask("c", "z").as(worker), CodeGranted)
-	r.want(ask("a", "y").as(worker), CodeQueued)
-	r.want(ask("b", "z").as(worker), CodeQueued)
-	got := r.want(ask("c", "x").as(worker), CodeDeadlock)
+	r.want(ask("a", "x"), CodeGranted)
+	r.want(ask("b", "y"), CodeGranted)
+	r.want(ask("c", "z"), CodeGranted)
+	r.want(ask("a", "y").under("a"), CodeQueued)
+	r.want(ask("b", "z").under("b"), CodeQueued)
+	got := r.want(ask("c", "x").under("c"), CodeDeadlock)
 	if text := cycleText(got.Cycle); text != "c waits x, a holds x, b holds y, c holds z" {
 		t.Errorf("cycle %q", text)
 	}
 	r.held("z", "c")
-	r.want(ask("c", "x"), CodeQueued) // without an agent it takes no part
+	r.want(ask("c", "x"), CodeQueued) // under nothing it takes no part
 }
 
 func cycleText(cycle []Blocker) string {
@@ -570,13 +572,12 @@ func cycleText(cycle []Blocker) string {
 func TestDeadlockThroughTheQueue(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b", "c")
-	worker := agentPerOwner
-	r.want(ask("a", "x").as(worker).as(asShared), CodeGranted)
-	r.want(ask("b", "y").as(worker), CodeGranted)
-	r.want(ask("b", "x").as(worker), CodeQueued) // behind a's shared hold
-	r.want(ask("c", "z").as(worker), CodeGranted)
-	r.want(ask("c", "x").as(worker).as(asShared), CodeQueued) // behind b's place in the queue, not behind a
-	got := r.want(ask("a", "z").as(worker), CodeDeadlock)
+	r.want(ask("a", "x").as(asShared), CodeGranted)
+	r.want(ask("b", "y"), CodeGranted)
+	r.want(ask("b", "x").under("b"), CodeQueued) // behind a's shared hold
+	r.want(ask("c", "z"), CodeGranted)
+	r.want(ask("c", "x").under("c").as(asShared), CodeQueued) // behind b's place in the queue, not behind a
+	got := r.want(ask("a", "z").under("a"), CodeDeadlock)
 	if text := cycleText(got.Cycle); text != "a waits z, c holds z, b waits x, a holds x" {
 		t.Errorf("cycle %q", text)
 	}
@@ -585,43 +586,63 @@ func TestDeadlockThroughTheQueue(t *testing.T) {
 func TestNobodyWaitsForThoseBehind(t *testing.T) {
 	r := newRig(t)
 	r.open("holder", "first", "second", "newcomer")
-	worker := agentPerOwner
-	r.want(ask("holder", "x").as(worker), CodeGranted)
-	r.want(ask("newcomer", "y").as(worker), CodeGranted)
-	r.want(ask("first", "z").as(worker), CodeGranted)
-	r.want(ask("first", "x").as(worker), CodeQueued)
-	r.want(ask("second", "x", "y").as(worker), CodeQueued) // waits for first and newcomer, who do not wait for it
-	r.want(ask("newcomer", "z").as(worker), CodeQueued)
+	r.want(ask("holder", "x"), CodeGranted)
+	r.want(ask("newcomer", "y"), CodeGranted)
+	r.want(ask("first", "z"), CodeGranted)
+	r.want(ask("first", "x").under("first"), CodeQueued)
+	r.want(ask("second", "x", "y").under("second"), CodeQueued) // waits for first and newcomer, who do not wait for it
+	r.want(ask("newcomer", "z").under("newcomer"), CodeQueued)
 }
 
 func TestNoDeadlockWithinASession(t *testing.T) {
 	r := newRig(t)
 	r.open("a")
-	named := func(c Command, request, agent string) Command {
-		return c.as(func(r *Request) { r.ID, r.Agent = id(request), agent })
+	named := func(c Command, request string, under ...string) Command {
+		c = c.as(func(r *Request) { r.ID = id(request) })
+		for _, u := range under {
+			c.Under = append(c.Under, id(u))
+		}
+		return c
 	}
-	r.want(named(ask("a", "x"), "r1", "one"), CodeGranted)
-	r.want(named(ask("a", "y"), "r2", "two"), CodeGranted)
-	r.want(named(ask("a", "y"), "r3", "three"), CodeQueued)
-	r.want(named(ask("a", "x"), "r4", "four"), CodeQueued)
-	// One agent that waits for itself is a deadlock, though.
-	r.want(named(ask("a", "x"), "r5", "one"), CodeDeadlock)
-	r.want(named(ask("a", "y"), "r6", "one"), CodeQueued)
-	r.want(named(ask("a", "x"), "r7", "two"), CodeDeadlock)
+	r.want(named(ask("a", "x"), "r1"), CodeGranted)
+	r.want(named(ask("a", "y"), "r2"), CodeGranted)
+	r.want(named(ask("a", "y"), "r3"), CodeQueued)
+	r.want(named(ask("a", "x"), "r4"), CodeQueued)
+	// Work under a hold that waits for that hold is a deadlock, though.
+	r.want(named(ask("a", "x"), "r5", "r1"), CodeDeadlock)
+	r.want(named(ask("a", "y"), "r6", "r1"), CodeQueued)
+	r.want(named(ask("a", "x"), "r7", "r2"), CodeDeadlock)
 }
 
-// What an agent takes for different times hangs on different sessions.
-func TestDeadlockAcrossSessionsOfOneAgent(t *testing.T) {
+// What work holds for different times hangs on different sessions.
+func TestDeadlockAcrossSessions(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "a2", "b")
-	one, two := agentNamed("one"), agentNamed("two")
-	r.want(ask("a", "x").as(one), CodeGranted)
-	r.want(ask("b", "y").as(two), CodeGranted)
-	r.want(ask("b", "x").as(two), CodeQueued)
-	got := r.want(ask("a2", "y").as(one), CodeDeadlock)
+	r.want(ask("a", "x"), CodeGranted)
+	r.want(ask("b", "y"), CodeGranted)
+	r.want(ask("b", "x").under("b"), CodeQueued)
+	got := r.want(ask("a2", "y").under("a"), CodeDeadlock)
 	if text := cycleText(got.Cycle); text != "a2 waits y, b holds y, a holds x" {
 		t.Errorf("cycle %q", text)
 	}
+}
+
+// Two requests under one hold that want the same name wait for each other like strangers.
+func TestSiblingsQueue(t *testing.T) {
+	r := newRig(t)
+	r.open("parent", "one", "two", "other")
+	r.want(ask("parent", "x"), CodeGranted)
+	r.want(ask("one", "y").under("parent"), CodeGranted)
+	r.want(ask("two", "y").under("parent"), CodeQueued)
+	// One would wait for the parent, which the sibling's wait for one keeps from being released.
+	got := r.want(ask("one", "x").under("one"), CodeDeadlock)
+	if text := cycleText(got.Cycle); text != "one waits x, parent holds x, one holds y" {
+		t.Errorf("cycle %q", text)
+	}
+	// A hold that was released is nobody's ancestor.
+	r.want(give("parent", "x"), CodeOK)
+	r.want(ask("other", "x"), CodeGranted)
+	r.want(ask("one", "x").under("one"), CodeQueued)
 }
 
 // A minimum that goes on is nobody's: it ends by itself.
@@ -629,22 +650,22 @@ func TestWhatLingersIsNoDeadlock(t *testing.T) {
 	r := newRig(t)
 	r.open("a")
 	minimum := func(r *Request) { r.MinHold = time.Minute }
-	r.want(ask("a", "x").as(agentPerOwner).as(minimum), CodeGranted)
+	r.want(ask("a", "x").as(minimum), CodeGranted)
 	release := give("a", "x")
 	release.Linger = true
 	r.want(release, CodeOK)
 	r.held("x", "(a)")
-	r.want(ask("a", "x").as(agentPerOwner).as(func(r *Request) { r.ID = id("another") }), CodeQueued)
+	r.want(ask("a", "x").under("a").as(func(r *Request) { r.ID = id("another") }), CodeQueued)
 }
 
 // The cycle names what is waited for, not what was asked for along with it or what lies below.
 func TestCycleNamesWhatIsContended(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b", "c")
-	r.want(ask("a", "y/z").as(tree).as(agentPerOwner), CodeGranted)
-	r.want(ask("b", "x").as(agentPerOwner), CodeGranted)
-	r.want(ask("b", "y").as(tree).as(agentPerOwner), CodeQueued)
-	got := r.want(ask("a", "w", "x").as(agentPerOwner).as(func(r *Request) { r.ID = id("another") }), CodeDeadlock)
+	r.want(ask("a", "y/z").as(tree), CodeGranted)
+	r.want(ask("b", "x"), CodeGranted)
+	r.want(ask("b", "y").as(tree).under("b"), CodeQueued)
+	got := r.want(ask("a", "w", "x").under("a").as(func(r *Request) { r.ID = id("another") }), CodeDeadlock)
 	if text := cycleText(got.Cycle); text != "a waits x, b holds x, a holds y" {
 		t.Errorf("cycle %q", text)
 	}
@@ -653,13 +674,12 @@ func TestCycleNamesWhatIsContended(t *testing.T) {
 func TestPermitsAreALinkOnlyIfNobodyElseCanMakeRoom(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b", "c")
-	worker := agentPerOwner
-	r.want(ask("a", "pool").as(asPermits(1, 2)).as(worker), CodeGranted)
-	r.want(ask("b", "pool").as(asPermits(1, 2)).as(worker), CodeGranted)
-	r.want(ask("c", "x").as(worker), CodeGranted)
-	r.want(ask("a", "x").as(worker), CodeQueued)
-	r.want(ask("c", "pool").as(asPermits(2, 2)).as(worker), CodeDeadlock) // needs a's permit in any case
-	r.want(ask("c", "pool").as(asPermits(1, 2)).as(worker), CodeQueued)   // b's will do
+	r.want(ask("a", "pool").as(asPermits(1, 2)), CodeGranted)
+	r.want(ask("b", "pool").as(asPermits(1, 2)), CodeGranted)
+	r.want(ask("c", "x"), CodeGranted)
+	r.want(ask("a", "x").under("a"), CodeQueued)
+	r.want(ask("c", "pool").as(asPermits(2, 2)).under("c"), CodeDeadlock) // needs a's permit in any case
+	r.want(ask("c", "pool").as(asPermits(1, 2)).under("c"), CodeQueued)   // b's will do
 }
 
 func TestDeadlockSearchIsBounded(t *testing.T) {
@@ -668,13 +688,12 @@ func TestDeadlockSearchIsBounded(t *testing.T) {
 	limits.DeadlockSteps = 2
 	r.want(Command{Op: OpSetLimits, Limits: &limits}, CodeOK)
 	r.open("a", "b", "c")
-	worker := agentPerOwner
 	for i, s := range []string{"a", "b", "c"} {
-		r.want(ask(s, string(rune('x'+i))).as(worker), CodeGranted)
+		r.want(ask(s, string(rune('x'+i))), CodeGranted)
 	}
-	r.want(ask("a", "y").as(worker), CodeQueued)
-	r.want(ask("b", "z").as(worker), CodeQueued)
-	r.want(ask("c", "x").as(worker), CodeQueued) // three steps away
+	r.want(ask("a", "y").under("a"), CodeQueued)
+	r.want(ask("b", "z").under("b"), CodeQueued)
+	r.want(ask("c", "x").under("c"), CodeQueued) // three steps away
 }
 
 func TestSequence(t *testing.T) {
@@ -814,7 +833,7 @@ func TestInvalid(t *testing.T) {
 			with(func(r *Request) { r.ID = strings.Repeat("i", 129) }), with(func(r *Request) { r.ID = id("né") }),
 		},
 		"Owner":        {with(func(r *Request) { r.Owner = strings.Repeat("o", 257) }), with(func(r *Request) { r.Owner = "\n" })},
-		"Agent":        {with(func(r *Request) { r.Agent = strings.Repeat("o", 129) })},
+		"HoldID":       {with(func(r *Request) { r.HoldID = strings.Repeat("o", 65) }), with(func(r *Request) { r.HoldID = "a b" })},
 		"Kind":         {with(func(r *Request) { r.Kind = 3 })},
 		"Permits":      {with(asPermits(0, 1)), with(asPermits(2, 1)), with(func(r *Request) { r.Limit = 1 })},
 		"Hierarchical": {with(asPermits(1, 1)).as(tree)},

@@ -17,9 +17,11 @@ type SessionEntry struct {
 
 // SessionPage is a part of what hangs on a session.
 type SessionPage struct {
-	TTL     time.Duration
-	Entries []SessionEntry // by name, then by request id
-	More    bool           // there are names after the last one
+	TTL time.Duration
+	// Revision of the machine when it was looked at.
+	Revision uint64
+	Entries  []SessionEntry // by name, then by request id
+	More     bool           // there are names after the last one
 }
 
 // SessionPage returns the first limit entries of a session whose names come after the name after, and with the last one all
@@ -43,7 +45,7 @@ func (m *Machine) SessionPage(id SessionID, after string, limit int) (SessionPag
 		}
 	}
 	first.prune()
-	return SessionPage{TTL: s.ttl, Entries: first.entries, More: first.more}, true
+	return SessionPage{TTL: s.ttl, Revision: m.revision, Entries: first.entries, More: first.more}, true
 }
 
 // firstEntries are the first ones of those that were added, and a bounded number of others until prune.

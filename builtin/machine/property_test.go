@@ -2,9 +2,12 @@ package machine
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"flag"
+	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,7 +30,6 @@ var (
 	worldSessions = []SessionID{sid("a"), sid("b"), sid("c"), sid("d")}
 	worldNames    = []string{"x", "y", "z", "t", "t/1", "t/1/1", "t/2"}
 	worldIDs      = []string{id("one"), id("two"), id("three")}
-	worldAgents   = []string{"", "p", "q"}
 	worldOps      = []Op{
 		OpOpenSession, OpOpenSession, OpCloseSession, OpExpire,
 		OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpCancelWait, OpCancelWait,
@@ -55,11 +57,9 @@ func drawCommand(t *rapid.T, m *Machine) Command {
 		c.TTL = time.Second
 	case OpAcquire:
 		c.Wait = rapid.IntRange(0, 5).Draw(t, "wait") > 0
-		agent := rapid.SampledFrom(worldAgents).Draw(t, "agent")
+		drawUnder(t, m, &c)
 		for range rapid.SampledFrom([]int{1, 1, 1, 2, 3}).Draw(t, "requests") {
-			r := drawRequest(t, c.Session)
-			r.Agent = agent
-			c.Requests = append(c.Requests, r)
+			c.Requests = append(c.Requests, drawRequest(t, c.Session))
 		}
 	case OpCancelWait, OpRelease, OpMove:
 		drawTarget(t, m, &c)
@@ -86,6 +86,15 @@ func drawCommand(t *rapid.T, m *Machine) Command {
 	return c
 }
 
+// drawUnder draws the holds under which an acquire is made, of its own session or of others.
+func drawUnder(t *rapid.T, m *Machine, c *Command) {
+	for _, h := range sorted(m.holds) {
+		if !slices.Contains(c.Under, h.ID) && rapid.IntRange(0, 2).Draw(t, "under") == 0 {
+			c.Under = append(c.Under, h.ID)
+		}
+	}
+}
+
 func drawRequest(t *rapid.T, s SessionID) Request {
 	r := Request{
 		Name: rapid.SampledFrom(worldNames).Draw(t, "name"),
@@ -94,6 +103,7 @@ func drawRequest(t *rapid.T, s SessionID) Request {
 		Owner: string(s[:1]),
 		Kind:  Kind(rapid.SampledFrom([]int{0, 0, 1, 1, 2}).Draw(t, "kind")),
 	}
+	r.HoldID = fmt.Sprintf("h-%x", sha256.Sum256([]byte(r.ID)))[:20]
 	switch {
 	case r.Name == "z":
 		r.Kind = Permits
@@ -250,7 +260,7 @@ func (w *witness) checkEvents() {
 			continue
 		}
 		n++
-		if e := w.holders[h.token]; e.Name != h.Name || e.RequestID != h.ID {
+		if e := w.holders[h.token]; e.Name != h.Name || e.HoldID != h.HoldID {
 			w.t.Fatalf("%+v is held, the events say %+v", h, e)
 		}
 	}
@@ -309,8 +319,8 @@ func (w *witness) drain() {
 			w.t.Fatalf("%+v: code %d", c, r.Code)
 		}
 	}
-	if n := len(w.m.names) + len(w.m.claimants) + len(w.m.agents); n > 0 {
-		w.t.Fatalf("%d names, claimants and agents are left over", n)
+	if n := len(w.m.names) + len(w.m.claimants) + len(w.m.under); n > 0 {
+		w.t.Fatalf("%d names, claimants and holds to wait under are left over", n)
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/race"
 )
 
@@ -65,7 +67,6 @@ type free struct {
 // client sends commands on a session, until it dies and another takes its place.
 type client struct {
 	session SessionID
-	agent   string
 	ttl     time.Duration
 	seq     uint64
 	sent    []Command // numbered ones, to send again
@@ -350,7 +351,7 @@ func (c *cluster) turn(cl *client) {
 		}
 		c.opened++
 		*cl = client{
-			session: sid(fmt.Sprintf("session-%d", c.opened)), agent: fmt.Sprint("agent-", c.IntN(4)), ttl: 3*time.Second + c.within(30*time.Second),
+			session: sid(fmt.Sprintf("session-%d", c.opened)), ttl: 3*time.Second + c.within(30*time.Second),
 			dies: c.now + c.within(10*time.Minute), kept: c.now,
 		}
 		c.send(Command{Op: OpOpenSession, Session: cl.session, TTL: cl.ttl})
@@ -428,7 +429,7 @@ func (c *cluster) name() string { return worldNames[c.IntN(len(worldNames))] }
 func (c *cluster) request(cl *client) Request {
 	cl.asks++
 	r := Request{
-		Name: c.name(), ID: id(fmt.Sprintf("%s-%d", cl.session[:12], cl.asks)), Owner: "somebody", Agent: cl.agent,
+		Name: c.name(), ID: id(fmt.Sprintf("%s-%d", cl.session[:12], cl.asks)), Owner: "somebody",
 		Kind: Kind(c.IntN(2)),
 	}
 	if r.Name == "z" {
@@ -491,7 +492,7 @@ func (c *cluster) settle() {
 	for _, r := range c.replicas {
 		c.apply(r, len(c.entries))
 		checkState(c.t, r.m)
-		if n := len(r.m.holds) + len(r.m.waits) + len(r.m.names) + len(r.m.claimants) + len(r.m.agents); n > 0 {
+		if n := len(r.m.holds) + len(r.m.waits) + len(r.m.names) + len(r.m.claimants) + len(r.m.under); n > 0 {
 			c.t.Fatalf("%d things are left over", n)
 		}
 	}
@@ -500,8 +501,8 @@ func (c *cluster) settle() {
 // TestReplicas runs clusters in simulated time: three replicas of the machine that read one log, each at its own pace, lose
 // their memory and start again from snapshots of their own or of others; leaders that time sessions and follow each other;
 // clients whose commands arrive in any order, late, twice or never; backups that are restored. Each hour is a seed.
-// FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, 100 by default with FENCELOCK_REQUIRE=all and 3
-// otherwise, and under the race detector.
+// FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, by default 3, and 100 in the deep tier without the race
+// detector, since the state machine has one goroutine.
 func TestReplicas(t *testing.T) {
 	if text := os.Getenv("FENCELOCK_SEED"); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)
@@ -515,7 +516,7 @@ func TestReplicas(t *testing.T) {
 		return
 	}
 	hours := 3
-	if os.Getenv("FENCELOCK_REQUIRE") == "all" && !race.Enabled { // the state machine has one goroutine
+	if deep.Wanted() && !race.Enabled {
 		hours = 100
 	}
 	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {
@@ -531,9 +532,11 @@ func TestReplicas(t *testing.T) {
 		total cluster
 	)
 	t.Cleanup(func() {
-		t.Logf("simulation of the machine: %d h, %d commands, %d grants, %d sessions expired, %d crashes, %d starts from a snapshot, "+
-			"%d elections, %d backups restored", hours, total.commands, total.grants, total.expiries, total.crashes, total.restores,
-			total.elections, total.disasters)
+		text := fmt.Sprintf("%d commands, %d grants, %d sessions expired, %d crashes, %d starts from a snapshot, %d elections, "+
+			"%d backups restored", total.commands, total.grants, total.expiries, total.crashes, total.restores, total.elections,
+			total.disasters)
+		facts.Write(t, facts.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
+		t.Logf("%d h simulated: %s", hours, text)
 		if n := uint64(hours); n >= 5 && !t.Failed() && (uint64(total.commands) < 3000*n || uint64(total.grants) < 500*n ||
 			uint64(total.crashes) < 40*n || uint64(total.expiries) < 5*n) {
 			t.Error("the hours are idle ones")

@@ -54,7 +54,7 @@ func (m *Machine) become(fresh *Machine) {
 	defer m.mu.Unlock()
 	m.revision, m.now, m.limits, m.level = fresh.revision, fresh.now, fresh.limits, fresh.level
 	m.sessions, m.holds, m.waits = fresh.sessions, fresh.holds, fresh.waits
-	m.names, m.claimants, m.agents = fresh.names, fresh.claimants, fresh.agents
+	m.names, m.sorted, m.claimants, m.under = fresh.names, fresh.sorted, fresh.claimants, fresh.under
 	m.past = history{base: m.revision, most: m.past.most}
 }
 
@@ -152,11 +152,12 @@ func (r *reader) hold() *hold {
 }
 
 func (r *reader) wait() *wait {
-	w := &wait{ticket: r.uint(), session: r.session(), since: r.int(), requests: r.requests()}
+	w := &wait{ticket: r.uint(), session: r.session(), since: r.int(), requests: r.requests(), under: r.texts()}
 	for i := range w.requests {
 		r.sane(&w.requests[i])
 	}
 	r.must(len(w.requests) > 0, "a wait for nothing")
+	r.must(checkUnder(w.under) == nil, "a wait under what cannot be")
 	if r.err == nil {
 		claims, ok := mergeClaims(nil, w.requests)
 		r.must(ok, "a wait that excludes itself")
@@ -200,6 +201,6 @@ func (r *reader) result() *Result {
 
 func (r *reader) blocker() Blocker {
 	return Blocker{
-		Name: r.text(), Session: r.session(), Owner: r.text(), Agent: r.text(), Waits: r.flags(1)[0],
+		Name: r.text(), Session: r.session(), Owner: r.text(), HoldID: r.text(), Waits: r.flags(1)[0],
 	}
 }

@@ -15,7 +15,7 @@ func busy(t *testing.T) *rig {
 	r := newRig(t)
 	r.open("a", "b")
 	minimum := func(r *Request) { r.MinHold = time.Minute }
-	r.want(ask("a", "x").as(agentNamed("p")), CodeGranted)
+	r.want(ask("a", "x").as(func(r *Request) { r.HoldID = "of-a" }), CodeGranted)
 	r.want(ask("a", "kept").as(minimum), CodeGranted)
 	r.want(ask("a", "left").as(minimum), CodeGranted)
 	linger := give("a", "left")
@@ -23,7 +23,7 @@ func busy(t *testing.T) *rig {
 	r.want(linger, CodeOK)
 	r.want(ask("a", "t/1/2").as(tree).as(asShared), CodeGranted)
 	r.want(ask("a", "z").as(asPermits(2, 4)), CodeGranted)
-	r.want(ask("b", "x", "y").as(agentNamed("q")), CodeQueued)
+	r.want(ask("b", "x", "y").under("c"), CodeQueued)
 	numbered := ask("b", "x").try().as(func(r *Request) { r.ID = id("b-other") })
 	numbered.Seq = 3
 	r.want(numbered, CodeHeld)
@@ -190,7 +190,7 @@ func FuzzRestore(f *testing.F) {
 		for _, h := range m.Lingering() {
 			m.Apply(1, &Command{Op: OpFree, Name: h.Name, Token: h.Token})
 		}
-		if n := len(m.holds) + len(m.waits) + len(m.names) + len(m.claimants) + len(m.agents); n > 0 {
+		if n := len(m.holds) + len(m.waits) + len(m.names) + len(m.claimants) + len(m.under); n > 0 {
 			t.Fatalf("%d things are left over", n)
 		}
 	})

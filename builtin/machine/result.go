@@ -51,7 +51,7 @@ type Result struct {
 	// Holder is in the way: a holder, or a waiter if there is none. Only with CodeHeld.
 	Holder *Blocker
 	// Cycle of who waits for whom, the newcomer first, with the name that it would wait for; each of the others has the name
-	// that the one before waits for, and the last one is the newcomer's agent itself. Only with CodeDeadlock.
+	// that the one before waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
 	Cycle []Blocker
 	// Field that is refused, in the words of the structs Command, Request and Limits; Detail says why, for people. Only with
 	// CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
@@ -71,7 +71,7 @@ type Blocker struct {
 	Name    string // that is wanted and in use, be it by a hierarchical hold or wait below it
 	Session SessionID
 	Owner   string
-	Agent   string
+	HoldID  string
 	Waits   bool // it does not hold the name but waits for it
 }
 

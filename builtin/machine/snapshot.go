@@ -77,7 +77,7 @@ func (m *Machine) Hash() [sha256.Size]byte {
 }
 
 // magic begins every snapshot; its last byte is the version.
-const magic = "fencelock\x00\x01"
+const magic = "fencelock\x00\x02"
 
 // encode writes everything but the checksum, in pieces.
 func (f *Frozen) encode(write func([]byte) error) error {
@@ -146,7 +146,8 @@ func appendWait(dst []byte, w *wait) []byte {
 	dst = appendUint(dst, w.ticket)
 	dst = append(dst, w.session[:]...)
 	dst = appendInt(dst, w.since)
-	return appendRequests(dst, w.requests)
+	dst = appendRequests(dst, w.requests)
+	return appendTexts(dst, w.under)
 }
 
 // appendResult writes a remembered result; code zero stands for a command that is remembered without one. Results that
@@ -177,7 +178,7 @@ func appendBlocker(dst []byte, b *Blocker) []byte {
 	dst = appendText(dst, b.Name)
 	dst = append(dst, b.Session[:]...)
 	dst = appendText(dst, b.Owner)
-	dst = appendText(dst, b.Agent)
+	dst = appendText(dst, b.HoldID)
 	return appendFlags(dst, b.Waits)
 }
 

@@ -23,6 +23,7 @@ type wait struct {
 	ticket   uint64
 	session  SessionID
 	requests []Request
+	under    []string // ids of the holds under which it waits
 	since    int64
 	claims   []claim // of requests
 }
@@ -44,12 +45,6 @@ type requestKey struct{ name, id string }
 type claimant struct {
 	hold *hold
 	wait *wait
-}
-
-// agency is what an agent has.
-type agency struct {
-	holds int
-	waits []*wait // by ticket
 }
 
 // The following, and those in move.go, are the only ways in which holds and waits come, go and change. They keep everything
@@ -76,9 +71,6 @@ func (m *Machine) own(h *hold) {
 		s.holds = map[uint64]*hold{}
 	}
 	s.holds[h.token.Order()] = h
-	if h.Agent != "" {
-		m.agency(h.Agent).holds++
-	}
 }
 
 func (m *Machine) removeHold(h *hold) {
@@ -86,7 +78,7 @@ func (m *Machine) removeHold(h *hold) {
 	for _, c := range m.claimsOf(h) {
 		e := m.names[c.name]
 		e.removeHold(h, c)
-		m.touch(e)
+		m.touch(e, c)
 	}
 	m.disown(h)
 }
@@ -112,10 +104,6 @@ func (m *Machine) disown(h *hold) {
 		delete(m.claimants, requestKey{h.Name, h.ID})
 	}
 	delete(s.holds, h.token.Order())
-	if h.Agent != "" {
-		m.agency(h.Agent).holds--
-		m.dropAgency(h.Agent)
-	}
 }
 
 func (m *Machine) addWait(w *wait) {
@@ -137,10 +125,10 @@ func (m *Machine) ownWait(w *wait) {
 		}
 		s.waits[w.ticket] = w
 	}
-	if agent := w.requests[0].Agent; agent != "" {
-		a := m.agency(agent)
-		at, _ := slices.BinarySearchFunc(a.waits, w, func(x, y *wait) int { return cmp.Compare(x.ticket, y.ticket) })
-		a.waits = slices.Insert(a.waits, at, w)
+	for _, id := range w.under {
+		all := m.under[id]
+		at, _ := slices.BinarySearchFunc(all, w, func(x, y *wait) int { return cmp.Compare(x.ticket, y.ticket) })
+		m.under[id] = slices.Insert(all, at, w)
 	}
 }
 
@@ -149,7 +137,7 @@ func (m *Machine) removeWait(w *wait) {
 	for i := range w.claims {
 		e := m.names[w.claims[i].name]
 		e.removeWait(w, &w.claims[i])
-		m.touch(e)
+		m.touch(e, w.claims[i])
 	}
 	m.disownWait(w)
 }
@@ -162,10 +150,11 @@ func (m *Machine) disownWait(w *wait) {
 	if s := m.sessions[w.session]; s != nil {
 		delete(s.waits, w.ticket)
 	}
-	if agent := w.requests[0].Agent; agent != "" {
-		a := m.agency(agent)
-		a.waits = slices.DeleteFunc(a.waits, func(o *wait) bool { return o == w })
-		m.dropAgency(agent)
+	for _, id := range w.under {
+		rest := slices.DeleteFunc(m.under[id], func(o *wait) bool { return o == w })
+		if m.under[id] = rest; len(rest) == 0 {
+			delete(m.under, id)
+		}
 	}
 }
 
@@ -176,7 +165,7 @@ func (m *Machine) find(name, id string) (*hold, *wait) {
 		return nil, nil
 	}
 	if e.held.modes()&exclusive != 0 {
-		if h := e.holds[0]; h.ID == id && !h.lingering() { // it is alone
+		if h := e.holds.first(); h.ID == id && !h.lingering() { // it is alone
 			return h, nil
 		}
 	}
@@ -196,30 +185,17 @@ func (m *Machine) open(c claim) *entry {
 	if e == nil {
 		e = &entry{name: c.name, limit: c.limit, tree: c.tree}
 		m.names[c.name] = e
+		m.sorted.ReplaceOrInsert(e)
 	}
 	return e
 }
 
-// touch notes that e lost a claim: settle looks at its waiters, and drops it if nothing is left.
-func (m *Machine) touch(e *entry) {
+// touch notes that e lost c: settle looks at its waiters, if one of them may be let in now, and drops it if nothing is left.
+func (m *Machine) touch(e *entry, c claim) {
+	e.stirred = e.stirred || e.frees(c)
 	if !e.touched {
 		e.touched = true
 		m.touched = append(m.touched, e)
-	}
-}
-
-func (m *Machine) agency(agent string) *agency {
-	a := m.agents[agent]
-	if a == nil {
-		a = &agency{}
-		m.agents[agent] = a
-	}
-	return a
-}
-
-func (m *Machine) dropAgency(agent string) {
-	if a := m.agents[agent]; a != nil && a.holds == 0 && len(a.waits) == 0 {
-		delete(m.agents, agent)
 	}
 }
 

@@ -25,10 +25,15 @@ func (a *admin) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberSt
 	s := a.server
 	r := s.node.raft
 	_, leader := r.LeaderWithID()
+	// Raft's own number runs ahead of the state machine; before the first entry, the state is that of a snapshot.
+	applied := r.AppliedIndex()
+	if index := s.node.fsm.index.Load(); index > 0 {
+		applied = min(applied, index)
+	}
 	return &lockpb.MemberStatus{
 		NodeId: string(s.node.id), ClusterId: s.node.fsm.cluster(), ServerVersion: s.config.Version,
 		Durable: s.config.Store != StoreMemory, Leader: s.Leads(), LeaderId: string(leader),
-		Term: r.CurrentTerm(), LastIndex: r.LastIndex(), CommitIndex: r.CommitIndex(), AppliedIndex: r.AppliedIndex(),
+		Term: r.CurrentTerm(), LastIndex: r.LastIndex(), CommitIndex: r.CommitIndex(), AppliedIndex: applied,
 		Members: s.membersOut(nil),
 	}, nil
 }

@@ -37,7 +37,7 @@ func (x *call) log(c machine.Command, renewed bool, then func(*outcome) *lockpb.
 			x.reign.time.granted(g.Name, g.Token, g.MinHold)
 		}
 		r := then(&o)
-		r.Renewed = r.Renewed || renewed && o.term == x.reign.term && o.result.Code != machine.CodeNoSession
+		r.Renewed = r.Renewed || renewed && o.result.Code != machine.CodeNoSession
 		// Whoever asks after this answer whether it lives still is told of its loss before.
 		x.reign.deliver(x.conn, o.notices)
 		x.reply(x.request, r)
@@ -83,8 +83,10 @@ func (x *call) openSession(ttl time.Duration) error {
 		lives := x.reign.time.opened(x.session, ttl, x.receipt)
 		x.reign.attach(x.session, x.conn)
 		return &lockpb.Reply{
-			Renewed: lives && o.term == x.reign.term,
-			Answer:  &lockpb.Reply_Session{Session: &lockpb.SessionState{TtlNanos: int64(ttl)}},
+			Renewed: lives,
+			Answer: &lockpb.Reply_Session{Session: &lockpb.SessionState{
+				TtlNanos: int64(ttl), Revision: x.machine().Revision(),
+			}},
 		}
 	})
 }
@@ -98,8 +100,8 @@ func (x *call) closeSession() error {
 	})
 }
 
-func (x *call) acquire(all []*lockpb.Acquire) error {
-	c, err := acquireCommand(all)
+func (x *call) acquire(all []*lockpb.Acquire, under []string) error {
+	c, err := acquireCommand(all, under)
 	if err != nil {
 		return err
 	}
@@ -173,7 +175,9 @@ func (x *call) whyNotRenewed() error {
 	if _, open := x.machine().SessionOpen(x.session); open {
 		return refused(lockpb.Code_CODE_UNAVAILABLE, "", "the session is about to end, or was opened just now: ask again")
 	}
-	return refused(lockpb.Code_CODE_SESSION_ENDED, "", "%s", messages[machine.CodeNoSession])
+	return &requestError{&lockpb.Error{
+		Code: lockpb.Code_CODE_SESSION_ENDED, Message: messages[machine.CodeNoSession], Revision: x.machine().Revision(),
+	}}
 }
 
 func (x *call) machine() *machine.Machine { return x.server.node.fsm.machine }
@@ -200,6 +204,10 @@ func (x *call) look(see func() *lockpb.Reply) error {
 		}
 		go func() { // see takes its time, and others wait for the confirmer
 			defer x.seen()
+			if !x.awaitTurn() {
+				return
+			}
+			defer func() { <-x.turn }()
 			if r := see(); r != nil {
 				x.reply(x.request, r)
 			}
@@ -275,7 +283,7 @@ func (x *call) attach(q *lockpb.Attach) error {
 
 // sessionPage is one page in the words of the wire.
 func sessionPage(p *machine.SessionPage) *lockpb.SessionState {
-	out := &lockpb.SessionState{TtlNanos: int64(p.TTL)}
+	out := &lockpb.SessionState{TtlNanos: int64(p.TTL), Revision: p.Revision}
 	for _, e := range p.Entries {
 		entry := &lockpb.SessionEntry{Name: e.Name, RequestId: e.RequestID, Token: uint64(e.Token)}
 		if e.Token != 0 {

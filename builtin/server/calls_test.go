@@ -258,12 +258,13 @@ func TestAcquireAllAndDeadlock(t *testing.T) {
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
+	under := map[string][]string{}
 	ask := func(agent string, wait bool, names ...string) *lockpb.Reply {
-		all := &lockpb.AcquireAll{}
+		all := &lockpb.AcquireAll{Under: under[agent]}
 		for _, name := range names {
-			all.Requests = append(all.Requests, &lockpb.Acquire{
-				Name: name, RequestId: backend.NewRequestID(), Agent: agent, Owner: agent, Wait: wait,
-			})
+			r := &lockpb.Acquire{Name: name, RequestId: backend.NewRequestID(), HoldId: agent, Owner: agent, Wait: wait}
+			all.Requests = append(all.Requests, r)
+			under[agent] = append(under[agent], r.RequestId)
 		}
 		return c.call(&lockpb.Request{Session: session, Call: &lockpb.Request_AcquireAll{AcquireAll: all}})
 	}
@@ -273,14 +274,14 @@ func TestAcquireAllAndDeadlock(t *testing.T) {
 	if r := ask("two", true, "c"); len(r.GetAcquired().GetGrants()) != 1 {
 		t.Fatalf("acquire all: %v", r)
 	}
-	if r := ask("two", false, "d", "b"); codeOf(r) != lockpb.Code_CODE_HELD || r.GetError().Name != "b" || r.GetError().Holder != "one" {
+	if r := ask("two", false, "d", "b"); codeOf(r) != lockpb.Code_CODE_HELD || r.GetError().Name != "b" || r.GetError().HoldId != "one" {
 		t.Errorf("all or none: %v", r)
 	}
 	if r := ask("two", true, "b", "d"); !r.GetAcquired().GetQueued() {
 		t.Fatalf("waiting: %v", r)
 	}
 	r := ask("one", true, "c")
-	if cycle := r.GetError().GetCycle(); codeOf(r) != lockpb.Code_CODE_DEADLOCK || len(cycle) < 2 || cycle[0].Agent != "one" {
+	if cycle := r.GetError().GetCycle(); codeOf(r) != lockpb.Code_CODE_DEADLOCK || len(cycle) != 3 || cycle[0].Owner != "one" {
 		t.Errorf("deadlock: %v", r)
 	}
 }

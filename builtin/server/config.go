@@ -58,6 +58,10 @@ type Config struct {
 	beforeLog func(raft.LogStore) raft.LogStore
 	// hangAfter replaces the constant, for tests that hang a server.
 	hangAfter time.Duration
+	// files replaces how many files the process may open, for tests of too many connections.
+	files int
+	// unreadTime replaces the constant, for tests of clients that do not read.
+	unreadTime time.Duration
 	// Rig is for the tests of this module, which alone can make one.
 	Rig *rig.Rig `json:"-"`
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -25,8 +26,11 @@ const (
 	// bounded in bytes too.
 	inFlight   = 4096
 	placeBytes = 1 << 10
-	// looksAtOnce is how many requests to look at something one connection may have on their way.
+	// looksAtOnce is how many requests to look at something one connection may have on their way. They are answered one after
+	// the other, each when the answers before it are on their way to the client.
 	looksAtOnce = 64
+	// unreadTime is how long a client may leave a message unread that the connection has no room for.
+	unreadTime = 15 * time.Second
 )
 
 // conn is one client's connection.
@@ -36,6 +40,7 @@ type conn struct {
 	ctx    context.Context
 	out    *outbox
 	looks  chan struct{}
+	turn   chan struct{} // holds one while a look is answered
 	aboard chan struct{} // holds one for each place that is taken; only the reader adds
 
 	mu    sync.Mutex
@@ -53,8 +58,8 @@ func (s *Server) serveStream(stream Stream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	c := &conn{
-		server: s, stream: stream, ctx: ctx, out: newOutbox(),
-		looks: make(chan struct{}, looksAtOnce), aboard: make(chan struct{}, inFlight), cut: make(chan struct{}),
+		server: s, stream: stream, ctx: ctx, out: newOutbox(&s.unread),
+		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight), cut: make(chan struct{}),
 	}
 	if !s.enter(c) {
 		return errClosing
@@ -75,6 +80,7 @@ func (s *Server) serveStream(stream Stream) error {
 	}
 	cancel()
 	c.finish()
+	c.out.abandon()
 	if r := s.reign.Load(); r != nil {
 		r.detach(c)
 	}
@@ -139,24 +145,52 @@ func (c *conn) read() {
 }
 
 func (c *conn) write() {
+	after := cmp.Or(c.server.config.unreadTime, unreadTime)
+	unread := time.AfterFunc(after, func() { c.end(tooSlow(), true) })
+	defer unread.Stop()
 	for {
+		unread.Stop()
 		select {
 		case <-c.out.ready:
 		case <-c.ctx.Done():
 			return
 		}
 		batch, last := c.out.take()
+		unread.Reset(after)
 		if len(batch) > 0 && c.stream.Send(&lockpb.ServerMessage{Replies: batch}) != nil || last {
 			return
 		}
+		c.out.sent()
 	}
 }
 
 // push sends what was not asked for, or an answer that is complete.
 func (c *conn) push(r *lockpb.Reply) {
 	if !c.out.add(r) {
-		c.end(&lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}, true)
+		c.end(tooSlow(), true)
 	}
+}
+
+func tooSlow() *lockpb.Goodbye {
+	return &lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}
+}
+
+// awaitTurn waits until the next look may be answered. It reports false if the connection has ended.
+func (c *conn) awaitTurn() bool {
+	select {
+	case c.turn <- struct{}{}:
+	case <-c.ctx.Done():
+		return false
+	}
+	for !c.out.isCalm() {
+		select {
+		case <-c.out.still:
+		case <-c.ctx.Done():
+			<-c.turn
+			return false
+		}
+	}
+	return true
 }
 
 // end says goodbye and ends the connection. It does not wait for that.
@@ -235,9 +269,9 @@ func (x *call) start() (err error) {
 	case *lockpb.Request_CloseSession:
 		return x.closeSession()
 	case *lockpb.Request_Acquire:
-		return x.acquire([]*lockpb.Acquire{q.Acquire})
+		return x.acquire([]*lockpb.Acquire{q.Acquire}, q.Acquire.GetUnder())
 	case *lockpb.Request_AcquireAll:
-		return x.acquire(q.AcquireAll.GetRequests())
+		return x.acquire(q.AcquireAll.GetRequests(), q.AcquireAll.GetUnder())
 	case *lockpb.Request_CancelWait:
 		return x.cancelWait(q.CancelWait)
 	case *lockpb.Request_Release:

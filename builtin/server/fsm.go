@@ -9,17 +9,12 @@ import (
 	"maps"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/builtin/machine"
-)
-
-// The first byte of a log entry says what it is.
-const (
-	entryBatch byte = 1 // commands of the lock state machine
-	entryFact  byte = 2 // a fact about the cluster
 )
 
 // fact is what the members agree on about themselves.
@@ -58,7 +53,7 @@ func fromBackup(home string) bool { return strings.Contains(home, "/") }
 
 // applied is what one log entry did.
 type applied struct {
-	term    uint64
+	stale   bool // nothing: it was decided in another term
 	results []machine.Result
 	notices [][]machine.Notice // one list per command
 }
@@ -73,6 +68,8 @@ type fsm struct {
 
 	// keep writes beside the data of which cluster it is, as members call it. nil: nothing is kept.
 	keep func(home string) error
+
+	index atomic.Uint64 // of the last entry that was carried out since the start; zero: none
 
 	mu     sync.RWMutex // protects the following fields
 	facts  facts
@@ -99,33 +96,38 @@ func (f *fsm) Apply(entry *raft.Log) any {
 	if err != nil {
 		return f.fail(fmt.Errorf("log entry %d: %w", entry.Index, err))
 	}
+	f.index.Store(entry.Index)
 	f.changed()
 	return out
 }
 
 func (f *fsm) apply(entry *raft.Log) (*applied, error) {
-	if len(entry.Data) == 0 {
-		return nil, errors.New("it is empty")
+	kind, decided, body, err := readEntry(entry.Data)
+	switch {
+	case err != nil:
+		return nil, err
+	case kind != entryBatch && kind != entryFact:
+		return nil, fmt.Errorf("kind %d is not known to this version", kind)
+	case decided != entry.Term:
+		return &applied{stale: true}, nil
+	case kind == entryFact:
+		return &applied{}, f.learn(body)
 	}
-	switch body := entry.Data[1:]; entry.Data[0] {
-	case entryBatch:
-		return f.applyBatch(entry.Term, body)
-	case entryFact:
-		return &applied{term: entry.Term}, f.learn(body)
-	default:
-		return nil, fmt.Errorf("kind %d is not known to this version", entry.Data[0])
-	}
+	return f.applyBatch(body)
 }
 
-func (f *fsm) applyBatch(term uint64, body []byte) (*applied, error) {
+func (f *fsm) applyBatch(body []byte) (*applied, error) {
 	batch, err := machine.DecodeBatch(body)
 	if err != nil {
 		return nil, err
 	}
 	n := len(batch.Commands)
-	out := &applied{term: term, results: make([]machine.Result, n), notices: make([][]machine.Notice, n)}
+	out := &applied{results: make([]machine.Result, n), notices: make([][]machine.Notice, n)}
 	for i := range batch.Commands {
 		c := &batch.Commands[i]
+		if f.watch != nil {
+			f.watch.applying.begin() // what lasts is one command, not a long entry on a slow machine
+		}
 		out.results[i], out.notices[i] = f.machine.Apply(batch.At, c)
 		if out.results[i].Code == machine.CodeUnknown && !c.Ignorable {
 			return nil, fmt.Errorf("operation %d is not known to this version: %s", c.Op, out.results[i].Detail)
@@ -199,6 +201,12 @@ func (f *fsm) cluster() string {
 	return name
 }
 
+// history names the restore from which the cluster comes; empty if it comes from none.
+func (f *fsm) history() string {
+	_, restored, _ := strings.Cut(f.home(), "/")
+	return restored
+}
+
 // closedFor is how long a leader has to wait before it serves.
 func (f *fsm) closedFor() time.Duration {
 	f.mu.RLock()
@@ -213,6 +221,9 @@ func (f *fsm) client(id raft.ServerID) (string, bool) {
 	address, ok := f.facts.Clients[id]
 	return address, ok
 }
+
+// StoreConfiguration implements raft.ConfigurationStore: the members have changed.
+func (f *fsm) StoreConfiguration(index uint64, _ raft.Configuration) { f.index.Store(index) }
 
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
@@ -272,6 +283,7 @@ func (f *fsm) Restore(snapshot io.ReadCloser) error {
 	if err := f.become(x, snapshot); err != nil {
 		return err
 	}
+	f.index.Store(0) // raft's own is right now
 	f.changed()
 	return nil
 }

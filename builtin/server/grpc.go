@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -47,6 +48,8 @@ func (s *Server) openFront(ctx context.Context) (*front, error) {
 	if s.advertise = s.config.Advertise; s.advertise == "" {
 		s.advertise = listener.Addr().String()
 	}
+	clients, _ := connectionsAllowed(cmp.Or(s.config.files, fileLimit()))
+	listener = newGate(listener, clients, "clients", s.log)
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		// Fixed windows spare a ping with each message: gRPC would measure the connection with them.

@@ -77,7 +77,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 // A command that has waited behind others while the client went on on another connection is not carried out: what the
 // client sent there may be ahead of it.
 func TestCommandsOfAnEarlierConnectionAreMoot(t *testing.T) {
-	r := &reign{attached: map[machine.SessionID]*conn{}, proposer: newProposer(nil, nil, time.Now)}
+	r := &reign{attached: map[machine.SessionID]*conn{}, proposer: newProposer(1, nil, nil, time.Now)}
 	session := machine.SessionID{1}
 	before, after := &conn{}, &conn{}
 	x := &call{conn: before, reign: r, session: session, request: acquireOf(session[:], "x", backend.NewRequestID(), false)}

@@ -162,22 +162,27 @@ func openOf(ttl time.Duration) *lockpb.Request {
 	return &lockpb.Request{Session: sessionID(), Call: &lockpb.Request_OpenSession{OpenSession: &lockpb.OpenSession{TtlNanos: int64(ttl)}}}
 }
 
-// A search for a deadlock that is given up finds none: the request waits, as one without an agent does.
+// A search for a deadlock that is given up finds none: the request waits, as one under no hold does.
 func TestLimitOfTheSearchForDeadlocks(t *testing.T) {
 	for steps, want := range map[int]lockpb.Code{1: 0, 100: lockpb.Code_CODE_DEADLOCK} {
 		x := attach(t, alone(t, Config{Limits: machine.Limits{DeadlockSteps: steps}}))
 		session := x.open(time.Minute)
-		ask := func(name, agent string) *lockpb.Reply {
-			return x.call(like(session, name, func(a *lockpb.Acquire) { a.Agent, a.Wait = agent, true }))
+		ids := make([]string, 5)
+		ask := func(name int, under ...string) *lockpb.Reply {
+			return x.call(like(session, fmt.Sprint(name), func(a *lockpb.Acquire) {
+				a.Under, a.Wait = under, true
+				if len(under) == 0 {
+					ids[name] = a.RequestId
+				}
+			}))
 		}
-		const chain = 5
-		for i := range chain {
-			ask(fmt.Sprint(i), fmt.Sprint(i))
+		for i := range ids {
+			ask(i)
 		}
-		for i := range chain - 1 {
-			ask(fmt.Sprint(i+1), fmt.Sprint(i))
+		for i := range len(ids) - 1 {
+			ask(i+1, ids[i])
 		}
-		if r := ask("0", fmt.Sprint(chain-1)); codeOf(r) != want {
+		if r := ask(0, ids[len(ids)-1]); codeOf(r) != want {
 			t.Errorf("with %d steps the last of a cycle is answered %v", steps, r)
 		}
 	}

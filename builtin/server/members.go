@@ -53,12 +53,12 @@ func (s *Server) admit(m member) error {
 const membersEvery = time.Second
 
 // keepMembers gives votes to those who have caught up, and learns where clients find each member.
-func (s *Server) keepMembers(ctx context.Context) {
+func (s *Server) keepMembers(ctx context.Context, term uint64) {
 	tick := time.NewTicker(membersEvery)
 	defer tick.Stop()
 	for {
 		for _, server := range s.node.servers() {
-			if err := s.keepMember(ctx, server); err != nil && ctx.Err() == nil {
+			if err := s.keepMember(ctx, term, server); err != nil && ctx.Err() == nil {
 				s.log.Debug("member", "id", server.ID, "address", server.Address, "error", err)
 			}
 		}
@@ -70,7 +70,7 @@ func (s *Server) keepMembers(ctx context.Context) {
 	}
 }
 
-func (s *Server) keepMember(ctx context.Context, server raft.Server) error {
+func (s *Server) keepMember(ctx context.Context, term uint64, server raft.Server) error {
 	if server.ID == s.node.id {
 		if string(server.Address) == s.peerAddress {
 			return nil
@@ -94,6 +94,5 @@ func (s *Server) keepMember(ctx context.Context, server raft.Server) error {
 	if a.ID != server.ID {
 		return errors.New("another member answers at its address")
 	}
-	_, err = s.node.proposeFact(fact{Member: a.ID, Client: a.Client})
-	return err
+	return s.node.proposeFact(term, fact{Member: a.ID, Client: a.Client})
 }

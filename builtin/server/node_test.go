@@ -211,7 +211,7 @@ func (p *peer) elect(t *testing.T, by *peer) uint64 {
 
 // expire is a command that every state machine knows.
 func expireEntry() []byte {
-	return encode([]proposal{{command: machine.Command{Op: machine.OpExpire, Session: machine.SessionID{1}}}}, time.Now())
+	return encode(1, []proposal{{command: machine.Command{Op: machine.OpExpire, Session: machine.SessionID{1}}}}, time.Now())
 }
 
 // confirming runs a confirmer for p's term until p ceases to lead.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -9,28 +10,48 @@ import (
 )
 
 const (
-	// maxOutbox is how many replies a client may leave unread before it is cut off.
-	maxOutbox = 64 << 10
-	// calmOutbox is up to how many unread replies a client is sent events. Who reads slowly gets them later, or is told that
-	// they are no longer kept.
+	// maxOutbox and maxOutboxBytes are how many replies a client may leave unread before it is cut off, and of what size.
+	maxOutbox      = 64 << 10
+	maxOutboxBytes = 8 << 20
+	// maxUnread is how many bytes all clients together may leave unread. Beyond it, who leaves more than fairUnread unread and
+	// is sent more is cut off.
+	maxUnread  = 256 << 20
+	fairUnread = 64 << 10
+	// calmOutbox and calmBytes are up to how much unread a client is sent what it looks at, and events. Who reads slowly gets
+	// them later, or is told that the events are no longer kept.
 	calmOutbox = 1 << 10
+	calmBytes  = 1 << 20
 	// maxReplies and maxReplyBytes bound one message. One reply alone may be larger.
 	maxReplies    = 1 << 10
 	maxReplyBytes = 1 << 20
 )
 
-// outbox is what is to be sent to one client. Adding to it never blocks: the log goes on, whoever reads.
+// outbox is what is to be sent to one client. Adding to it never blocks: the log goes on, whoever reads. Every reply counts,
+// in bytes, until the connection has taken it.
 type outbox struct {
+	unread *atomic.Int64 // of all clients of the server, in bytes
+
 	mu      sync.Mutex
-	replies []*lockpb.Reply
+	replies []sized
+	bytes   int  // of replies, and of those that take returned last
+	taken   int  // bytes of these
 	closed  bool // nothing is added any more
 
 	ready chan struct{} // has room for one: there is something to send, or closed
 	calm  chan struct{} // has room for one: there is room for events again
+	still chan struct{} // has room for one: there is room for the next look
 }
 
-func newOutbox() *outbox {
-	return &outbox{ready: make(chan struct{}, 1), calm: make(chan struct{}, 1)}
+// sized is a reply with its size.
+type sized struct {
+	reply *lockpb.Reply
+	bytes int
+}
+
+func newOutbox(unread *atomic.Int64) *outbox {
+	return &outbox{
+		unread: unread, ready: make(chan struct{}, 1), calm: make(chan struct{}, 1), still: make(chan struct{}, 1),
+	}
 }
 
 // add reports false if the client reads too slowly. After close it does nothing.
@@ -40,12 +61,31 @@ func (o *outbox) add(r *lockpb.Reply) bool {
 	if o.closed {
 		return true
 	}
-	if len(o.replies) >= maxOutbox {
+	size := sizeOf(r)
+	own := o.bytes + size
+	// One reply alone may be larger than all that may wait.
+	if len(o.replies) >= maxOutbox || own > maxOutboxBytes && o.bytes > 0 ||
+		own > fairUnread && o.unread.Load()+int64(size) > maxUnread {
 		return false
 	}
-	o.replies = append(o.replies, r)
-	signal(o.ready)
+	o.put(r, size)
 	return true
+}
+
+// sizeOf is about what a reply takes: on the wire, and in memory besides.
+func sizeOf(r *lockpb.Reply) int { return proto.Size(r) + 64 }
+
+// put adds a reply. The caller holds o.mu.
+func (o *outbox) put(r *lockpb.Reply, size int) {
+	o.replies = append(o.replies, sized{r, size})
+	o.count(size)
+	signal(o.ready)
+}
+
+// count adds n bytes. The caller holds o.mu.
+func (o *outbox) count(n int) {
+	o.bytes += n
+	o.unread.Add(int64(n))
 }
 
 // close adds a last reply. drop forgets those before it.
@@ -56,42 +96,60 @@ func (o *outbox) close(last *lockpb.Reply, drop bool) {
 		return
 	}
 	if drop {
+		o.count(o.taken - o.bytes)
 		o.replies = nil
 	}
-	o.replies = append(o.replies, last)
+	o.put(last, sizeOf(last))
 	o.closed = true
-	signal(o.ready)
+}
+
+// abandon forgets everything: the connection has ended.
+func (o *outbox) abandon() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed, o.replies, o.taken = true, nil, 0
+	o.count(-o.bytes)
+}
+
+// sent says that the connection has taken what take returned last: it counts no more.
+func (o *outbox) sent() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.count(-o.taken)
+	o.taken = 0
 }
 
 // take returns what is to be sent next; last says that nothing follows.
 func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n, size := 0, 0
-	for n < len(o.replies) && n < maxReplies {
-		size += proto.Size(o.replies[n])
-		if n > 0 && size > maxReplyBytes {
-			break
-		}
+	n := 0
+	for n < len(o.replies) && n < maxReplies && (n == 0 || o.taken+o.replies[n].bytes <= maxReplyBytes) {
+		batch = append(batch, o.replies[n].reply)
+		o.taken += o.replies[n].bytes
 		n++
 	}
-	batch = o.replies[:n:n]
+	clear(o.replies[:n])
 	if o.replies = o.replies[n:]; len(o.replies) == 0 {
-		o.replies = nil // the batch keeps the memory
+		o.replies = nil
 	} else {
 		signal(o.ready)
 	}
-	if len(o.replies) < calmOutbox {
+	if o.quiet() {
 		signal(o.calm)
+		signal(o.still)
 	}
 	return batch, o.closed && len(o.replies) == 0
 }
+
+// quiet reports whether there is room for what can wait. The caller holds o.mu.
+func (o *outbox) quiet() bool { return len(o.replies) < calmOutbox && o.bytes-o.taken < calmBytes }
 
 // isCalm reports whether there is room for events.
 func (o *outbox) isCalm() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.replies) < calmOutbox
+	return o.quiet()
 }
 
 // signal fills a channel that has room for one.

@@ -47,13 +47,13 @@ type proposal struct {
 type outcome struct {
 	result  machine.Result
 	notices []machine.Notice
-	term    uint64 // of the log entry
 }
 
 // proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all that
 // has gathered meanwhile then. So there is one fsync per batch, and no timer.
 type proposer struct {
-	raft  *raft.Raft
+	term  uint64
+	apply func(entry []byte, timeout time.Duration) raft.ApplyFuture
 	dead  <-chan struct{} // closed once raft has shut down
 	pulse *pulse
 	now   func() time.Time
@@ -73,9 +73,12 @@ type flight struct {
 	landed <-chan error
 }
 
-func newProposer(r *raft.Raft, dead <-chan struct{}, now func() time.Time) *proposer {
+// newProposer returns one for the leader of term. apply is that of raft.
+func newProposer(
+	term uint64, apply func([]byte, time.Duration) raft.ApplyFuture, dead <-chan struct{}, now func() time.Time,
+) *proposer {
 	return &proposer{
-		raft: r, dead: dead, now: now, pulse: &pulse{after: hangAfter}, wake: make(chan struct{}, 1),
+		term: term, apply: apply, dead: dead, now: now, pulse: &pulse{after: hangAfter}, wake: make(chan struct{}, 1),
 		places: make(chan struct{}, entriesInFlight), flying: make(chan flight, entriesInFlight),
 	}
 }
@@ -109,9 +112,9 @@ func (p *proposer) run(ctx context.Context) {
 		if batch == nil {
 			break
 		}
-		entry := encode(batch, p.now())
+		entry := encode(p.term, batch, p.now())
 		p.pulse.launch()
-		future := p.raft.Apply(entry, 0)
+		future := p.apply(entry, 0)
 		p.flying <- flight{batch, future, landing(future)}
 	}
 	p.mu.Lock()
@@ -150,20 +153,23 @@ func weight(c *machine.Command) int {
 	size := 64 + len(c.Name) + len(c.RequestID) + len(c.Reason) + len(c.By)
 	for i := range c.Requests {
 		r := &c.Requests[i]
-		size += 64 + len(r.Name) + len(r.ID) + len(r.Owner) + len(r.Agent)
+		size += 64 + len(r.Name) + len(r.ID) + len(r.HoldID) + len(r.Owner)
 		for key, value := range r.Metadata {
 			size += len(key) + len(value)
 		}
 	}
+	for _, id := range c.Under {
+		size += len(id)
+	}
 	return size
 }
 
-func encode(batch []proposal, at time.Time) []byte {
+func encode(term uint64, batch []proposal, at time.Time) []byte {
 	b := machine.Batch{At: at.UnixNano(), Commands: make([]machine.Command, len(batch))}
 	for i := range batch {
 		b.Commands[i] = batch[i].command
 	}
-	return machine.AppendBatch([]byte{entryBatch}, &b)
+	return machine.AppendBatch(beginEntry(entryBatch, term), &b)
 }
 
 // land answers batches in the order of the log.
@@ -186,11 +192,14 @@ func (p *proposer) land() {
 		}
 		out, ok := f.future.Response().(*applied)
 		for i, x := range f.batch {
-			if !ok { // the replica is broken: what the others make of the entry is not known here
+			switch {
+			case !ok: // the replica is broken: what the others make of the entry is not known here
 				x.done(outcome{}, errUnknown)
-				continue
+			case out.stale:
+				x.done(outcome{}, errNotLeader)
+			default:
+				x.done(outcome{out.results[i], out.notices[i]}, nil)
 			}
-			x.done(outcome{out.results[i], out.notices[i], out.term}, nil)
 		}
 	}
 }
@@ -221,19 +230,22 @@ func proposalError(err error) error {
 	return fmt.Errorf("%w: %w", errUnknown, err)
 }
 
-// proposeFact puts a fact about the cluster into the log and returns once it is applied here, with the term of its entry.
-func (n *node) proposeFact(x fact) (term uint64, err error) {
+// proposeFact puts a fact about the cluster into the log of term and returns once it is applied here.
+func (n *node) proposeFact(term uint64, x fact) error {
 	body, err := json.Marshal(x)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	future := n.raft.Apply(append([]byte{entryFact}, body...), 0)
+	future := n.raft.Apply(append(beginEntry(entryFact, term), body...), 0)
 	if err := n.await(future); err != nil {
-		return 0, err
+		return err
 	}
 	out, ok := future.Response().(*applied)
-	if !ok {
-		return 0, n.fsm.failure()
+	switch {
+	case !ok:
+		return n.fsm.failure()
+	case out.stale:
+		return errNotLeader
 	}
-	return out.term, nil
+	return nil
 }

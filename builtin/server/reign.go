@@ -53,7 +53,7 @@ func (s *Server) newReign(term uint64) *reign {
 	r := &reign{
 		server: s, term: term, end: cancel, attached: map[machine.SessionID]*conn{},
 		confirmer: newConfirmer(s.node.raft, s.node.proof, s.node.id, term),
-		proposer:  newProposer(s.node.raft, s.node.dead, s.config.now),
+		proposer:  newProposer(term, s.node.raft.Apply, s.node.dead, s.config.now),
 	}
 	r.time = newTimekeeper(s.config.now, r.propose)
 	r.tasks.Go(func() { r.confirmer.run(ctx) })
@@ -68,7 +68,7 @@ func (s *Server) newReign(term uint64) *reign {
 		}
 		r.time.inherit(s.node.fsm.machine)
 		r.tasks.Go(func() { r.time.run(ctx) })
-		r.tasks.Go(func() { s.keepMembers(ctx) })
+		r.tasks.Go(func() { s.keepMembers(ctx, term) })
 		s.log.Info("leading", "term", term, "node", s.node.id)
 		r.serve(ctx)
 	})
@@ -134,9 +134,9 @@ func (r *reign) stayClosed(ctx context.Context) bool {
 func (r *reign) tell(ctx context.Context, x fact) bool {
 	s := r.server
 	for ctx.Err() == nil {
-		term, err := s.node.proposeFact(x)
+		err := s.node.proposeFact(r.term, x)
 		r.proposer.pulse.answer(err) // it takes as long as it takes to apply all that was there
-		if err == nil && term == r.term {
+		if err == nil {
 			return true
 		}
 		s.log.Debug("an entry about the cluster failed", "term", r.term, "error", err)

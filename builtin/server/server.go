@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -30,6 +31,8 @@ type Server struct {
 
 	reign atomic.Pointer[reign] // nil while this member does not serve
 	news  bell                  // rings when something was applied
+
+	unread atomic.Int64 // bytes of replies that clients have not taken
 
 	stop      context.CancelFunc // of what watches
 	failed    chan error         // has room for one: why the server cannot go on
@@ -123,6 +126,8 @@ func (s *Server) openTransport(ctx context.Context, f *fsm) (transport, error) {
 	if s.peerAddress = s.config.PeerAdvertise; s.peerAddress == "" {
 		s.peerAddress = listener.Addr().String()
 	}
+	_, members := connectionsAllowed(cmp.Or(s.config.files, fileLimit()))
+	listener = newGate(listener, members, "members", s.log)
 	s.peers = newPeerNet(listener, s.peerAddress, f.home, &s.config)
 	return addressed{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: s.peers, MaxPool: 3, MaxRPCsInFlight: 1, Timeout: peerTimeout, Logger: newRaftLog(s.log),
@@ -315,9 +320,11 @@ func (s *Server) welcome() *lockpb.Welcome {
 	w := &lockpb.Welcome{
 		ServerVersion: s.config.Version, Protocol: protocolVersion, NodeId: string(s.node.id), ClusterId: s.node.fsm.cluster(),
 		Durable: s.config.Store != StoreMemory, Leader: s.Leads(), LeaderAddress: s.leaderAddress(),
-		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.config.MaxTTL), MaxMessageBytes: maxMessage,
+		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.config.MaxTTL), MaxMessageBytes: maxMessage, History: s.node.fsm.history(),
 	}
-	for _, server := range s.node.servers() {
+	servers := s.node.servers()
+	w.Voters = uint32(voters(servers))
+	for _, server := range servers {
 		if address, _ := s.node.fsm.client(server.ID); address != "" {
 			w.MemberAddresses = append(w.MemberAddresses, address)
 		}
@@ -327,7 +334,7 @@ func (s *Server) welcome() *lockpb.Welcome {
 }
 
 // protocolVersion of package lockpb.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // newClusterID names a cluster: tokens of two clusters do not compare.
 func newClusterID() string {

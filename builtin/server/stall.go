@@ -15,7 +15,7 @@ const stallAfter = 500 * time.Millisecond
 var errStalled = errors.New("the local disk or log stands still: nothing is sent to the others")
 
 // stallWatch knows whether this member keeps silent: because a write to the local log is stuck, because the state machine
-// does not come to the end of an entry, or because a leader found out that its log does not go on (see pulse). A silent
+// does not come to the end of a command, or because a leader found out that its log does not go on (see pulse). A silent
 // member asks for no votes either: elected, it would serve nobody, and send heartbeats.
 //
 // A leader whose disk hangs commits nothing, but raft sends its heartbeats from other goroutines, and so it stays leader

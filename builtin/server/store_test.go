@@ -108,15 +108,21 @@ func TestDataDirectoryHasOneUser(t *testing.T) {
 
 // What a later version has written stops the server; it does not guess.
 func TestUnknownEntryStopsTheServer(t *testing.T) {
-	for name, entry := range map[string][]byte{
-		"kind": {99}, "empty": {}, "operation": encode([]proposal{{command: machine.Command{Op: 9999}}}, time.Now()),
-		"garbage": {entryBatch, 1, 2, 3}, "fact": {entryFact, 'x'},
+	for name, entry := range map[string]func(term uint64) []byte{
+		"kind":  func(term uint64) []byte { return beginEntry(99, term) },
+		"empty": func(uint64) []byte { return nil },
+		"term":  func(uint64) []byte { return []byte{entryBatch, 0x80} },
+		"operation": func(term uint64) []byte {
+			return encode(term, []proposal{{command: machine.Command{Op: 9999}}}, time.Now())
+		},
+		"garbage": func(term uint64) []byte { return append(beginEntry(entryBatch, term), 1, 2, 3) },
+		"fact":    func(term uint64) []byte { return append(beginEntry(entryFact, term), 'x') },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := alone(t, Config{})
 			c := attach(t, s)
 			c.open(time.Minute)
-			s.node.raft.Apply(entry, 0)
+			s.node.raft.Apply(entry(s.node.raft.CurrentTerm()), 0)
 			select {
 			case <-s.Done():
 			case <-time.After(patience):

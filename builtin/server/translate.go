@@ -48,8 +48,8 @@ var kindsOut = map[machine.Kind]lockpb.Kind{
 	machine.Permits:   lockpb.Kind_KIND_PERMITS,
 }
 
-func acquireCommand(all []*lockpb.Acquire) (machine.Command, error) {
-	c := machine.Command{Op: machine.OpAcquire, Requests: make([]machine.Request, len(all))}
+func acquireCommand(all []*lockpb.Acquire, under []string) (machine.Command, error) {
+	c := machine.Command{Op: machine.OpAcquire, Requests: make([]machine.Request, len(all)), Under: under}
 	if len(all) == 0 {
 		return c, invalid("requests", "there are none")
 	}
@@ -63,7 +63,7 @@ func acquireCommand(all []*lockpb.Acquire) (machine.Command, error) {
 			return c, invalid("wait", "the requests do not agree")
 		}
 		c.Requests[i] = machine.Request{
-			Name: a.GetName(), ID: a.GetRequestId(), Owner: a.GetOwner(), Agent: a.GetAgent(), Kind: kind,
+			Name: a.GetName(), ID: a.GetRequestId(), HoldID: a.GetHoldId(), Owner: a.GetOwner(), Kind: kind,
 			Permits: a.GetPermits(), Limit: a.GetLimit(), Hierarchical: a.GetHierarchical(),
 			MinHold: time.Duration(a.GetMinHoldNanos()), Metadata: a.GetMetadata(),
 		}
@@ -112,13 +112,13 @@ func resultReply(x *machine.Result, k *timekeeper, limits machine.Limits) *lockp
 		e.Message = messages[x.Code]
 	}
 	if b := x.Holder; b != nil {
-		e.Name, e.Holder = b.Name, b.Owner
+		e.Name, e.Holder, e.HoldId = b.Name, b.Owner, b.HoldID
 		if !b.Waits {
 			e.RetryAfterNanos = int64(k.left(b.Session))
 		}
 	}
 	for _, b := range x.Cycle {
-		e.Cycle = append(e.Cycle, &lockpb.Blocker{Name: b.Name, Owner: b.Owner, Agent: b.Agent, Waits: b.Waits})
+		e.Cycle = append(e.Cycle, &lockpb.Blocker{Name: b.Name, Owner: b.Owner, Waits: b.Waits})
 	}
 	return errorReply(e)
 }
@@ -171,7 +171,7 @@ func nameState(info *machine.Info, k *timekeeper) *lockpb.NameState {
 			left = k.closed(h.Token)
 		}
 		out.Holders = append(out.Holders, &lockpb.Holder{
-			Owner: h.Owner, RequestId: h.RequestID, Kind: kindsOut[h.Kind], Permits: h.Permits, Limit: h.Limit,
+			Owner: h.Owner, HoldId: h.HoldID, Kind: kindsOut[h.Kind], Permits: h.Permits, Limit: h.Limit,
 			Token: uint64(h.Token), SinceUnixNanos: h.Since, ExpiresInNanos: int64(left), Metadata: h.Metadata,
 			Lingering: h.Lingering,
 		})
@@ -192,7 +192,7 @@ var eventsOut = map[machine.EventType]lockpb.EventType{
 func eventOut(e *machine.Event) *lockpb.Event {
 	return &lockpb.Event{
 		Type: eventsOut[e.Type], Name: e.Name, Owner: e.Owner, Token: uint64(e.Token), Reason: e.Reason,
-		Revision: e.Revision, TimeUnixNanos: e.At, RequestId: e.RequestID, By: e.By,
+		Revision: e.Revision, TimeUnixNanos: e.At, HoldId: e.HoldID, By: e.By,
 	}
 }
 

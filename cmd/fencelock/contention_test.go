@@ -29,7 +29,7 @@ func awaitWaiter(t *testing.T, addr string) {
 	}
 	defer d.Close(t.Context())
 	eventually(t, "somebody waits", func() bool {
-		info, err := d.Holder(t.Context(), "x")
+		info, err := d.Look(t.Context(), "x")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,16 +2,30 @@ package main
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	_ "github.com/fencelock/fencelock/backend/memory" // memory://name, for trying out: it is of this process only
-	_ "github.com/fencelock/fencelock/builtin"        // fencelock://host:port,host:port
-	_ "github.com/fencelock/fencelock/etcd"           // etcd://host:port,host:port
-	_ "github.com/fencelock/fencelock/redis"          // redis:// and its variants
-	_ "github.com/fencelock/fencelock/redlock"        // redlock://host:port,host:port,host:port
-	_ "github.com/fencelock/fencelock/zookeeper"      // zk://host:port,host:port/chroot
+	"github.com/fencelock/fencelock/backend"
+	_ "github.com/fencelock/fencelock/builtin"   // fencelock://host:port,host:port
+	_ "github.com/fencelock/fencelock/etcd"      // etcd://host:port,host:port
+	_ "github.com/fencelock/fencelock/postgres"  // postgres://user@host:port/database
+	_ "github.com/fencelock/fencelock/redis"     // redis:// and its variants
+	_ "github.com/fencelock/fencelock/redlock"   // redlock://host:port,host:port,host:port
+	_ "github.com/fencelock/fencelock/zookeeper" // zk://host:port,host:port/chroot
 )
+
+// checkBackend refuses the URL of a backend that excludes nobody here. The memory driver is not part of the program: its locks
+// live in one process and exclude nobody in another.
+func checkBackend(url string) error {
+	if strings.HasPrefix(url, "memory:") && !slices.Contains(backend.Schemes(), "memory") {
+		return errors.New("--backend memory://: its locks live in one process and exclude nobody in another; " +
+			"to try something out, run 'fencelock serve --dev' and give --backend fencelock://127.0.0.1:7480")
+	}
+	return nil
+}
 
 // Standard error belongs to the command, and to the sentences that say prints. What the Redis client logs by itself says
 // the same again as the errors that it returns.

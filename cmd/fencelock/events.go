@@ -94,7 +94,7 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 	return nil
 }
 
-func eventOf(e *backend.Event) *event {
+func eventOf(e *backend.Change) *event {
 	out := &event{Revision: e.Revision, Type: string(e.Type), Name: e.Name, Owner: e.Owner, Reason: e.Reason}
 	if e.Token.Valid() {
 		out.Token = e.Token.String()
@@ -114,7 +114,7 @@ func (s *lookSettings) compacted(ctx context.Context, d backend.Watcher, name st
 	if i, ok := d.(backend.Inspector); ok {
 		ctx, cancel := context.WithTimeout(ctx, attemptTime)
 		defer cancel()
-		if now, failed := i.Holder(ctx, name); failed == nil {
+		if now, failed := i.Look(ctx, name); failed == nil {
 			again = fmt.Sprintf("see who holds it now (fencelock holder), and go on with --since %d", now.Revision)
 		}
 	}

@@ -51,7 +51,7 @@ func (s *lookSettings) forceRelease(ctx context.Context, name, reason string) er
 		return err
 	}
 	out := s.newPrinter("NAME", "EVENT", "REASON")
-	done := event{Type: string(backend.EventForceReleased), Name: name, Reason: reason}
+	done := event{Type: string(backend.ChangeForceReleased), Name: name, Reason: reason}
 	if err := out.print(done, []string{done.Name, done.Type, done.Reason}); err != nil {
 		return err
 	}

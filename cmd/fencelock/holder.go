@@ -36,7 +36,7 @@ func (s *lookSettings) holder(ctx context.Context, name string) error {
 	defer closeDriver()
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
-	info, err := d.Holder(ctx, name)
+	info, err := d.Look(ctx, name)
 	if err != nil {
 		return err
 	}

@@ -58,6 +58,9 @@ func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) er
 	if s.backend == "" {
 		s.backend = localServer
 	}
+	if err := checkBackend(s.backend); err != nil {
+		return err
+	}
 	if len(s.args) > len(names) {
 		return fmt.Errorf("%q: %s takes no such argument", s.args[len(names)], s.word)
 	}
@@ -186,7 +189,7 @@ type lock struct {
 // holder is what is printed of a hold.
 type holder struct {
 	Owner           string            `json:"owner"`
-	RequestID       string            `json:"requestId,omitempty"`
+	HoldID          string            `json:"holdId,omitempty"`
 	Kind            string            `json:"kind"`
 	Permits         int               `json:"permits,omitempty"`
 	Token           string            `json:"token,omitempty"`
@@ -195,11 +198,11 @@ type holder struct {
 	Metadata        map[string]string `json:"metadata,omitempty"`
 }
 
-func lockOf(info *backend.Info) lock {
+func lockOf(info *backend.State) lock {
 	l := lock{Name: info.Name, Held: info.Held, Waiters: info.Waiters, Revision: info.Revision, Holders: []holder{}}
 	for _, h := range info.Holders {
 		out := holder{
-			Owner: h.Owner, RequestID: h.RequestID, Kind: h.Kind.String(), Permits: h.Permits,
+			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind.String(), Permits: h.Permits,
 			ExpiresInMillis: h.ExpiresIn.Milliseconds(), Metadata: h.Metadata,
 		}
 		if h.Token.Valid() {

@@ -43,12 +43,12 @@ func (forgetfulDriver) Describe() backend.Description {
 	return backend.Description{Name: "forgetful", Capabilities: backend.CapInspect | backend.CapWatch | backend.CapWatchReplay}
 }
 
-func (forgetfulDriver) Holder(_ context.Context, name string) (backend.Info, error) {
-	return backend.Info{Name: name, Revision: 4711}, nil
+func (forgetfulDriver) Look(_ context.Context, name string) (backend.State, error) {
+	return backend.State{Name: name, Revision: 4711}, nil
 }
 
-func (forgetfulDriver) Watch(context.Context, string, uint64) iter.Seq2[backend.Event, error] {
-	return func(yield func(backend.Event, error) bool) { yield(backend.Event{}, backend.ErrCompacted) }
+func (forgetfulDriver) Watch(context.Context, string, uint64) iter.Seq2[backend.Change, error] {
+	return func(yield func(backend.Change, error) bool) { yield(backend.Change{}, backend.ErrCompacted) }
 }
 
 // startServer starts a bundled server in this process, and returns the URL at which programs find it.
@@ -127,7 +127,7 @@ func TestList(t *testing.T) {
 	}
 	got := all[0].Holders[0]
 	if got.Owner != "pod-1" || got.Token != lease.Token().String() || got.Kind != "exclusive" || got.Since == nil ||
-		time.Since(*got.Since).Abs() > time.Hour || got.ExpiresInMillis <= 0 || got.RequestID == "" {
+		time.Since(*got.Since).Abs() > time.Hour || got.ExpiresInMillis <= 0 || got.HoldID == "" {
 		t.Errorf("orders/1 is held by %+v", got)
 	}
 

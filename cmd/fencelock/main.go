@@ -30,6 +30,8 @@ var subcommands = []subcommand{
 	{"serve", "run a lock server", serveMain},
 	{"status", "tell how the members of a lock server are", statusMain},
 	{"member", "list, add and remove members of a lock server", memberMain},
+	{"postgres", "make the tables of the PostgreSQL driver", postgresMain},
+	{"guard", "look at what a fencing guard remembers, and change it", guardMain},
 	{"backup", "write all that a lock server keeps to a file", backupMain},
 	{"restore", "make a data directory of a backup", restoreMain},
 }

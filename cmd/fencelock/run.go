@@ -162,6 +162,9 @@ func parseRun(args []string) (*runSettings, error) {
 	case s.quiet && s.verbose:
 		return nil, errors.New("--quiet and --verbose exclude each other")
 	}
+	if err := checkBackend(s.backend); err != nil {
+		return nil, err
+	}
 	if given["wait"] {
 		s.options = append(s.options, fencelock.WaitAtMost(wait))
 	}
@@ -217,7 +220,7 @@ func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fenceloc
 		TTL: s.ttl, Owner: s.owner, Observer: fencelock.ObserverFunc(s.observe),
 		// The lease ends that much earlier, so that the time between TERM and KILL passes while nobody else can hold
 		// the lock. A lease that ends at the last moment would leave the command alive beside the next holder.
-		Margin: s.killAfter,
+		StopEarly: s.killAfter,
 	})
 	if err != nil {
 		return nil, nil, err
@@ -291,7 +294,7 @@ func environ(outer []string, lease *fencelock.Lease) []string {
 }
 
 // observe prints for --verbose.
-func (s *runSettings) observe(e fencelock.Event) {
+func (s *runSettings) observe(_ context.Context, e fencelock.Event) {
 	switch e.Type {
 	case fencelock.EventAcquired:
 		s.report("lock %q is acquired after %v", e.Name, e.Wait.Round(time.Millisecond))

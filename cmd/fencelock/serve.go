@@ -86,7 +86,7 @@ var limitsAre = map[string]string{
 	"name-bytes":       "bytes of a name; at most 512",
 	"levels":           "levels of a hierarchical name",
 	"metadata-bytes":   "bytes of the metadata of one request",
-	"deadlock-steps":   "holders and waiters that a search for a deadlock looks at",
+	"deadlock-steps":   "names, holders and waiters that a search for a deadlock looks at",
 }
 
 // setLimit understands NAME=VALUE.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/fencelock/fencelock/backend"
 )
 
 // What Dump takes at most: time for each search, pictures, and violations that are told with what was around them.
@@ -58,9 +60,13 @@ func (p Report) tell(w io.Writer) error {
 	if p.Rules.Seed != "" {
 		fmt.Fprintf(w, "seed: %s\n", p.Rules.Seed)
 	}
-	fmt.Fprintf(w, "%v\nfigures: %+v\nInstants are nanoseconds of the clock of the history.\n\n", p, p.Figures)
+	fmt.Fprintf(w, "%v\nfigures: %+v\nTimes count from the first event.\n\n", p, p.Figures)
 	for _, v := range p.Violations {
 		fmt.Fprintf(w, "%s\n", v)
+	}
+	var start backend.Instant
+	if len(p.History.Events) > 0 {
+		start = p.History.Events[0].At
 	}
 	for i, v := range p.Violations[:min(len(p.Violations), told)] {
 		if v.At == 0 {
@@ -68,7 +74,7 @@ func (p Report) tell(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "\n%d. %s\n", i+1, v)
 		for _, e := range p.near(v) {
-			fmt.Fprintf(w, "    %s\n", e)
+			fmt.Fprintf(w, "    %s\n", e.since(start))
 		}
 	}
 	return nil

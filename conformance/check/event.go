@@ -1,7 +1,11 @@
 package check
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -75,7 +79,8 @@ type Event struct {
 	Outcome Outcome `json:"outcome,omitempty"`
 	Err     string  `json:"err,omitempty"`
 
-	// Of an acquire's return with OK. Kind is a backend.Kind in words.
+	// Of an acquire's return with OK. Kind is a backend.Kind in words, empty for an exclusive hold. In JSON a token is a
+	// string, as fencing.Token writes it, or a number.
 	Kind    string        `json:"kind,omitempty"`
 	Permits int           `json:"permits,omitempty"`
 	Limit   int           `json:"limit,omitempty"`
@@ -95,25 +100,93 @@ type Event struct {
 	Seen []fencing.Token `json:"seen,omitempty"`
 }
 
-// String returns one line for people.
-func (e Event) String() string {
+// UnmarshalJSON refuses fields that no event has: one that is misspelt would be left out of every check.
+func (e *Event) UnmarshalJSON(line []byte) error {
+	type plain Event
+	read := struct {
+		*plain
+		Token number   `json:"token"`
+		Seen  []number `json:"seen"`
+	}{plain: (*plain)(e)}
+	in := json.NewDecoder(bytes.NewReader(line))
+	in.DisallowUnknownFields()
+	if err := in.Decode(&read); err != nil {
+		return err
+	}
+	e.Token, e.Seen = fencing.Token(read.Token), nil
+	for _, t := range read.Seen {
+		e.Seen = append(e.Seen, fencing.Token(t))
+	}
+	return nil
+}
+
+// number is a token as other programs may write it: a string or a number.
+type number fencing.Token
+
+// UnmarshalJSON reads either.
+func (n *number) UnmarshalJSON(b []byte) error {
+	t, err := fencing.ParseToken(strings.Trim(string(b), `"`))
+	*n = number(t)
+	return err
+}
+
+// unknown says what nobody can make sense of in an event; empty if nothing.
+func (e Event) unknown() string {
+	switch e.Type {
+	case TypeCall:
+		if !slices.Contains([]Op{OpAcquire, OpTry, OpRelease, OpAsk, OpForce}, e.Op) {
+			return fmt.Sprintf("nobody knows the call %q", e.Op)
+		}
+	case TypeReturn:
+		if !slices.Contains([]Outcome{OK, Refused, Unknown, Gone}, e.Outcome) {
+			return fmt.Sprintf("nobody knows the outcome %q", e.Outcome)
+		}
+		if _, known := kinds[e.Kind]; !known {
+			return fmt.Sprintf("nobody knows the kind %q", e.Kind)
+		}
+	}
+	return ""
+}
+
+// kinds are the words for kinds of holds.
+var kinds = map[string]backend.Kind{
+	"":                             backend.KindExclusive,
+	backend.KindExclusive.String(): backend.KindExclusive,
+	backend.KindShared.String():    backend.KindShared,
+	backend.KindPermits.String():   backend.KindPermits,
+}
+
+// String returns one line for people, with the instant as the history has it.
+func (e Event) String() string { return e.since(0) }
+
+// since is String with instants counted from start.
+func (e Event) since(start backend.Instant) string {
+	at := e.At.Sub(start)
 	who := fmt.Sprintf("%-12s %-8s", e.Client, e.Type)
 	switch e.Type {
 	case TypeFault, TypeHealed:
-		return fmt.Sprintf("%d %s %s", e.At, who, e.Why)
+		return fmt.Sprintf("%v %s %s", at, who, e.Why)
 	case TypeKilled:
-		return fmt.Sprintf("%d %s", e.At, who)
+		return fmt.Sprintf("%v %s", at, who)
 	case TypeCall:
-		return fmt.Sprintf("%d %s #%d %s %q", e.At, who, e.ID, e.Op, e.Name)
+		return fmt.Sprintf("%v %s #%d %s %q", at, who, e.ID, e.Op, e.Name)
 	case TypeReturn:
-		s := fmt.Sprintf("%d %s #%d %s %q %s", e.At, who, e.ID, e.Op, e.Name, e.Outcome)
-		if e.Outcome == OK && (e.Op == OpAcquire || e.Op == OpTry) {
-			s += fmt.Sprintf(" token %v until %d", e.Token, e.Deadline)
+		s := fmt.Sprintf("%v %s #%d %s %q %s", at, who, e.ID, e.Op, e.Name, e.Outcome)
+		if e.Token.Valid() {
+			s += fmt.Sprintf(" token %v", e.Token)
 		}
 		if e.Err != "" {
-			s += ": " + e.Err
+			return s + e.until(start) + ": " + e.Err
 		}
-		return s
+		return s + e.until(start)
 	}
-	return fmt.Sprintf("%d %s #%d until %d %s", e.At, who, e.ID, e.Deadline, e.Why)
+	return fmt.Sprintf("%v %s #%d%s %s", at, who, e.ID, e.until(start), e.Why)
+}
+
+// until tells the deadline, if there is one.
+func (e Event) until(start backend.Instant) string {
+	if e.Deadline == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" until %v", e.Deadline.Sub(start))
 }

@@ -48,6 +48,9 @@ func (l *Locker) acquire(
 
 // outcome of an acquire that failed.
 func outcome(err error) Outcome {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return Unknown // a wait that was given up may have been granted while it was cancelled
+	}
 	for _, sure := range []error{
 		fencelock.ErrHeld, fencelock.ErrUnavailable, fencelock.ErrUnsupported, fencelock.ErrMisconfigured,
 		fencelock.ErrDeadlock, fencelock.ErrLimitMismatch, fencelock.ErrInvalidName, fencelock.ErrInvalidTTL,
@@ -57,7 +60,7 @@ func outcome(err error) Outcome {
 			return Refused
 		}
 	}
-	return Unknown // a wait that was given up may have been granted while it was cancelled
+	return Unknown
 }
 
 // Held is a lease that is recorded. It is safe for concurrent use. Its release has to go through it.
@@ -169,9 +172,9 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Ask asks the service who holds a name, and records what it was shown.
-func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector, name string) (backend.Info, error) {
+func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector, name string) (backend.State, error) {
 	call := r.Begin(ctx, client, OpAsk, name)
-	info, err := service.Holder(ctx, name)
+	info, err := service.Look(ctx, name)
 	if err != nil {
 		call.Return(Unknown, err)
 		return info, err

@@ -28,6 +28,7 @@ type call struct {
 
 // hold is one hold of a name, put together from all that was recorded of it.
 type hold struct {
+	start   backend.Instant // of the history, from which texts count
 	client  string
 	name    string
 	kind    backend.Kind
@@ -51,11 +52,11 @@ type hold struct {
 	relCall, relRet backend.Instant
 	relOut          Outcome
 
-	told   backend.Instant // when its holder was told of the loss; never if it was not
-	why    string          // why it was lost; empty if it was not
-	forced backend.Instant // since when it may have been taken away by force; never otherwise
-	taken  backend.Instant // when somebody was seen to do so; never otherwise
-	killed backend.Instant // when its holder was; never otherwise
+	told   backend.Instant   // when its holder was told of the loss; never if it was not
+	why    string            // why it was lost; empty if it was not
+	forced backend.Instant   // since when it may have been taken away by force; never otherwise
+	taken  []backend.Instant // when somebody was seen to do so, each time
+	killed backend.Instant   // when its holder was; never otherwise
 	proofs []proof
 }
 
@@ -68,7 +69,9 @@ func (h *hold) keeps() backend.Instant { return min(h.relCall, h.expires, h.forc
 // takenBefore tells whether h may have been taken away by force before at. Who loses a lock so does not know at once, but without
 // a renewal it knows within its TTL.
 func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
-	return h.forced <= at && (h.taken == never || h.end <= h.taken.Add(ttl))
+	return h.forced <= at && (len(h.taken) == 0 || slices.ContainsFunc(h.taken, func(taken backend.Instant) bool {
+		return taken <= at && h.end <= taken.Add(ttl)
+	}))
 }
 
 // lost tells whether it ended against its holder's will.
@@ -77,7 +80,8 @@ func (h *hold) lost() bool {
 }
 
 func (h *hold) String() string {
-	s := fmt.Sprintf("the %s hold of %q by %s with token %v, believed in from %d", h.kind, h.name, h.client, h.token, h.begin)
+	s := fmt.Sprintf("the %s hold of %q by %s with token %v, believed in from %v",
+		h.kind, h.name, h.client, h.token, h.begin.Sub(h.start))
 	switch {
 	case h.end <= h.begin:
 		s = strings.Replace(s, "believed in from", "never believed in, granted at", 1)
@@ -156,6 +160,10 @@ func gather(history History, rules Rules) *run {
 	for _, e := range history.Events {
 		k := key{e.Client, e.ID}
 		c := calls[k]
+		if what := e.unknown(); what != "" {
+			r.odd(e, what)
+			continue
+		}
 		switch e.Type {
 		case TypeCall:
 			if c != nil {
@@ -210,7 +218,9 @@ func gather(history History, rules Rules) *run {
 }
 
 func (r *run) odd(e Event, text string) {
-	r.malformed = append(r.malformed, Violation{Kind: Malformed, Name: e.Name, At: e.At, Text: fmt.Sprintf("%s: %v", text, e)})
+	r.malformed = append(r.malformed, Violation{
+		Kind: Malformed, Name: e.Name, At: e.At, Text: fmt.Sprintf("%s: %s", text, e.since(r.begin)),
+	})
 }
 
 // returned notes the return of a call.
@@ -239,14 +249,10 @@ func (r *run) granted(c *call, e Event) {
 		return
 	}
 	h := &hold{
-		client: c.Client, name: c.Name, permits: e.Permits, limit: e.Limit, token: e.Token,
+		start:  r.begin,
+		client: c.Client, name: c.Name, kind: kinds[e.Kind], permits: e.Permits, limit: e.Limit, token: e.Token,
 		call: c.At, ret: e.At, grants: []*call{c}, begin: e.At, expires: never, until: never,
-		relCall: never, relRet: never, told: never, forced: never, taken: never, killed: never,
-	}
-	for _, k := range []backend.Kind{backend.KindShared, backend.KindPermits} {
-		if e.Kind == k.String() {
-			h.kind = k
-		}
+		relCall: never, relRet: never, told: never, forced: never, killed: never,
 	}
 	if e.TTL > 0 && e.Deadline != 0 {
 		h.slack = max(0, e.SentAt.Add(e.TTL).Sub(e.Deadline))
@@ -356,7 +362,8 @@ func (r *run) sort() {
 		}
 		if h := c.holds; h != nil && !seen[h] {
 			seen[h] = true
-			h.end = min(h.end, r.end) // what is believed beyond is not known
+			// What is believed beyond the end is not known; at the end it is.
+			h.end = min(h.end, r.end+1)
 			n.holds = append(n.holds, h)
 		}
 	}
@@ -368,7 +375,7 @@ func (r *run) sort() {
 		for _, h := range names[c.Name].holds {
 			if c.out != Refused && h.call <= to && c.At <= min(h.relRet, max(h.end, h.expires)) {
 				h.forced = min(h.forced, max(c.At, h.call))
-				h.taken = min(h.taken, max(c.At, h.call))
+				h.taken = append(h.taken, max(c.At, h.call))
 			}
 		}
 	}
@@ -391,6 +398,9 @@ func (r *run) ttl() time.Duration {
 	}
 	return r.longest
 }
+
+// since is how long after the start of the history at is.
+func (r *run) since(at backend.Instant) time.Duration { return at.Sub(r.begin) }
 
 // killedAt is when the client of a call that never returned was killed.
 func (r *run) killedAt(c *call) backend.Instant {

@@ -14,10 +14,10 @@ func (p *Report) scan(r *run) {
 	p.count(r)
 	for _, n := range r.names {
 		p.overlaps(r, n)
-		p.early(n)
+		p.early(r, n)
 		p.losses(n)
 		if r.rules.Fencing {
-			p.tokens(n)
+			p.tokens(r, n)
 		}
 		p.asked(n)
 		p.idle(r, n)
@@ -85,7 +85,7 @@ func together(h *hold, others []*hold) time.Duration {
 }
 
 // early finds grants that returned while others kept what they need, from before the call.
-func (p *Report) early(n *name) {
+func (p *Report) early(r *run, n *name) {
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
 	var kept []*hold
@@ -97,8 +97,8 @@ func (p *Report) early(n *name) {
 		kept = slices.DeleteFunc(kept, func(o *hold) bool { return o.keeps() <= h.call })
 		beside := slices.DeleteFunc(slices.Clone(kept), func(o *hold) bool { return o.keeps() <= h.ret })
 		if other := exceeds(h, beside); other != nil {
-			p.found(Early, n.name, h.ret, "%v was granted at %d, although %v was kept until %s",
-				h, h.ret, other, instant(other.keeps(), h.ret))
+			p.found(Early, n.name, h.ret, "%v was granted at %v, although %v was kept until %s",
+				h, r.since(h.ret), other, instant(other.keeps(), h.ret))
 		}
 	}
 }
@@ -170,7 +170,7 @@ func (h *hold) learnt() backend.Instant {
 
 // tokens compares the tokens of a name: of two grants, one of which had returned before the other was asked for, the
 // later one has the higher token.
-func (p *Report) tokens(n *name) {
+func (p *Report) tokens(r *run, n *name) {
 	issued := map[uint64]*hold{}
 	for _, h := range n.holds {
 		if !h.token.Valid() || h.token.Exclusive() != (h.kind == backend.KindExclusive) {
@@ -192,7 +192,8 @@ func (p *Report) tokens(n *name) {
 			returns = returns[1:]
 		}
 		if highest != nil && h.token.Order() < highest.token.Order() {
-			p.found(TokenOrder, n.name, h.ret, "%v was asked for at %d, when the token %v had been granted", h, h.call, highest.token)
+			p.found(TokenOrder, n.name, h.ret, "%v was asked for at %v, when the token %v had been granted",
+				h, r.since(h.call), highest.token)
 		}
 	}
 }
@@ -230,10 +231,10 @@ func (p *Report) stuck(r *run) {
 		switch {
 		case c.gone:
 		case c.ret == never:
-			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %d, never returned", c.Op, c.Name, c.Client, c.At)
+			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %v, never returned", c.Op, c.Name, c.Client, r.since(c.At))
 		case c.Until != 0 && c.ret.Sub(max(c.Until, c.At)) > r.rules.Patience:
-			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %d, returned %v after its context's end",
-				c.Op, c.Name, c.Client, c.At, c.ret.Sub(max(c.Until, c.At)))
+			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %v, returned %v after its context's end",
+				c.Op, c.Name, c.Client, r.since(c.At), c.ret.Sub(max(c.Until, c.At)))
 		}
 	}
 }
@@ -282,7 +283,8 @@ func (p *Report) idle(r *run, n *name) {
 			waited := min(g.to, to).Sub(max(g.from, c.At))
 			p.Idle = max(p.Idle, waited)
 			if r.rules.Recovery > 0 && waited > r.rules.Recovery {
-				p.found(Stuck, n.name, max(g.from, c.At), "%q was free for %v, while %s waited for it from %d", n.name, waited, c.Client, c.At)
+				p.found(Stuck, n.name, max(g.from, c.At), "%q was free for %v, while %s waited for it from %v",
+					n.name, waited, c.Client, r.since(c.At))
 			}
 		}
 	}
@@ -347,7 +349,7 @@ func (p *Report) recoveries(r *run) {
 			p.Recovery = max(p.Recovery, took)
 		}
 		if r.rules.Recovery > 0 && took > r.rules.Recovery {
-			p.found(Stuck, "", at, "all faults were over at %d and nothing was granted for %v", at, took)
+			p.found(Stuck, "", at, "all faults were over at %v and nothing was granted for %v", r.since(at), took)
 		}
 	}
 }

@@ -32,7 +32,8 @@ func (p *Report) search(ctx context.Context, r *run) {
 			switch verdict {
 			case porcupine.Illegal:
 				p.found(Illegal, n.name, backend.Instant(part.ops[0].Call),
-					"no lock could have done what happened to %q from %d to %d", n.name, part.ops[0].Call, part.end())
+					"no lock could have done what happened to %q from %v to %v",
+					n.name, r.since(backend.Instant(part.ops[0].Call)), r.since(backend.Instant(part.end())))
 			case porcupine.Unknown:
 				p.found(Undecided, n.name, backend.Instant(part.ops[0].Call),
 					"whether a lock could have done what happened to %q was not decided in %v", n.name, r.rules.Timeout)

@@ -62,7 +62,8 @@ const (
 	Illegal Kind = "illegal history"
 	// Undecided: the search for an order did not end in time.
 	Undecided Kind = "undecided"
-	// Malformed: the history is none: a return without a call, two calls with one ID.
+	// Malformed: the history is none: a return without a call, two calls with one ID, an operation, an outcome or a kind
+	// that nobody knows.
 	Malformed Kind = "malformed"
 	// Leftover: something was left in the service after everybody had closed. Found by callers.
 	Leftover Kind = "leftover"
@@ -74,7 +75,7 @@ const (
 type Violation struct {
 	Kind Kind            `json:"kind"`
 	Name string          `json:"name,omitempty"` // of the lock
-	At   backend.Instant `json:"at,omitempty"`
+	At   backend.Instant `json:"at,omitempty"`   // as in Event; times in Text count from the first event
 	Text string          `json:"text"`
 }
 

@@ -204,6 +204,16 @@ var stories = []struct {
 		s.lost("a", a, 50, 1000, backend.ReasonEvicted)
 		s.give("b", b, 150, 160, OK)
 	}},
+	{name: "forced while it was acquired, and taken away by force later", rules: fenced, tell: func(s *story) {
+		s.call("admin", OpForce, 1, 2, Event{Outcome: OK})
+		a := s.grab("a", 1, 5, 1, 1000)
+		s.renewed("a", a, 900, 905, 1900)
+		s.renewed("a", a, 1800, 1805, 2800)
+		s.call("admin", OpForce, 2000, 2001, Event{Outcome: OK})
+		b := s.grab("b", 2002, 2003, 2, 3000)
+		s.lost("a", a, 2100, 2800, backend.ReasonEvicted)
+		s.give("b", b, 2600, 2601, OK)
+	}},
 	{name: "taken away before the force", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		b := s.grab("b", 10, 15, 2, 1000)
@@ -414,6 +424,32 @@ var stories = []struct {
 	{name: "a release of nothing", rules: fenced, want: []Kind{Malformed}, tell: func(s *story) {
 		s.give("a", 77, 1, 2, OK)
 	}},
+	{name: "a call that nobody knows", rules: fenced, want: []Kind{Malformed}, tell: func(s *story) {
+		s.call("a", "lock", 1, 2, Event{Outcome: Refused})
+	}},
+	{name: "an outcome that nobody knows", rules: Rules{Fencing: true}, want: []Kind{Malformed}, tell: func(s *story) {
+		s.call("a", OpTry, 1, 2, Event{Outcome: "granted", Token: 7})
+	}},
+	{name: "a kind that nobody knows", rules: Rules{Fencing: true}, want: []Kind{Malformed}, tell: func(s *story) {
+		s.call("a", OpTry, 1, 2, Event{Outcome: OK, Token: 7, Kind: "write"})
+	}},
+	{name: "a kind that is not said is exclusive", rules: Rules{Fencing: true}, want: []Kind{Overlap}, tell: func(s *story) {
+		s.call("a", OpTry, 1, 4, Event{Outcome: OK, Token: 7})
+		s.call("b", OpTry, 2, 5, Event{Outcome: OK, Token: 8})
+	}},
+	{name: "two grants are the last that is heard", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true, tell: func(s *story) {
+		s.grab("a", 1, 5, 1, 1000)
+		s.grab("b", 2, 5, 2, 1000)
+	}},
+	{name: "the second grant is the last that is heard", rules: fenced, want: []Kind{Early, Overlap}, illegal: true, tell: func(s *story) {
+		s.grab("a", 1, 5, 1, 1000)
+		s.grab("b", 6, 20, 2, 1000)
+	}},
+	{name: "the last grant is after the first belief", rules: fenced, tell: func(s *story) {
+		a := s.grab("a", 1, 5, 1, 100)
+		s.lost("a", a, 100, 100, backend.ReasonExpired)
+		s.grab("b", 6, 120, 2, 1000)
+	}},
 }
 
 func TestStories(t *testing.T) {
@@ -572,19 +608,6 @@ func TestDump(t *testing.T) {
 		b, err := os.ReadFile(filepath.Join(dir, file))
 		if err != nil || !strings.Contains(string(b), text) {
 			t.Errorf("%s: %v, and does it contain %q?", file, err, text)
-		}
-	}
-}
-
-func TestReadHistory(t *testing.T) {
-	whole := `{"type":"call","at":1,"client":"a","id":1,"op":"try","name":"n"}` + "\n"
-	for text, want := range map[string]int{
-		"": 0, whole: 1, whole + "\n" + whole: 2, whole + `{"type":"ret`: 1, whole + whole[:len(whole)-1]: 2,
-		whole + "x\n" + whole: -1,
-	} {
-		h, err := ReadHistory(strings.NewReader(text))
-		if (err != nil) != (want < 0) || err == nil && len(h.Events) != want {
-			t.Errorf("%q: %d events, %v, want %d", text, len(h.Events), err, want)
 		}
 	}
 }

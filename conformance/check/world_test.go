@@ -28,6 +28,7 @@ type world struct {
 	mu      sync.Mutex // protects the following fields, which are for those who break the service
 	last    fencing.Token
 	holders map[string]string
+	keys    map[string]string // of holds, by what is shown of them
 	heard   chan struct{}
 }
 
@@ -48,10 +49,13 @@ type broken struct {
 	acquire func(context.Context, backend.Request) (backend.Grant, error)
 	renew   func(context.Context, []backend.Grant) []backend.Renewal
 	release func(context.Context, backend.Grant) error
-	holder  func(context.Context, string) (backend.Info, error)
+	holder  func(context.Context, string) (backend.State, error)
 }
 
 func (b *broken) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	b.world.mu.Lock()
+	b.world.keys[r.HoldID] = r.RequestID
+	b.world.mu.Unlock()
 	if b.acquire != nil {
 		return b.acquire(ctx, r)
 	}
@@ -72,11 +76,11 @@ func (b *broken) Release(ctx context.Context, g backend.Grant) error {
 	return b.Driver.Release(ctx, g)
 }
 
-func (b *broken) Holder(ctx context.Context, name string) (backend.Info, error) {
+func (b *broken) Look(ctx context.Context, name string) (backend.State, error) {
 	if b.holder != nil {
 		return b.holder(ctx, name)
 	}
-	return b.Driver.Holder(ctx, name)
+	return b.Driver.Look(ctx, name)
 }
 
 // latency is what every message takes.
@@ -91,7 +95,7 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 		clock := backend.GoClock()
 		w := &world{
 			t: t, store: memory.NewStore(&memory.StoreOptions{Clock: clock}), ttl: 2 * time.Second,
-			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{}, heard: make(chan struct{}),
+			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{}, keys: map[string]string{}, heard: make(chan struct{}),
 		}
 		for i := range n {
 			b := &broken{Driver: w.store.Driver(), world: w}
@@ -99,7 +103,7 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 			if apply != nil {
 				apply(b)
 			}
-			core, err := fencelock.ForCorrectness(b, &fencelock.Options{TTL: w.ttl, Clock: clock})
+			core, err := fencelock.ForCorrectness(b, &fencelock.Options{TTL: w.ttl})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +163,7 @@ func (w *world) force(name string) {
 // ask asks who holds name.
 func (w *world) ask(c *client, name string) {
 	call := w.r.Begin(context.Background(), c.client, OpAsk, name)
-	info, err := c.broken.Holder(context.Background(), name)
+	info, err := c.broken.Look(context.Background(), name)
 	if err != nil {
 		call.Return(Unknown, err)
 		return
@@ -234,11 +238,14 @@ func (w *world) madeUp(r backend.Request) backend.Grant {
 
 // byName releases a name for whoever holds it.
 func (b *broken) byName(ctx context.Context, g backend.Grant) error {
-	info, err := b.Driver.Holder(ctx, g.Name)
+	info, err := b.Driver.Look(ctx, g.Name)
 	if err != nil || !info.Held {
 		return b.Driver.Release(ctx, g)
 	}
-	return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: info.Holders[0].RequestID}.Grant())
+	b.world.mu.Lock()
+	key := b.world.keys[info.Holders[0].HoldID]
+	b.world.mu.Unlock()
+	return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: key}.Grant())
 }
 
 // pushOnly makes waiters live on a message to all of them alone, which is lost where the link is broken.
@@ -308,3 +315,5 @@ func (b *broken) restore() {
 		return b.Driver.Renew(ctx, restored)
 	}
 }
+
+func (b *broken) IssuesFencingTokens() backend.Driver { return b }

@@ -33,7 +33,7 @@ type turn struct {
 
 func newRegister() *register {
 	return &register{
-		guard: fencing.NewMemory(""), stale: map[string][]fencing.Token{}, turns: map[turn]int{}, failures: map[string]int{},
+		guard: new(fencing.Memory), stale: map[string][]fencing.Token{}, turns: map[turn]int{}, failures: map[string]int{},
 		changed: make(chan struct{}),
 	}
 }
@@ -50,7 +50,7 @@ func (r *register) granted(t turn) {
 // write lets a holder write, and after it those that lost the lock before, and do not know or care. believes is the
 // holder's Lease.Err.
 func (r *register) write(name string, token fencing.Token, believes func() error) {
-	err := r.guard.Check(context.Background(), name, token)
+	err := r.guard.Check(context.Background(), fencing.Claim{Resource: name, Token: token})
 	own := believes() // read after the write: whoever still holds now held then
 	r.mu.Lock()
 	late := r.stale[name]
@@ -63,7 +63,7 @@ func (r *register) write(name string, token fencing.Token, believes func() error
 		return
 	}
 	for _, old := range late {
-		err := r.guard.Check(context.Background(), name, old)
+		err := r.guard.Check(context.Background(), fencing.Claim{Resource: name, Token: old})
 		r.mu.Lock()
 		if errors.Is(err, fencing.ErrStale) {
 			r.refused++

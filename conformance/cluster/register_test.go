@@ -45,7 +45,7 @@ func TestRegisterFinds(t *testing.T) {
 // forgetful is a guard that admits everything.
 type forgetful struct{}
 
-func (forgetful) Check(context.Context, string, fencing.Token) error { return nil }
+func (forgetful) Check(context.Context, fencing.Claims) error { return nil }
 
 func TestRegisterNoticesAGuardThatAdmitsLateWrites(t *testing.T) {
 	for _, c := range []struct {
@@ -53,7 +53,7 @@ func TestRegisterNoticesAGuardThatAdmitsLateWrites(t *testing.T) {
 		refused int
 		found   bool
 	}{
-		{fencing.NewMemory(""), 1, false},
+		{new(fencing.Memory), 1, false},
 		{forgetful{}, 0, true},
 	} {
 		r := newRegister()

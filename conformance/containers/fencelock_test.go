@@ -34,7 +34,7 @@ func mustHold(t *testing.T, g backend.Grant, name string, addrs ...string) {
 	t.Helper()
 	d := builtin.New(addrs, nil)
 	defer d.Close(context.Background())
-	info, err := d.Holder(waiting(t), name)
+	info, err := d.Look(waiting(t), name)
 	if err != nil || len(info.Holders) != 1 || info.Holders[0].Token != g.Token {
 		t.Fatalf("%s is held by %+v, %v; want token %d", name, info.Holders, err, g.Token)
 	}
@@ -52,7 +52,7 @@ func TestFencelockKeepsWhatItStores(t *testing.T) {
 			mustHold(t, g, "x", addr)
 			d := builtin.New([]string{other.Addr()}, nil)
 			defer d.Close(context.Background())
-			free, err := d.Holder(waiting(t), "x")
+			free, err := d.Look(waiting(t), "x")
 			if err != nil || free.Held {
 				t.Errorf("another server has the lock too: %+v, %v", free, err)
 			}
@@ -94,7 +94,7 @@ func TestFencelockClusterSurvivesOne(t *testing.T) {
 			defer d.Close(context.Background())
 			ctx, cancel := context.WithTimeout(t.Context(), silence)
 			defer cancel()
-			if info, err := d.Holder(ctx, "x"); err == nil {
+			if info, err := d.Look(ctx, "x"); err == nil {
 				t.Errorf("an answer passed links that refuse: %+v", info)
 			}
 		})

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/facts"
 )
 
 // Plan is what decides about a run, beside the service.
@@ -107,8 +109,14 @@ func play(t *testing.T, s Service, p Plan) {
 	t.Helper()
 	r := Play(t, s, p)
 	t.Logf("%v", r)
+	facts.Write(t, r.fact())
 	for _, v := range r.Failures() {
 		t.Error(v)
+	}
+	for _, v := range r.Violations {
+		if v.Kind == Inconclusive && !t.Failed() {
+			t.Logf("INCONCLUSIVE  %v", v)
+		}
 	}
 	if t.Failed() {
 		only := ""

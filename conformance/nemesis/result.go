@@ -15,10 +15,16 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
+	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
 // Failed is the kind of violation that a run finds by itself: something was waited for in vain.
 const Failed check.Kind = "failed"
+
+// Inconclusive is the kind of what failed three times, each time while the machine stood still: no failure, unless
+// FENCELOCK_REQUIRE=all is in the environment.
+const Inconclusive check.Kind = "inconclusive"
 
 // Result is what a run has shown.
 type Result struct {
@@ -59,11 +65,11 @@ type played struct {
 
 // Failures are the violations that are no mere figures.
 func (r *Result) Failures() []check.Violation {
-	if !r.Reported {
-		return r.Violations
-	}
 	return slices.DeleteFunc(slices.Clone(r.Violations), func(v check.Violation) bool {
-		return v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
+		if v.Kind == Inconclusive {
+			return os.Getenv("FENCELOCK_REQUIRE") != "all"
+		}
+		return r.Reported && v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
 	})
 }
 
@@ -93,7 +99,7 @@ func (r *Result) count(a *attack, recovered time.Duration) {
 	}
 }
 
-// String is the summary: a line for the run, and one for each kind. Reports read it.
+// String is the summary: a line for the run, and one for each kind.
 func (r Result) String() string {
 	var b strings.Builder
 	margin := "none"
@@ -127,14 +133,42 @@ func (r Result) String() string {
 			fmt.Fprintf(&b, " told median=%v max=%v unexplained=%d", median(k.Told), most(k.Told), k.Unexplained)
 		}
 	}
-	counts := map[check.Kind]int{}
-	for _, v := range r.Violations {
-		counts[v.Kind]++
-	}
+	counts := r.counts()
 	for _, kind := range sortedKeys(counts) {
 		fmt.Fprintf(&b, "\n%s: driver=%s violation=%q count=%d", what, r.Driver, kind, counts[kind])
 	}
 	return b.String()
+}
+
+// fact is the summary for programs.
+func (r *Result) fact() facts.Soak {
+	fact := facts.Soak{
+		Driver: r.Driver, Reported: r.Reported, Seed: r.Seed, Took: r.Took, Faults: r.Faults, Operations: r.Operations,
+		Grants: r.Grants, Losses: r.Losses, Violations: len(r.Violations), Overlap: r.Overlapped,
+	}
+	if r.Margins > 0 {
+		fact.Margin = &r.Margin
+	}
+	for _, slug := range sortedKeys(r.Kinds) {
+		k := r.Kinds[slug]
+		most := most(k.Recoveries)
+		fact.Kinds = append(fact.Kinds, facts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
+		fact.LongestRecovery = max(fact.LongestRecovery, most)
+	}
+	counts := r.counts()
+	for _, kind := range sortedKeys(counts) {
+		fact.Found = append(fact.Found, facts.Count{What: string(kind), Times: counts[kind]})
+	}
+	return fact
+}
+
+// counts is how many violations there were of each kind.
+func (r *Result) counts() map[check.Kind]int {
+	counts := map[check.Kind]int{}
+	for _, v := range r.Violations {
+		counts[v.Kind]++
+	}
+	return counts
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {
@@ -165,8 +199,11 @@ func most(all []time.Duration) time.Duration {
 // failed notes that the run cannot go on.
 func (r *run) failed(err error) {
 	kind := Failed
-	if errors.Is(err, errNoFault) {
+	switch {
+	case errors.Is(err, errNoFault): // tells nothing, whatever the reason
 		kind = check.NoFault
+	case errors.As(err, new(*stall.InconclusiveError)):
+		kind = Inconclusive
 	}
 	r.found(kind, err.Error())
 }

@@ -163,7 +163,7 @@ func (a *actor) write(h *hold) {
 	if h.kind != backend.KindExclusive {
 		return
 	}
-	err := a.w.register.Check(context.Background(), h.name, h.token)
+	err := a.w.register.Check(context.Background(), fencing.Claim{Resource: h.name, Token: h.token})
 	switch own := h.lease.Err(); {
 	case err == nil:
 	case !errors.Is(err, fencing.ErrStale):
@@ -174,6 +174,9 @@ func (a *actor) write(h *hold) {
 		a.w.rec.stale()
 	}
 }
+
+// releaseGrace is how long a release may go on after its context, beside the slack of all calls.
+const releaseGrace = 600 * time.Millisecond
 
 // release gives a lock back, with a context that may have ended.
 func (a *actor) release(h *hold) {
@@ -191,7 +194,7 @@ func (a *actor) release(h *hold) {
 		release = h.checked.Release
 	}
 	err := release(ctx)
-	a.by(end, "release", h.name)
+	a.by(end+releaseGrace, "release", h.name)
 	if err != nil {
 		a.failed("release", h.name, err, releaseMay)
 	}
@@ -203,9 +206,10 @@ func (a *actor) byHand(ctx context.Context, n name, opts []fencelock.AcquireOpti
 	if h == nil {
 		return
 	}
+	a.node.byHand(h.token)
 	for range a.IntN(6) {
 		a.keep(h, a.scale(a.w.ttl/10, a.w.ttl))
-		ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), byHand{}, true), a.scale(20*time.Millisecond, a.w.ttl))
+		ctx, cancel := context.WithTimeout(context.Background(), a.scale(20*time.Millisecond, a.w.ttl))
 		called := a.w.now()
 		err := h.lease.Extend(ctx, a.between(a.w.ttl/2, a.w.ttl*2))
 		a.bounded(ctx, called, "extend", n.text)

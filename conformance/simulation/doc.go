@@ -35,8 +35,8 @@
 //
 // # Running
 //
-// FENCELOCK_SIM_HOURS sets how many hours to simulate. Without it: 1000 with FENCELOCK_REQUIRE=all, as in CI, 50 otherwise,
-// and 10 under the race detector. The seeds are 1, 2, 3, … as far as that takes. A summary tells how busy the hours were,
+// FENCELOCK_SIM_HOURS sets how many hours to simulate. Without it: 10, and 1000 with FENCELOCK_DEEP=1 unless under the race
+// detector. The seeds are 1, 2, 3, … as far as that takes. A summary tells how busy the hours were,
 // and idle ones fail. FENCELOCK_SEED runs one seed and tells all that happened; a failure prints that command.
 //
 // # What repeats

@@ -152,7 +152,7 @@ func (n *node) runsBy(end time.Duration) time.Duration {
 }
 
 // Observe implements fencelock.Observer.
-func (n *node) Observe(e fencelock.Event) {
+func (n *node) Observe(_ context.Context, e fencelock.Event) {
 	rec := &n.w.rec
 	if e.Type == fencelock.EventLost {
 		n.ends(e.Token)
@@ -176,6 +176,13 @@ func (n *node) Observe(e fencelock.Event) {
 			rec.losses++
 		}
 	}
+}
+
+// byHand notes that a hold is renewed by hand.
+func (n *node) byHand(t fencing.Token) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.port.hand[t] = true
 }
 
 // ends notes that a hold is over here: the client lets go of it, or has learnt that it is lost. Renewals that chance lets

@@ -31,13 +31,14 @@ type port struct {
 	failed map[string]plan        // by request id: renewals of which the last one failed
 	known  map[string]uint64      // the requests, numbered as they came
 	gone   map[fencing.Token]bool // holds that ended here
+	hand   map[fencing.Token]bool // holds that are renewed by hand
 }
 
 // plan is when an attempt at a renewal leaves, and when it is given up.
 type plan struct{ next, end time.Duration }
 
 func newPort(n *node, d *memory.Driver) *port {
-	p := &port{Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{}, gone: map[fencing.Token]bool{}}
+	p := &port{Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{}, gone: map[fencing.Token]bool{}, hand: map[fencing.Token]bool{}}
 	p.service = service{acquire: d.Acquire, all: d.AcquireAll, renew: d.Renew, release: d.Release}
 	return p
 }
@@ -120,10 +121,10 @@ func (p *port) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.
 // that this chance could have drawn, and is given up at the earliest: the seed decides again. See the package comment for
 // what that does not reach.
 func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	byHand := ctx.Value(byHand{}) != nil
-	var deadline backend.Instant // the nearest, by the client's clock
-	if end, ok := ctx.Deadline(); ok {
-		deadline = p.node.clock.Now().Add(3 * time.Until(end))
+	byHand := p.byHand(grants)
+	deadline := p.deadline(grants[0]) // the nearest, by the client's clock
+	for _, g := range grants[1:] {
+		deadline = min(deadline, p.deadline(g))
 	}
 	if !byHand {
 		f := p.planned(grants, deadline)
@@ -171,9 +172,7 @@ func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Rene
 		out[i] = renewals[k]
 		out[i].SentAt = p.node.clock.local(out[i].SentAt)
 	}
-	if !byHand {
-		p.note(grants, out, deadline.Sub(p.node.clock.Now()))
-	}
+	p.note(grants, out, deadline.Sub(p.node.clock.Now()))
 	return out
 }
 
@@ -183,8 +182,35 @@ func (p *port) ended(t fencing.Token) bool {
 	return p.gone[t]
 }
 
-// byHand is the context key of an Extend, which no chance is in.
-type byHand struct{}
+// byHand reports whether these are the first attempts at renewals for Extend, which no chance is in.
+func (p *port) byHand(grants []backend.Grant) bool {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	return !slices.ContainsFunc(grants, func(g backend.Grant) bool {
+		return !p.hand[g.Token] || p.failed[g.RequestID].next != 0
+	})
+}
+
+// deadline returns until when the core believes in a hold, by the client's clock.
+func (p *port) deadline(g backend.Grant) backend.Instant {
+	o := &p.node.options
+	return g.SentAt.Add(p.Describe().Validity(g.TTL) - o.StopEarly - o.LockDelay)
+}
+
+// Describe implements backend.Driver: the client's clock is its machine's. Nobody looks who holds: the core does so a moment
+// after a wait has begun, and when an election's wait begins is of chance.
+func (p *port) Describe() backend.Description {
+	d := p.Driver.Describe()
+	d.Clock = p.node.clock
+	d.Capabilities &^= backend.CapInspect
+	return d
+}
+
+// Chance implements chance.Source: no chance is left.
+func (p *port) Chance() float64 { return 0.999 }
+
+// maxAttempt is the core's bound of one attempt at a renewal, less its slack.
+const maxAttempt = 4900 * time.Millisecond
 
 // planned tells when the renewal of a batch leaves, and when it is given up.
 func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
@@ -199,11 +225,13 @@ func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	if last.next != 0 {
 		return last
 	}
-	// A third of the validity is over. The core's timer may be late by its own slack.
+	// Up to a third of the validity is over, by chance: at least eight tenths of that. The core's timer may be late by its own
+	// slack.
 	c := p.node.clock
 	sent := grants[0].SentAt
 	due := p.node.w.now() + c.real(sent.Add(deadline.Sub(sent)/3).Sub(c.Now()))
-	return plan{next: tick(due), end: tick(due) + rung(deadline.Sub(sent)*2/3)*3/10}
+	end := min(tick(due)+rung(deadline.Sub(sent)*2/3)/4, due-c.real(deadline.Sub(sent)/15)+maxAttempt)
+	return plan{next: tick(due), end: end}
 }
 
 // lastAttempt is the time before a deadline from which on no renewal leaves any more: retries follow each other so quickly
@@ -239,7 +267,7 @@ func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Dur
 			continue
 		}
 		// The core waits for at most a tenth of the time left, or a second, and gives it a third of what is left then.
-		p.failed[id] = plan{next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + r*3/10}
+		p.failed[id] = plan{next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + min(r*3/10, maxAttempt)}
 	}
 }
 
@@ -256,17 +284,6 @@ func (p *port) Release(ctx context.Context, g backend.Grant) error {
 	p.arrive(m)
 	p.node.stood()
 	return err
-}
-
-// Holder implements backend.Inspector.
-func (p *port) Holder(ctx context.Context, name string) (backend.Info, error) {
-	m := message{call: "holder", name: name}
-	if err := p.leave(ctx, m); err != nil {
-		return backend.Info{}, err
-	}
-	info, err := p.Driver.Holder(ctx, name)
-	p.arrive(m)
-	return info, err
 }
 
 // local puts the client's clock in place of the service's.
@@ -289,3 +306,5 @@ func (p *port) late(lost func(backend.Reason)) func(backend.Reason) {
 		lost(reason)
 	}
 }
+
+func (p *port) IssuesFencingTokens() backend.Driver { return p }

@@ -131,7 +131,7 @@ func (r *record) ended(h *hold) {
 }
 
 // took notes that the service takes these holds away now, whatever their holders believe.
-func (r *record) took(info backend.Info) {
+func (r *record) took(info backend.State) {
 	now := r.w.now()
 	r.mu.Lock()
 	defer r.mu.Unlock()

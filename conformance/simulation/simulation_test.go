@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/race"
 )
 
@@ -57,13 +59,10 @@ func hours(t *testing.T) float64 {
 		}
 		return h
 	}
-	switch {
-	case race.Enabled:
-		return 10 // the race detector slows all of it down
-	case os.Getenv("FENCELOCK_REQUIRE") == "all":
+	if deep.Wanted() && !race.Enabled {
 		return 1000
 	}
-	return 50
+	return 10
 }
 
 // sum adds up what all worlds have shown.
@@ -120,9 +119,11 @@ func (s *sum) add(t *testing.T, o outcome) {
 // report tells the sum, and demands that the hours were busy ones.
 func (s *sum) report(t *testing.T) {
 	h := s.done.Hours()
-	t.Logf("simulation: %.1f h, %d seeds, %d operations, %d grants, %d renewals, %d faults, %d losses, %d stale writes refused, "+
-		"shortest time from a loss to the rival %.1f ms, %d violations", h, s.seeds, s.operations, s.acquires, s.renewals, s.faults,
+	text := fmt.Sprintf("%d seeds, %d operations, %d grants, %d renewals, %d faults, %d losses, %d stale writes refused, "+
+		"shortest time from a loss to the rival %.1f ms, %d violations", s.seeds, s.operations, s.acquires, s.renewals, s.faults,
 		s.losses, s.refused, s.closest.Seconds()*1000, s.violations)
+	facts.Write(t, facts.Simulation{What: "the core", Hours: h, Text: text})
+	t.Logf("%.1f h simulated: %s", h, text)
 	if s.failed > 0 || s.done < 10*time.Hour {
 		return
 	}

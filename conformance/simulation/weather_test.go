@@ -154,7 +154,7 @@ func (w *world) forced(name string, do func()) {
 
 // takeAway notes who holds a name at this instant, and is about to lose it.
 func (w *world) takeAway(name string) {
-	info, err := w.admin.Holder(context.Background(), name)
+	info, err := w.admin.Look(context.Background(), name)
 	if err != nil {
 		w.rec.violation("the service that serves does not answer: %v", err)
 	}

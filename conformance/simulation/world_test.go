@@ -123,7 +123,7 @@ func (w *world) build() {
 	w.single = !d.one(5)
 	w.store = memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock(), Steady: true})
 	w.admin = w.store.Driver()
-	w.register = fencing.NewMemory("")
+	w.register = new(fencing.Memory)
 	if w.checked {
 		w.history = check.NewRecorder(check.Options{Clock: backend.GoClock()})
 		w.length, w.fine, w.single = 15*w.ttl, 3*w.ttl, true
@@ -154,12 +154,12 @@ func (w *world) build() {
 			n.clock.ppm = ppm
 		}
 		if d.one(3) {
-			n.options.Margin = d.scale(time.Millisecond, w.ttl/4)
+			n.options.StopEarly = d.scale(time.Millisecond, w.ttl/4)
 		}
 		if d.one(4) {
 			n.options.LockDelay = d.scale(time.Millisecond, w.ttl/2)
 		}
-		n.options.Clock, n.options.Observer = n.clock, n
+		n.options.Observer = n
 		w.nodes = append(w.nodes, n)
 		n.open()
 		for j := range 1 + boolInt(!w.single) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
@@ -35,13 +36,11 @@ func (b *bank) transfer(
 			if b.guard == nil {
 				return move(ctx, b.db, from, to, amount, between)
 			}
-			return story.InTx(ctx, b.db, func(tx *sql.Tx) error {
-				guard := b.guard.In(tx)
-				for _, lease := range leases {
-					if err := guard.Check(ctx, lease.Name(), lease.Token()); err != nil {
-						return err
-					}
-				}
+			var claims fencing.Set
+			for _, lease := range leases {
+				claims = append(claims, lease.Claim(lease.Name()))
+			}
+			return b.guard.Tx(ctx, claims, func(ctx context.Context, tx *sql.Tx) error {
 				return move(ctx, tx, from, to, amount, between)
 			})
 		}, opts...)

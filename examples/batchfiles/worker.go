@@ -47,7 +47,7 @@ func (w *worker) work(ctx context.Context, meet func()) error {
 			return err
 		}
 		err = w.convertIfPending(lease.Context(), name)
-		if err := errors.Join(err, lease.Release(context.WithoutCancel(ctx))); err != nil {
+		if err := errors.Join(err, lease.Release(ctx)); err != nil {
 			return err
 		}
 	}

@@ -92,7 +92,7 @@ func (r *replica) wake(ctx context.Context, due time.Time) error {
 	}
 	r.story.Tell("  replica %d sends it", r.number)
 	// Do would do the same, but it waits; here nobody waits.
-	return errors.Join(r.send(due), lease.Release(context.WithoutCancel(ctx)))
+	return errors.Join(r.send(due), lease.Release(ctx))
 }
 
 // send is the job: one more line in a file.

@@ -67,7 +67,7 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 	if err != nil {
 		return err
 	}
-	if err := p.write(ctx, old.lease.Token(), first.name); err != nil {
+	if err := p.write(ctx, old.lease.Claim(scheduler), first.name); err != nil {
 		return err
 	}
 	s.Tell("%s leads (term %v), writes the plan, and hangs for longer than its lease of %v", first.name, old.lease.Token(), ttl)
@@ -76,12 +76,12 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 	if err != nil {
 		return err
 	}
-	if err := p.write(ctx, present.lease.Token(), second.name); err != nil {
+	if err := p.write(ctx, present.lease.Claim(scheduler), second.name); err != nil {
 		return err
 	}
 	s.Tell("%s leads (term %v) and writes another plan", second.name, present.lease.Token())
 
-	err = p.write(ctx, old.lease.Token(), first.name) // in the middle of its work: it looks at neither clock nor lease
+	err = p.write(ctx, old.lease.Claim(scheduler), first.name) // in the middle of its work: it looks at neither clock nor lease
 	switch {
 	case s.Unsafe && err == nil:
 		s.Tell("%s wakes up and writes; nothing stops it", first.name)
@@ -101,7 +101,7 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 	if err != nil {
 		return err
 	}
-	if err := p.write(ctx, last.lease.Token(), third.name); err != nil {
+	if err := p.write(ctx, last.lease.Claim(scheduler), third.name); err != nil {
 		return err
 	}
 	s.Tell("%s resigns; %s leads at once (term %v)", second.name, third.name, last.lease.Token())
@@ -115,13 +115,8 @@ type plan struct {
 }
 
 // write adds author's plan, and makes it the present one, unless the guard knows of a later term.
-func (p *plan) write(ctx context.Context, term fencing.Token, author string) error {
-	return story.InTx(ctx, p.db, func(tx *sql.Tx) error {
-		if p.guard != nil {
-			if err := p.guard.In(tx).Check(ctx, scheduler, term); err != nil {
-				return err
-			}
-		}
+func (p *plan) write(ctx context.Context, term fencing.Claim, author string) error {
+	return story.Guarded(ctx, p.db, p.guard, term, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO plans (author) VALUES (?)`, author)
 		return err
 	})

@@ -117,7 +117,7 @@ func (c *client) add(ctx context.Context, text string) error {
 // call makes one request, with the token of lease, or without a token if that is nil.
 func (c *client) call(ctx context.Context, lease *fencelock.Lease, method, body string) (string, error) {
 	if lease != nil {
-		ctx = fencing.NewContext(ctx, fencing.Claim{Token: lease.Token(), Space: lease.TokenSpace()})
+		ctx = fencing.NewOutgoingContext(ctx, lease.Claim("/"+document))
 	}
 	req, err := http.NewRequestWithContext(ctx, method, c.url+"/"+document, strings.NewReader(body))
 	if err != nil {

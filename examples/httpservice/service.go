@@ -43,23 +43,20 @@ func serve(ctx context.Context, s *story.Story) (url string, err error) {
 	if s.Unsafe {
 		return s.Serve(mux)
 	}
-	return s.Serve(httpguard.Middleware(nil, resource)(mux)) // without a guard: the check is in the transaction
-}
-
-// resource is httpguard.Path, and tells more: a holder's reads are checked, too. From that check on nobody who had the lock
-// earlier writes any more, and what was read stays as it is. Those who only read send no token.
-func resource(r *http.Request) (string, error) {
-	if r.Header.Get(httpguard.TokenHeader) != "" {
-		return r.URL.Path, nil
-	}
-	return httpguard.Path(r)
+	return s.Serve(httpguard.Middleware(nil, httpguard.Path)(mux)) // without a guard: the check is in the transaction
 }
 
 func (h *service) get(w http.ResponseWriter, r *http.Request) {
 	var text string
-	err := h.inTx(r, func(tx *sql.Tx) error {
+	read := func(tx *sql.Tx) error {
 		return tx.QueryRowContext(r.Context(), `SELECT text FROM document`).Scan(&text)
-	})
+	}
+	err := error(nil)
+	if _, holder := fencing.FromIncomingContext(r.Context()); holder {
+		err = h.inTx(r, read)
+	} else { // somebody who only reads
+		err = story.Guarded(r.Context(), h.db, nil, nil, read)
+	}
 	answer(w, text, err)
 }
 
@@ -76,16 +73,10 @@ func (h *service) put(w http.ResponseWriter, r *http.Request) {
 	answer(w, "", err)
 }
 
-// inTx runs f in a transaction, after the check of the request's claim. All requests that write have one.
+// inTx runs f in a transaction that shows the request's claims first. Without claims a guard admits nothing.
 func (h *service) inTx(r *http.Request, f func(*sql.Tx) error) error {
-	return story.InTx(r.Context(), h.db, func(tx *sql.Tx) error {
-		if claim, ok := fencing.FromContext(r.Context()); ok && h.guard != nil {
-			if err := fencing.Check(r.Context(), h.guard.In(tx), claim); err != nil {
-				return err
-			}
-		}
-		return f(tx)
-	})
+	claims, _ := fencing.FromIncomingContext(r.Context())
+	return story.Guarded(r.Context(), h.db, h.guard, claims, f)
 }
 
 func answer(w http.ResponseWriter, text string, err error) {

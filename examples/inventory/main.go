@@ -39,6 +39,9 @@ func tell(ctx context.Context, s *story.Story) error {
 	if err != nil {
 		return err
 	}
+	if s.Unsafe {
+		guard = nil // nobody checks
+	}
 	if _, err := db.ExecContext(ctx, `CREATE TABLE lamps (remaining INTEGER);
 		CREATE TABLE reservations (customer TEXT)`); err != nil {
 		return err

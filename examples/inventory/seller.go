@@ -23,18 +23,18 @@ type seller struct {
 // sell reserves an item. It may be called anew after an error.
 func (r *seller) sell(ctx context.Context, meet func()) error {
 	if r.story.Unsafe {
-		return r.reserve(ctx, 0, meet) // they meet between the look and the write
+		return r.reserve(ctx, fencing.Claim{}, meet) // they meet between the look and the write
 	}
 	meet()
 	return r.locks.Do(ctx, stock, func(ctx context.Context, lease *fencelock.Lease) error {
-		return r.reserve(ctx, lease.Token(), func() {})
+		return r.reserve(ctx, lease.Claim(stock), func() {})
 	})
 }
 
 // reserve writes a reservation if something is left. askCarrier is what it does in between.
-func (r *seller) reserve(ctx context.Context, token fencing.Token, askCarrier func()) error {
+func (r *seller) reserve(ctx context.Context, claim fencing.Claim, askCarrier func()) error {
 	var left int
-	err := r.do(ctx, token, func(tx *sql.Tx) error {
+	err := r.do(ctx, claim, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, `SELECT remaining FROM lamps`).Scan(&left)
 	})
 	askCarrier()
@@ -45,7 +45,7 @@ func (r *seller) reserve(ctx context.Context, token fencing.Token, askCarrier fu
 		r.story.Tell("%s: sold out", r.customer)
 		return nil
 	}
-	err = r.do(ctx, token, func(tx *sql.Tx) error {
+	err = r.do(ctx, claim, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `UPDATE lamps SET remaining = remaining - 1`); err != nil {
 			return err
 		}
@@ -59,14 +59,7 @@ func (r *seller) reserve(ctx context.Context, token fencing.Token, askCarrier fu
 	return nil
 }
 
-// do runs f in a transaction, unless a later holder of the lock than the one with this token has been here.
-func (r *seller) do(ctx context.Context, token fencing.Token, f func(*sql.Tx) error) error {
-	return story.InTx(ctx, r.db, func(tx *sql.Tx) error {
-		if !r.story.Unsafe {
-			if err := r.guard.In(tx).Check(ctx, stock, token); err != nil {
-				return err
-			}
-		}
-		return f(tx)
-	})
+// do runs f in a transaction, unless a later holder of the lock than the one who makes the claim has been here.
+func (r *seller) do(ctx context.Context, claim fencing.Claim, f func(*sql.Tx) error) error {
+	return story.Guarded(ctx, r.db, r.guard, claim, f)
 }

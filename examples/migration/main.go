@@ -46,6 +46,9 @@ func tell(ctx context.Context, s *story.Story) error {
 	if err != nil {
 		return err
 	}
+	if s.Unsafe {
+		guard = nil // nobody checks
+	}
 	_, err = db.ExecContext(ctx, `CREATE TABLE products (price INTEGER); INSERT INTO products VALUES (20);
 		CREATE TABLE schema_version (version INTEGER); INSERT INTO schema_version VALUES (0)`)
 	if err != nil {

@@ -22,36 +22,36 @@ type replica struct {
 // boot is what a replica does before it serves. It may be called anew after an error.
 func (r *replica) boot(ctx context.Context, meet func()) error {
 	if r.story.Unsafe {
-		version, err := r.version(ctx, 0)
+		version, err := r.version(ctx, fencing.Claim{})
 		meet()
 		if err != nil {
 			return err
 		}
-		return r.migrate(ctx, version, 0)
+		return r.migrate(ctx, version, fencing.Claim{})
 	}
 	meet()
 	return r.locks.Do(ctx, schema, func(ctx context.Context, lease *fencelock.Lease) error {
-		version, err := r.version(ctx, lease.Token())
+		version, err := r.version(ctx, lease.Claim(schema))
 		if err != nil {
 			return err
 		}
-		return r.migrate(ctx, version, lease.Token())
+		return r.migrate(ctx, version, lease.Claim(schema))
 	})
 }
 
 // version reads the version of the schema, after the check: from then on nobody who had the lock before changes it.
-func (r *replica) version(ctx context.Context, token fencing.Token) (n int, err error) {
-	err = r.do(ctx, token, func(tx *sql.Tx) error {
+func (r *replica) version(ctx context.Context, claim fencing.Claim) (n int, err error) {
+	err = r.do(ctx, claim, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, `SELECT version FROM schema_version`).Scan(&n)
 	})
 	return n, err
 }
 
 // migrate does the steps from version on.
-func (r *replica) migrate(ctx context.Context, version int, token fencing.Token) error {
+func (r *replica) migrate(ctx context.Context, version int, claim fencing.Claim) error {
 	from := version
 	for ; version < len(steps); version++ {
-		err := r.do(ctx, token, func(tx *sql.Tx) error {
+		err := r.do(ctx, claim, func(tx *sql.Tx) error {
 			if _, err := tx.ExecContext(ctx, steps[version]); err != nil {
 				return err
 			}
@@ -66,14 +66,7 @@ func (r *replica) migrate(ctx context.Context, version int, token fencing.Token)
 	return nil
 }
 
-// do runs f in a transaction, unless a later holder of the lock than the one with this token has been here.
-func (r *replica) do(ctx context.Context, token fencing.Token, f func(*sql.Tx) error) error {
-	return story.InTx(ctx, r.db, func(tx *sql.Tx) error {
-		if !r.story.Unsafe {
-			if err := r.guard.In(tx).Check(ctx, schema, token); err != nil {
-				return err
-			}
-		}
-		return f(tx)
-	})
+// do runs f in a transaction, unless a later holder of the lock than the one who makes the claim has been here.
+func (r *replica) do(ctx context.Context, claim fencing.Claim, f func(*sql.Tx) error) error {
+	return story.Guarded(ctx, r.db, r.guard, claim, f)
 }

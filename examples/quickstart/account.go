@@ -26,7 +26,7 @@ func (a *account) write(ctx context.Context, token fencing.Token, balance int) e
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.guard != nil {
-		if err := a.guard.Check(ctx, accountName, token); err != nil {
+		if err := a.guard.Check(ctx, fencing.Claim{Resource: accountName, Token: token}); err != nil {
 			return err
 		}
 	}

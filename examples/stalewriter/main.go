@@ -57,7 +57,7 @@ func tell(ctx context.Context, s *story.Story, postgres string) error {
 		return err
 	}
 	var read int
-	err = b.do(ctx, late.Token(), func(tx *sql.Tx) (err error) {
+	err = b.do(ctx, late.Claim(account), func(tx *sql.Tx) (err error) {
 		read, err = balance(ctx, tx)
 		return err
 	})
@@ -68,7 +68,7 @@ func tell(ctx context.Context, s *story.Story, postgres string) error {
 
 	err = ann.Do(ctx, account, func(ctx context.Context, lease *fencelock.Lease) error { // waits until bob's lease has run out
 		s.Tell("ann gets the lock (token %v) and adds 1000", lease.Token())
-		return b.do(ctx, lease.Token(), func(tx *sql.Tx) error {
+		return b.do(ctx, lease.Claim(account), func(tx *sql.Tx) error {
 			n, err := balance(ctx, tx)
 			if err != nil {
 				return err
@@ -81,7 +81,7 @@ func tell(ctx context.Context, s *story.Story, postgres string) error {
 	}
 
 	// Bob is in the middle of his work: he looks at neither clock nor lease.
-	err = b.do(ctx, late.Token(), func(tx *sql.Tx) error { return write(ctx, tx, read+10) })
+	err = b.do(ctx, late.Claim(account), func(tx *sql.Tx) error { return write(ctx, tx, read+10) })
 	s.Tell("bob wakes up and writes %d (token %v)", read+10, late.Token())
 	switch {
 	case s.Unsafe && err == nil:
@@ -100,17 +100,10 @@ type bank struct {
 	guard *sqlguard.Guard // nil: writes are not checked
 }
 
-// do runs f in a transaction, unless the guard knows a later holder of the lock than the one with this token. The check comes
-// first, and what it decides goes into the same transaction as the write: both happen, or neither.
-func (b *bank) do(ctx context.Context, token fencing.Token, f func(*sql.Tx) error) error {
-	return story.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		if b.guard != nil {
-			if err := b.guard.In(tx).Check(ctx, account, token); err != nil {
-				return err
-			}
-		}
-		return f(tx)
-	})
+// do runs f in a transaction, unless the guard knows a later holder of the lock than the one who makes the claim. The check
+// comes first, and what it decides goes into the same transaction as the write: both happen, or neither.
+func (b *bank) do(ctx context.Context, claim fencing.Claim, f func(*sql.Tx) error) error {
+	return story.Guarded(ctx, b.db, b.guard, claim, f)
 }
 
 func balance(ctx context.Context, tx *sql.Tx) (n int, err error) {

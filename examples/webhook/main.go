@@ -61,10 +61,9 @@ func tell(ctx context.Context, s *story.Story) error {
 
 // replica is one of those that serve the webhook.
 type replica struct {
-	unsafe   bool
 	locks    *fencelock.Client
 	db       *sql.DB
-	guard    *sqlguard.Guard
+	guard    *sqlguard.Guard // nil: nobody checks
 	provider *provider
 }
 
@@ -85,21 +84,21 @@ func (r *replica) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 func (r *replica) handle(ctx context.Context, payment string) (answer string, err error) {
-	if r.unsafe {
-		return r.book(ctx, payment, 0)
+	if r.guard == nil {
+		return r.book(ctx, payment, fencing.Claim{})
 	}
 	lease, err := r.locks.TryAcquire(ctx, "payments/"+payment)
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, lease.Release(context.WithoutCancel(ctx))) }()
-	return r.book(lease.Context(), payment, lease.Token())
+	defer func() { err = errors.Join(err, lease.Release(ctx)) }()
+	return r.book(lease.Context(), payment, lease.Claim("payments/"+payment))
 }
 
 // book enters a payment in the ledger, in two rows, unless it is there.
-func (r *replica) book(ctx context.Context, payment string, token fencing.Token) (answer string, err error) {
+func (r *replica) book(ctx context.Context, payment string, claim fencing.Claim) (answer string, err error) {
 	var booked bool
-	err = r.do(ctx, payment, token, func(tx *sql.Tx) error {
+	err = story.Guarded(ctx, r.db, r.guard, claim, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, `SELECT count(*) > 0 FROM ledger WHERE payment = ?`, payment).Scan(&booked)
 	})
 	if err != nil || booked {
@@ -109,21 +108,9 @@ func (r *replica) book(ctx context.Context, payment string, token fencing.Token)
 	if err != nil {
 		return "", err
 	}
-	return "booked", r.do(ctx, payment, token, func(tx *sql.Tx) error {
+	return "booked", story.Guarded(ctx, r.db, r.guard, claim, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ($1, 'ann', $2), ($1, 'provider', -$2)`, payment, amount)
 		return err
-	})
-}
-
-// do runs f in a transaction, unless a later holder of the lock than the one with this token has been here.
-func (r *replica) do(ctx context.Context, payment string, token fencing.Token, f func(*sql.Tx) error) error {
-	return story.InTx(ctx, r.db, func(tx *sql.Tx) error {
-		if !r.unsafe {
-			if err := r.guard.In(tx).Check(ctx, "payments/"+payment, token); err != nil {
-				return err
-			}
-		}
-		return f(tx)
 	})
 }
 

@@ -23,7 +23,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	claim := fencing.Claim{Resource: "config", Token: 33} // lease.Token()
-	_, err = guard.Do(context.Background(), claim, clientv3.OpPut("config/a", "1"), clientv3.OpDelete("config/b"))
+	_, err = guard.Do(context.Background(), claim, nil, clientv3.OpPut("config/a", "1"), clientv3.OpDelete("config/b"))
 	if errors.Is(err, fencing.ErrStale) {
 		log.Print("somebody else holds the lock by now: ", err)
 	}

@@ -34,15 +34,22 @@ func open(_ context.Context, addr string) (*guardtest.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	guard, err := etcdguard.New(client, &etcdguard.Options{Space: space})
+	guard, err := etcdguard.New(client, nil)
 	if err != nil {
 		return nil, err
 	}
 	key := func(resource string) string { return "value/" + resource }
 	return &guardtest.Client{
-		Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+		Keeper: guard,
+		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
+			return guard.Update(ctx, claims, key(resource), func(old []byte) ([]byte, error) {
+				value, err := f(ctx, string(old))
+				return []byte(value), err
+			})
+		},
+		Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
 		Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
-			_, err := guard.Do(ctx, c, clientv3.OpPut(key(c.Resource), value))
+			_, err := guard.Do(ctx, c, nil, clientv3.OpPut(key(c.Resource), value))
 			return err
 		},
 		Read: func(ctx context.Context, resource string) (string, error) {
@@ -76,7 +83,6 @@ func TestGuard(t *testing.T) {
 	t.Cleanup(func() { client.Close() })
 	t.Run("owner", func(t *testing.T) { owner(t, client) })
 	t.Run("responses", func(t *testing.T) { responses(t, client) })
-	t.Run("spaces", func(t *testing.T) { spaces(t, client) })
 }
 
 func must(t testing.TB, kv clientv3.KV, o *etcdguard.Options) *etcdguard.Guard {
@@ -102,22 +108,19 @@ func owner(t *testing.T, client *clientv3.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(value string) (bool, error) {
-		answer, err := guard.Do(ctx, fencing.Claim{Resource: "config", Token: grant.Token},
-			clientv3.OpTxn([]clientv3.Cmp{driver.OwnerCmp(grant)}, []clientv3.Op{clientv3.OpPut("config", value)}, nil))
-		if err != nil {
-			return false, err
-		}
-		return answer.Responses[0].GetResponseTxn().Succeeded, nil
+	write := func(value string) error {
+		claim := fencing.Claim{Resource: "config", Token: grant.Token, Space: space}
+		_, err := guard.Do(ctx, claim, []clientv3.Cmp{driver.OwnerCmp(grant)}, clientv3.OpPut("config", value))
+		return err
 	}
-	if held, err := write("held"); err != nil || !held {
-		t.Errorf("a write by the holder: %v, %v; want it done", held, err)
+	if err := write("held"); err != nil {
+		t.Errorf("a write by the holder: %v", err)
 	}
 	if err := driver.Release(ctx, grant); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := write("released"); err != nil || held {
-		t.Errorf("a write after the release: %v, %v; want that the owner is another", held, err)
+	if err := write("released"); !errors.Is(err, etcdguard.ErrCondition) {
+		t.Errorf("a write after the release: %v, want ErrCondition", err)
 	}
 	if answer, err := client.Get(ctx, "config"); err != nil || string(answer.Kvs[0].Value) != "held" {
 		t.Errorf("the value is %v, %v", answer, err)
@@ -126,51 +129,23 @@ func owner(t *testing.T, client *clientv3.Client) {
 
 func responses(t *testing.T, client *clientv3.Client) {
 	ctx, guard := t.Context(), must(t, client, &etcdguard.Options{Prefix: "guards/"})
-	answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 5}, clientv3.OpPut("r1", "x"), clientv3.OpGet("r1"))
+	answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 5}, nil, clientv3.OpPut("r1", "x"), clientv3.OpGet("r1"))
 	if err != nil || len(answer.Responses) != 2 || answer.Header.Revision == 0 ||
 		string(answer.Responses[1].GetResponseRange().Kvs[0].Value) != "x" {
 		t.Errorf("the responses to the caller's operations: %v, %v", answer, err)
 	}
-	token, _ := guard.Keys("r")
+	token := guard.Key("r")
 	if _, err := client.Put(ctx, token, "many"); err != nil {
 		t.Fatal(err)
 	}
-	if answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 6}, clientv3.OpPut("r1", "y")); err == nil ||
+	if answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 6}, nil, clientv3.OpPut("r1", "y")); err == nil ||
 		errors.Is(err, fencing.ErrStale) {
 		t.Errorf("a key that no guard wrote: %v, %v", answer, err)
-	}
-}
-
-func spaces(t *testing.T, client *clientv3.Client) {
-	ctx := t.Context()
-	old, replaced := must(t, client, &etcdguard.Options{Space: space}), must(t, client, &etcdguard.Options{Space: "cluster-2"})
-	if err := old.CheckFrom(ctx, space, "spaces", 40); err != nil {
-		t.Fatal(err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 50); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a guard of another space than the keys': %v", err)
-	}
-	for _, want := range []bool{true, false} { // the second time there is nothing to do
-		if changed, err := old.AcceptSpace(ctx, "spaces", space, "cluster-2"); err != nil || changed != want {
-			t.Fatalf("to accept another space: %v, %v; want %v", changed, err, want)
-		}
-	}
-	if err := old.CheckFrom(ctx, space, "spaces", 60); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space after the new one was accepted: %v", err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 3); err != nil {
-		t.Errorf("the new space's tokens begin anew: %v", err)
-	}
-	if _, err := old.AcceptSpace(ctx, "spaces", space, space); !errors.Is(err, fencing.ErrInvalid) {
-		t.Errorf("to accept the space that is there: %v, want ErrInvalid", err)
 	}
 }
 
 func TestNewRefuses(t *testing.T) {
 	if _, err := etcdguard.New(nil, nil); !errors.Is(err, fencing.ErrInvalid) {
 		t.Errorf("New(nil) = %v, want ErrInvalid", err)
-	}
-	if _, err := etcdguard.New(clientv3.NewKVFromKVClient(nil, nil), &etcdguard.Options{Space: "a\nb"}); !errors.Is(err, fencing.ErrInvalid) {
-		t.Errorf("New with a bad space = %v, want ErrInvalid", err)
 	}
 }

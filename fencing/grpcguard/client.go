@@ -7,17 +7,16 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/wire"
 )
 
-// The metadata of a call. A space may be any text, so its key is one of binary values.
-const (
-	tokenKey = "fencing-token"
-	spaceKey = "fencing-token-space-bin"
-)
+// Key is the metadata of a call: one value for each claim, in the form of httpguard.Header.
+const Key = "fencing-claim"
 
-// UnaryClient returns an interceptor that puts the claim in a call's context (fencing.NewContext) into its metadata; the
-// claim's resource stays behind, since the service says what is written to. A call without a claim passes as it is. An
-// error that tells of a refusal is that of the service's guard as well as a status.
+const fromMetadata = "metadata " + Key
+
+// UnaryClient returns an interceptor that puts the claims in a call's context (fencing.NewOutgoingContext) into its metadata. A
+// call without claims passes as it is. An error that tells of a refusal is that of the service's guard as well as a status.
 func UnaryClient() grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 		options ...grpc.CallOption,
@@ -50,7 +49,7 @@ func (s told) Header() (metadata.MD, error) {
 }
 
 func outgoing(ctx context.Context) context.Context {
-	c, ok := fencing.FromContext(ctx)
+	claims, ok := fencing.FromOutgoingContext(ctx)
 	if !ok {
 		return ctx
 	}
@@ -59,10 +58,9 @@ func outgoing(ctx context.Context) context.Context {
 	if md == nil {
 		md = metadata.MD{}
 	}
-	md.Set(tokenKey, c.Token.String())
-	delete(md, spaceKey)
-	if c.Space != "" {
-		md.Set(spaceKey, c.Space)
+	md.Delete(Key)
+	for _, c := range claims.List() {
+		md.Append(Key, wire.Text(c))
 	}
 	return metadata.NewOutgoingContext(ctx, md)
 }

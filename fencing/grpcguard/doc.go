@@ -4,7 +4,7 @@
 //	// the holder
 //	conn, err := grpc.NewClient(target,
 //		grpc.WithUnaryInterceptor(grpcguard.UnaryClient()), grpc.WithStreamInterceptor(grpcguard.StreamClient()), …)
-//	ctx = fencing.NewContext(ctx, fencing.Claim{Token: lease.Token(), Space: lease.TokenSpace()})
+//	ctx = fencing.NewOutgoingContext(ctx, lease.Claim("accounts/42"))
 //	_, err = accounts.Debit(ctx, request) // errors.Is(err, fencing.ErrStale): somebody else holds the lock by now
 //
 //	// the service
@@ -12,16 +12,15 @@
 //		grpc.ChainUnaryInterceptor(grpcguard.UnaryServer(guard, resource)),
 //		grpc.ChainStreamInterceptor(grpcguard.StreamServer(guard, resource)))
 //
-// The token is in fencing-token as decimal digits, the space in fencing-token-space-bin. What a guard refuses is answered
-// with FailedPrecondition and an ErrorInfo of the domain "fencelock" that tells both tokens. The metadata are no secret and
+// The claims are in fencing-claim, in the form of the header of package httpguard. What a guard refuses is answered with FailedPrecondition and an ErrorInfo of the domain "fencelock" that tells both tokens. The metadata are no secret and
 // no proof: whoever may call the service may send any token.
 //
 // A check in the interceptor is over before the handler writes, and in between another holder may write; of a stream it is
 // the check at its beginning. Where that matters, give the interceptors no guard. They then only put the claim into the
 // call's context, the handler checks it in the transaction in which it writes, and answers with Status:
 //
-//	claim, _ := fencing.FromContext(ctx)
-//	if err := fencing.Check(ctx, guard.In(tx), claim); err != nil {
+//	claims, _ := fencing.FromIncomingContext(ctx) // none: the guard refuses
+//	if err := guard.Tx(ctx, claims, write); err != nil {
 //		return nil, grpcguard.Status(err)
 //	}
 package grpcguard

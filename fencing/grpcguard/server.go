@@ -11,21 +11,22 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/internal/refusal"
+	"github.com/fencelock/fencelock/fencing/internal/wire"
 )
 
-// Resource tells what a call writes to, as the guard knows it. Method is the full name, "/package.Service/Method"; request
-// is nil for streams. Empty: the call writes nothing, and passes without a check. An error is answered as it is if it is a
+// Resources tells what a call writes to, as the guard knows it. Method is the full name, "/package.Service/Method"; request
+// is nil for streams. None: the call writes nothing, and passes without a check. An error is answered as it is if it is a
 // status, and else with InvalidArgument.
-type Resource func(ctx context.Context, method string, request any) (string, error)
+type Resources func(ctx context.Context, method string, request any) ([]string, error)
 
-// UnaryServer returns an interceptor that reads the claim of each call that writes, asks the guard, and puts the claim into
-// the handler's context (fencing.FromContext). Without a guard it asks nobody: the handler does.
+// UnaryServer returns an interceptor that reads the claims of each call that writes, asks the guard, and puts them into
+// the handler's context (fencing.FromIncomingContext). Without a guard it asks nobody: the handler does.
 //
 // A refused call is answered as by Status, one that cannot be understood with InvalidArgument. Where the guard itself fails
 // the answer is Unavailable, without a word about the cause, and the handler does not run.
-func UnaryServer(guard fencing.Guard, resource Resource) grpc.UnaryServerInterceptor {
+func UnaryServer(guard fencing.Guard, resources Resources) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		ctx, err := admit(ctx, guard, resource, info.FullMethod, request)
+		ctx, err := admit(ctx, guard, resources, info.FullMethod, request)
 		if err != nil {
 			return nil, err
 		}
@@ -34,9 +35,9 @@ func UnaryServer(guard fencing.Guard, resource Resource) grpc.UnaryServerInterce
 }
 
 // StreamServer is UnaryServer for streams. They are checked once, when they begin.
-func StreamServer(guard fencing.Guard, resource Resource) grpc.StreamServerInterceptor {
+func StreamServer(guard fencing.Guard, resources Resources) grpc.StreamServerInterceptor {
 	return func(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		ctx, err := admit(stream.Context(), guard, resource, info.FullMethod, nil)
+		ctx, err := admit(stream.Context(), guard, resources, info.FullMethod, nil)
 		if err != nil {
 			return err
 		}
@@ -53,30 +54,27 @@ type claimed struct {
 func (s claimed) Context() context.Context { return s.ctx }
 
 // admit returns the handler's context, or the status to answer with.
-func admit(ctx context.Context, guard fencing.Guard, resource Resource, method string, request any) (context.Context, error) {
-	name, err := resource(ctx, method, request)
+func admit(ctx context.Context, guard fencing.Guard, resources Resources, method string, request any) (context.Context, error) {
+	names, err := resources(ctx, method, request)
 	if err != nil {
 		if _, ok := status.FromError(err); ok {
 			return nil, err
 		}
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if name == "" {
+	if len(names) == 0 {
 		return ctx, nil
 	}
-	claim, err := claimFrom(ctx, name)
-	if err == nil {
-		err = claim.Validate()
-	}
+	claims, err := ClaimsFrom(ctx, names...)
 	if err != nil {
 		return nil, Status(err)
 	}
 	if guard != nil {
-		if err := fencing.Check(ctx, guard, claim); err != nil {
+		if err := guard.Check(ctx, claims); err != nil {
 			return nil, failed(ctx, err)
 		}
 	}
-	return fencing.NewContext(ctx, claim), nil
+	return fencing.NewIncomingContext(ctx, claims), nil
 }
 
 // failed is the answer to a check that admitted nothing.
@@ -90,32 +88,13 @@ func failed(ctx context.Context, err error) error {
 	return status.Error(codes.Unavailable, "the fencing guard cannot tell")
 }
 
-// claimFrom reads what the client interceptors wrote.
-func claimFrom(ctx context.Context, resource string) (fencing.Claim, error) {
-	c := fencing.Claim{Resource: resource}
+// ClaimsFrom reads the claims of a call that is served, for the resources that it writes to, as httpguard.ClaimsFrom does;
+// for handlers that learn of them late, for example from the messages of a stream.
+func ClaimsFrom(ctx context.Context, resources ...string) (fencing.Set, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	token, err := single(md, tokenKey)
+	claims, err := wire.Read(fromMetadata, md.Get(Key))
 	if err != nil {
-		return c, err
+		return nil, err
 	}
-	if token != "" {
-		if c.Token, err = fencing.ParseToken(token); err != nil {
-			return c, &fencing.InvalidError{
-				What: "metadata " + tokenKey, Value: token, Why: "want decimal digits below 1<<63, and an s if not exclusive",
-			}
-		}
-	}
-	c.Space, err = single(md, spaceKey)
-	return c, err
-}
-
-func single(md metadata.MD, key string) (string, error) {
-	switch values := md.Get(key); len(values) {
-	case 0:
-		return "", nil
-	case 1:
-		return values[0], nil
-	default:
-		return "", &fencing.InvalidError{What: "metadata " + key, Value: values[1], Why: "it is there more than once"}
-	}
+	return wire.Match(fromMetadata, claims, resources)
 }

@@ -2,6 +2,7 @@ package grpcguard
 
 import (
 	"errors"
+	"strconv"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -11,7 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/refusal"
 )
 
-// Domain is the one of every ErrorInfo. The reasons are STALE_TOKEN, NO_TOKEN, NOT_EXCLUSIVE and ANOTHER_SPACE.
+// Domain is the one of every ErrorInfo. The reasons are STALE_TOKEN, NO_TOKEN, NOT_EXCLUSIVE, ANOTHER_SPACE,
+// REPEATED_WRITE and REORDERED_WRITE.
 const Domain = "fencelock"
 
 var reasons = map[refusal.Kind]string{
@@ -19,6 +21,8 @@ var reasons = map[refusal.Kind]string{
 	refusal.NoToken:      "NO_TOKEN",
 	refusal.NotExclusive: "NOT_EXCLUSIVE",
 	refusal.Space:        "ANOTHER_SPACE",
+	refusal.Repeated:     "REPEATED_WRITE",
+	refusal.Reordered:    "REORDERED_WRITE",
 }
 
 // Status returns the status to answer with if err is a guard's: FailedPrecondition for a refusal, InvalidArgument for a
@@ -34,6 +38,7 @@ func Status(err error) error {
 	s, failed := status.New(codes.FailedPrecondition, r.Err().Error()).WithDetails(&errdetails.ErrorInfo{
 		Reason: reasons[r.Kind], Domain: Domain, Metadata: map[string]string{
 			"resource": r.Resource, "token": r.Token.String(), "highest": r.Highest.String(), "space": r.Space, "want": r.Want,
+			"sequence": strconv.FormatUint(r.Sequence, 10), "last": strconv.FormatUint(r.Last, 10),
 		},
 	})
 	if failed != nil { // text that is not UTF-8: a claim that was not validated
@@ -68,10 +73,13 @@ func errorFrom(err error) error {
 		if bad != nil || badToo != nil {
 			continue
 		}
+		sequence, _ := strconv.ParseUint(md["sequence"], 10, 64) // zero if it is not told
+		last, _ := strconv.ParseUint(md["last"], 10, 64)
 		for kind, reason := range reasons {
 			if reason == info.GetReason() {
 				return &refused{refusal.Refusal{
 					Kind: kind, Resource: md["resource"], Token: token, Highest: highest, Space: md["space"], Want: md["want"],
+					Sequence: sequence, Last: last,
 				}.Err(), s}
 			}
 		}

@@ -21,22 +21,32 @@ import (
 // files is a guarded resource in a folder: the smallest one that lasts, for the suite's own tests. Each resource is a file
 // that is replaced as a whole, under a lock that the kernel gives up for processes that die.
 type files struct {
-	dir   string
-	space string
+	dir string
 	break_
 }
 
 // break_ is what a mutant does otherwise. The zero value breaks nothing.
 type break_ struct {
-	name     func(string) string                                  // under which a resource is remembered
-	judge    func(c fencing.Claim, space string, r *record) error // in place of fencing.Judge; it may change the record
-	unlocked bool                                                 // no lock at all
-	steps    []step                                               // of a write, each saved by itself; nil: both at once
-	early    bool                                                 // the write comes before the check
-	deaf     bool                                                 // to the context
-	late     int                                                  // how many answers go ahead of their saving
-	tokens   map[string]fencing.Token                             // what is remembered in the process only
-	buffered map[string][]record
+	name      func(string) string                        // under which a resource is remembered
+	judge     func(c fencing.Claim, r *record) error     // in place of judge, which remembers nothing if it returns an error
+	accept    func(t, next fencing.Terms) fencing.Terms  // what an operator's change makes of the terms
+	needless  func(t fencing.Terms, s fencing.Seen) bool // what is cleaned
+	unlocked  bool                                       // no lock at all
+	unsorted  bool                                       // claims are taken as they come
+	piecemeal bool                                       // claims are judged and remembered one after the other
+	ahead     bool                                       // a section reads before it shows its claim
+	heedless  bool                                       // a section calls its function, whatever is judged
+	naive     bool                                       // sections do not know of each other
+	oldView   bool                                       // a transaction reads what was true when it began
+	careless  bool                                       // a transaction goes on after a refusal
+	undone    bool                                       // a savepoint takes the check back, and not the transaction
+	steps     []step                                     // of a write, each saved by itself; nil: both at once
+	early     bool                                       // the write comes before the check
+	deaf      bool                                       // to the context
+	credulous bool                                       // it takes any claim for a valid one
+	late      int                                        // how many answers go ahead of their saving
+	tokens    map[string]fencing.Token                   // what is remembered in the process only
+	buffered  map[string][]record
 }
 
 type step uint8
@@ -48,21 +58,19 @@ const (
 
 // record is what a file holds.
 type record struct {
-	Known bool
-	Token fencing.Token
-	Space string
+	fencing.Seen
 	Value string
+
+	terms fencing.Terms // by which it is judged
 }
 
-func (r record) seen(space string) fencing.Seen {
-	if !r.Known {
-		return fencing.Seen{Space: space}
+// judge is fencing.Judge, and remembers what it admits.
+func judge(c fencing.Claim, r *record) error {
+	seen, err := fencing.Judge(c, r.terms, r.Seen)
+	if err == nil {
+		r.Seen = seen
 	}
-	return fencing.Seen{Token: r.Token, Space: r.Space}
-}
-
-func judge(c fencing.Claim, space string, r *record) error {
-	return fencing.Judge(c, space, r.seen(space))
+	return err
 }
 
 // opener returns a guardtest.Open for a resource that is broken in that way. Its address is the folder.
@@ -73,17 +81,21 @@ func opener(b break_) guardtest.Open {
 	if b.name == nil {
 		b.name = func(name string) string { return name }
 	}
+	if b.needless == nil {
+		b.needless = fencing.Terms.Needless
+	}
 	return func(_ context.Context, dir string) (*guardtest.Client, error) {
-		f := &files{dir: dir, space: space, break_: b}
+		f := &files{dir: dir, break_: b}
 		return &guardtest.Client{
 			Check: func(ctx context.Context, c fencing.Claim) error { return f.do(ctx, c, nil, nil) },
 			Write: func(ctx context.Context, c fencing.Claim, value string, between func()) error {
 				return f.do(ctx, c, &value, between)
 			},
 			Read: func(_ context.Context, resource string) (string, error) {
-				r, err := f.load(resource)
+				r, err := f.load(f.name(resource))
 				return r.Value, err
 			},
+			Update: f.update, Hand: f.hand, Savepoint: f.savepoint, Keeper: f,
 		}, nil
 	}
 }
@@ -93,8 +105,11 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 	if err := ctx.Err(); err != nil && !f.deaf {
 		return err
 	}
+	if err := c.Validate(); err != nil && !f.credulous {
+		return err
+	}
 	c.Resource = f.name(c.Resource)
-	unlock, err := f.lock(c.Resource)
+	unlock, err := f.lock(context.WithoutCancel(ctx), c.Resource)
 	if err != nil {
 		return err
 	}
@@ -110,20 +125,21 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 		}
 	}
 	if f.tokens != nil {
-		r.Token, r.Known = f.tokens[c.Resource], true
-		r.Space = f.space
+		r.Token = f.tokens[c.Resource]
 	}
 	before := r
-	if err := f.judge(c, f.space, &r); err != nil {
+	if err := f.judge(c, &r); err != nil {
 		if r != before {
 			err = errors.Join(err, f.save(c.Resource, r))
 		}
 		return err
 	}
+	if err := f.pin(c); err != nil {
+		return err
+	}
 	if f.unlocked {
 		time.Sleep(50 * time.Microsecond) // the round trip between the two steps
 	}
-	r.Known, r.Token, r.Space = true, c.Token, f.space
 	if f.tokens != nil {
 		f.tokens[c.Resource] = c.Token
 	}
@@ -140,7 +156,7 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 			unlock()
 			between()
 			time.Sleep(50 * time.Microsecond)
-			if unlock, err = f.lock(c.Resource); err != nil {
+			if unlock, err = f.lock(ctx, c.Resource); err != nil {
 				return err
 			}
 		}
@@ -149,7 +165,7 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 			return err
 		}
 		if s == saveToken {
-			now.Known, now.Token, now.Space = true, c.Token, f.space
+			now.Seen = r.Seen
 		} else {
 			now.Value = *value
 		}
@@ -166,7 +182,7 @@ func (f *files) path(resource string) string {
 }
 
 // lock returns what ends it. Ending it again does nothing.
-func (f *files) lock(resource string) (unlock func(), err error) {
+func (f *files) lock(ctx context.Context, resource string) (unlock func(), err error) {
 	if f.unlocked {
 		return func() {}, nil
 	}
@@ -175,29 +191,42 @@ func (f *files) lock(resource string) (unlock func(), err error) {
 		return nil, err
 	}
 	for {
-		err := syscall.Flock(int(l.Fd()), syscall.LOCK_EX)
-		if err == nil {
+		err := syscall.Flock(int(l.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case err == nil:
 			return func() { l.Close() }, nil
+		case !errors.Is(err, syscall.EINTR) && !errors.Is(err, syscall.EWOULDBLOCK):
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		default:
+			time.Sleep(100 * time.Microsecond)
+			continue
 		}
-		if !errors.Is(err, syscall.EINTR) {
-			l.Close()
-			return nil, fmt.Errorf("lock %q: %w", resource, err)
-		}
+		l.Close()
+		return nil, fmt.Errorf("lock %q: %w", resource, err)
 	}
 }
 
+// load returns what is remembered of a resource, and the terms by which claims on it are judged.
 func (f *files) load(resource string) (r record, err error) {
 	if queue := f.buffered[resource]; len(queue) > 0 {
-		return queue[len(queue)-1], nil
+		r = queue[len(queue)-1]
+	} else if err := f.read(f.path(resource), &r); err != nil {
+		return r, err
 	}
-	text, err := os.ReadFile(f.path(resource))
+	r.terms, err = f.Terms(context.Background())
+	return r, err
+}
+
+func (f *files) read(path string, into any) error {
+	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
+		return nil
 	}
 	if err == nil {
-		err = json.Unmarshal(text, &r)
+		err = json.Unmarshal(text, into)
 	}
-	return r, err
+	return err
 }
 
 // save replaces the file. What a killed process wrote, the kernel keeps.
@@ -209,7 +238,11 @@ func (f *files) save(resource string, r record) error {
 		}
 		r, f.buffered[resource] = f.buffered[resource][0], f.buffered[resource][1:]
 	}
-	text, err := json.Marshal(r)
+	return f.replace(f.path(resource), r)
+}
+
+func (f *files) replace(path string, content any) error {
+	text, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
@@ -221,5 +254,5 @@ func (f *files) save(resource string, r record) error {
 	if err := errors.Join(err, t.Close()); err != nil {
 		return err
 	}
-	return os.Rename(t.Name(), f.path(resource))
+	return os.Rename(t.Name(), path)
 }

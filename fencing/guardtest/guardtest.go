@@ -28,6 +28,7 @@
 //   - R4 another-space
 //   - R5 tells-both-tokens
 //   - R6 leaves-no-trace
+//   - R7 poison
 //   - A1 again
 //   - A2 each-resource-by-itself
 //   - A3 all-63-bits
@@ -35,6 +36,20 @@
 //   - M2 from-the-first-token
 //   - W1 refused-writes-nothing
 //   - W2 never-goes-back
+//   - U1 overtaken-write-survives
+//   - U2 racing-writers
+//   - U3 refused-is-not-called
+//   - U4 nested
+//   - H1 old-view
+//   - H2 refused-is-rolled-back
+//   - H3 savepoint
+//   - S1 all-or-none
+//   - S2 opposite-orders
+//   - Q1 repeated
+//   - Q2 reordered
+//   - K1 begins-anew
+//   - K2 floor
+//   - K3 clean
 //   - C1 between-check-and-write
 //   - C2 at-any-time
 //   - D1 across-restart
@@ -65,8 +80,36 @@ type Client struct {
 	// Read returns what was written last, or "" if nothing was. Nil if Write is.
 	Read func(ctx context.Context, resource string) (string, error)
 
+	// Update is a guarded section: it shows the claims, reads the resource, and writes what f makes of it, or nothing if f
+	// fails. F may be called more than once. Its context is the one that the section gives, or else Update's. Nil: the guard
+	// has no sections, and the clauses U, S and Q do not apply.
+	Update func(ctx context.Context, claims fencing.Claims, resource string, f Change) error
+
+	// Hand drives a transaction by hand, with a check inside. Nil: there are no transactions, and H1, H2 and U4 do not
+	// apply.
+	Hand func(ctx context.Context, c fencing.Claim, h Hand) error
+
+	// Savepoint begins a transaction, shows the claim within a savepoint, rolls that back, calls rival, writes value to the
+	// resource and commits. It gives up if the check does not admit the claim. Nil: H3 does not apply.
+	Savepoint func(ctx context.Context, c fencing.Claim, rival func(), value string) error
+
+	// Keeper is the operator's side of the guard. Nil: the clauses K do not apply.
+	Keeper fencing.Keeper
+
 	// Close ends the client. Nil: there is nothing to end.
 	Close func() error
+}
+
+// Change makes a new value of the old one, "" if there was none.
+type Change func(ctx context.Context, old string) (string, error)
+
+// Hand is what happens in a transaction that is driven by hand: it begins, reads something else than the resource, which may
+// give it its view of the data, calls Early, shows the claim, reads the resource, writes what Change makes of it, commits.
+type Hand struct {
+	Early  func()
+	Change func(old string) string
+	// Careless: the transaction goes on although the claim was not admitted.
+	Careless bool
 }
 
 // Open returns one more client of the resource at the address.
@@ -79,7 +122,7 @@ type Harness struct {
 	Address string
 	Name    string
 
-	// Space is the one that the guard trusts. Empty: it trusts every space, and R4 does not apply.
+	// Space is told by all claims, so that the guard trusts it and no other. Empty: R4 does not apply.
 	Space string
 
 	// Restart ends the resource as by a crash and starts it again, with what it keeps on disk, at the same address. For one
@@ -93,6 +136,10 @@ type Harness struct {
 	// Again reports whether an error says that the database rolled back for reasons of its own, such as a deadlock, and that
 	// the same may be tried again. Nil: none does.
 	Again func(error) bool
+
+	// Apart says that the claims of a set are judged one after the other, for want of a step that takes them all: S1 does
+	// not apply.
+	Apart bool
 
 	// Checks is how many M1 makes, from Clients of them at once. Default 2000, from 8. FENCELOCK_CHECKS in the environment
 	// takes the place of the former.
@@ -113,21 +160,27 @@ type Clause struct {
 func (c Clause) String() string { return c.ID + " " + c.Group + "/" + c.Slug }
 
 // need is what a guard must have for the clause to apply.
-type need uint8
+type need uint16
 
 const (
-	needSpace   need = 1 << iota // Harness.Space
-	needWrite                    // Client.Write
-	needDurable                  // not Harness.Volatile
-	needChild                    // RunChild
-	needRestart                  // Harness.Restart
+	needSpace     need = 1 << iota // Harness.Space
+	needWrite                      // Client.Write
+	needDurable                    // not Harness.Volatile
+	needChild                      // RunChild
+	needRestart                    // Harness.Restart
+	needUpdate                     // Client.Update
+	needHand                       // Client.Hand
+	needSavepoint                  // Client.Savepoint
+	needKeeper                     // Client.Keeper
+	needTogether                   // not Harness.Apart
 )
 
 // Clauses returns all clauses in the order in which Run tries them.
 func Clauses() []Clause {
 	var all []Clause
 	for _, group := range [][]Clause{
-		refuseClauses, admitClauses, monotoneClauses, writeClauses, crashClauses, durableClauses, errorClauses,
+		refuseClauses, admitClauses, monotoneClauses, writeClauses, sectionClauses, handClauses, setClauses, sequenceClauses,
+		keeperClauses, crashClauses, durableClauses, errorClauses,
 	} {
 		all = append(all, group...)
 	}

@@ -38,16 +38,28 @@ func TestFiles(t *testing.T) {
 func TestMemory(t *testing.T) {
 	for _, space := range []string{"", space} {
 		t.Run("space-"+space, func(t *testing.T) {
-			guard := fencing.NewMemory(space)
+			guard := new(fencing.Memory)
 			var values sync.Map
 			guardtest.Run(t, guardtest.Harness{
 				Volatile: true, Space: space,
 				Open: func(context.Context, string) (*guardtest.Client, error) {
 					return &guardtest.Client{
-						Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+						Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
 						Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
 							return guard.Do(ctx, c, func() error { values.Store(c.Resource, value); return nil })
 						},
+						Update: func(ctx context.Context, c fencing.Claims, resource string, f guardtest.Change) error {
+							return guard.Do(ctx, c, func() error {
+								old, _ := values.Load(resource)
+								text, _ := old.(string)
+								value, err := f(ctx, text)
+								if err == nil {
+									values.Store(resource, value)
+								}
+								return err
+							})
+						},
+						Keeper: guard,
 						Read: func(_ context.Context, resource string) (string, error) {
 							value, _ := values.Load(resource)
 							text, _ := value.(string)
@@ -104,90 +116,126 @@ func mutants() []mutant {
 	type claim = fencing.Claim
 	return []mutant{
 		{name: "compares nothing", breaks: []string{"R1", "R5", "M1", "M2", "W1", "W2"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				return fencing.Judge(c, space, fencing.Seen{Space: space})
+			judge: func(c claim, r *record) error {
+				r.Seen = fencing.Seen{}
+				return judge(c, r)
 			},
 		}},
 		{name: "accepts zero", breaks: []string{"R2", "R5", "W1"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
+			judge: func(c claim, r *record) error {
 				if c.Token == 0 {
 					return nil
 				}
-				return judge(c, space, r)
+				return judge(c, r)
 			},
 		}},
 		{name: "accepts zero for a new resource", breaks: []string{"R2"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				if c.Token == 0 && !r.Known {
+			judge: func(c claim, r *record) error {
+				if c.Token == 0 && r.Token == 0 {
 					return nil
 				}
-				return judge(c, space, r)
+				return judge(c, r)
 			},
 		}},
 		{name: "accepts shared holds", breaks: []string{"R3", "R5", "R6"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
+			judge: func(c claim, r *record) error {
 				c.Token = fencing.Token(c.Token.Order())
-				return judge(c, space, r)
+				return judge(c, r)
 			},
 		}},
 		{name: "accepts every space", breaks: []string{"R4", "R5", "R6"}, break_: break_{
-			judge: func(c claim, space string, r *record) error { c.Space = space; return judge(c, space, r) },
+			judge: func(c claim, r *record) error { c.Space = space; return judge(c, r) },
 		}},
 		{name: "accepts tokens of untold space", breaks: []string{"R4"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
+			judge: func(c claim, r *record) error {
 				if c.Space == "" {
 					c.Space = space
 				}
-				return judge(c, space, r)
+				return judge(c, r)
 			},
 		}},
 		{name: "does not tell the tokens", breaks: []string{"R5"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				if err := judge(c, space, r); err != nil && r.Token == 40 {
+			judge: func(c claim, r *record) error {
+				if err := judge(c, r); err != nil && r.Token == 40 {
 					return fmt.Errorf("no: %w", fencing.ErrStale)
 				}
-				return judge(c, space, r)
+				return judge(c, r)
 			},
 		}},
 		{name: "remembers what it refuses", breaks: []string{"R6"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				err := judge(c, space, r)
+			judge: func(c claim, r *record) error {
+				err := judge(c, r)
 				if err != nil {
-					r.Known, r.Space, r.Token = true, space, max(r.Token, fencing.Token(c.Token.Order()))
+					r.Token = max(r.Token, fencing.Token(c.Token.Order()))
 				}
 				return err
 			},
 		}},
+		{name: "admits any number", breaks: []string{"R7"}, break_: break_{credulous: true}},
 		{name: "admits a token once", breaks: []string{"A1"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				if err := judge(c, space, r); err != nil || r.Token != c.Token {
-					return err
+			judge: func(c claim, r *record) error {
+				if r.Token == c.Token {
+					return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: r.Token}
 				}
-				return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: r.Token}
+				return judge(c, r)
 			},
 		}},
 		{name: "folds case", breaks: []string{"A2"}, break_: break_{name: strings.ToLower}},
 		{name: "trims blanks", breaks: []string{"A2"}, break_: break_{name: strings.TrimSpace}},
 		{name: "compares as floats", breaks: []string{"A3"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				seen := r.seen(space)
-				if float64(c.Token) >= float64(seen.Token) && c.Token.Exclusive() {
-					seen.Token = 0
+			judge: func(c claim, r *record) error {
+				if float64(c.Token) >= float64(r.Token) && c.Token.Exclusive() {
+					r.Token = 0
 				}
-				return fencing.Judge(c, space, seen)
+				return judge(c, r)
 			},
 		}},
 		{name: "compares as text", breaks: []string{"A1", "A3"}, break_: break_{
-			judge: func(c claim, space string, r *record) error {
-				seen := r.seen(space)
-				if c.Token.Exclusive() && r.Known {
-					if c.Token.String() < seen.Token.String() {
-						return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: seen.Token}
+			judge: func(c claim, r *record) error {
+				if c.Token.Exclusive() && r.Token != 0 {
+					if c.Token.String() < r.Token.String() {
+						return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: r.Token}
 					}
-					seen.Token = 0
+					r.Token = 0
 				}
-				return fencing.Judge(c, space, seen)
+				return judge(c, r)
 			},
+		}},
+		{name: "reads before it shows the claim", breaks: []string{"U1", "U2"}, break_: break_{ahead: true}},
+		{name: "calls a refused function", breaks: []string{"U3"}, break_: break_{heedless: true}},
+		{name: "nests", breaks: []string{"U4"}, break_: break_{naive: true}},
+		{name: "reads by an old view", breaks: []string{"H1"}, break_: break_{oldView: true}},
+		{name: "goes on after a refusal", breaks: []string{"H2"}, break_: break_{careless: true}},
+		{name: "checks in a savepoint", breaks: []string{"H3"}, break_: break_{undone: true}},
+		{name: "remembers half a set", breaks: []string{"S1"}, break_: break_{piecemeal: true}},
+		{name: "takes claims as they come", breaks: []string{"S2"}, break_: break_{unsorted: true}},
+		{name: "makes every write again", breaks: []string{"Q1", "Q2"}, break_: break_{
+			judge: func(c claim, r *record) error { return judge(c.At(0), r) },
+		}},
+		{name: "counts through all holds", breaks: []string{"Q2"}, break_: break_{
+			judge: func(c claim, r *record) error {
+				if r.Sequence > c.Sequence && c.Sequence > 0 {
+					return &fencing.SequenceError{Resource: c.Resource, Token: c.Token, Sequence: c.Sequence, Last: r.Sequence}
+				}
+				return judge(c, r)
+			},
+		}},
+		{name: "accepts and forgets nothing", breaks: []string{"K1"}, break_: break_{
+			accept: func(t, next fencing.Terms) fencing.Terms { next.Epoch = t.Epoch; return next },
+		}},
+		{name: "accepts without a space", breaks: []string{"K1"}, break_: break_{
+			accept: func(_, next fencing.Terms) fencing.Terms { next.Space = ""; return next },
+		}},
+		{name: "has a floor for new resources only", breaks: []string{"K1", "K2"}, break_: break_{
+			judge: func(c claim, r *record) error {
+				if r.Token != 0 {
+					r.terms.Floor = 0
+				}
+				return judge(c, r)
+			},
+		}},
+		{name: "cleans too much", breaks: []string{"K3"}, break_: break_{
+			needless: func(fencing.Terms, fencing.Seen) bool { return true },
 		}},
 		{name: "checks, then writes", breaks: []string{"M1", "M2", "W2"}, break_: break_{unlocked: true}},
 		{name: "writes before it checks", breaks: []string{"W1"}, break_: break_{early: true}},

@@ -31,6 +31,20 @@ var refuseClauses = []Clause{
 		ID: "R6", Group: "refuses", Slug: "leaves-no-trace", run: leavesNoTrace,
 		Rule: "what was refused is not remembered",
 	},
+	{
+		ID: "R7", Group: "refuses", Slug: "poison", run: refusesPoison,
+		Rule: "a token above fencing.MaxToken, which would lock everybody else out for good, is not admitted",
+	},
+}
+
+func refusesPoison(t *trial) {
+	c, name := t.client(), t.resource()
+	for _, token := range []fencing.Token{fencing.MaxToken + 1, 1<<63 - 1} {
+		if err := t.check(c, t.claim(name, token)); err == nil {
+			t.errorf("check of token %v = nil, want an error", token)
+		}
+	}
+	t.admit(c, name, 1)
 }
 
 func refusesStale(t *trial) {
@@ -62,6 +76,7 @@ func refusesAnotherSpace(t *trial) {
 	other := func(space string, token fencing.Token) fencing.Claim {
 		return fencing.Claim{Resource: name, Token: token, Space: space}
 	}
+	t.admit(c, t.resource(), 1) // of the space that all claims of this suite tell, and the first one did
 	t.refuse(c, other(t.h.Space+"-restored", 5), fencing.ErrSpace, "for a new resource, of another space")
 	t.refuse(c, other("", 5), fencing.ErrSpace, "for a new resource, of no space")
 	t.admit(c, name, 5)

@@ -79,13 +79,12 @@ func try(tb testing.TB, h Harness, c Clause) Result {
 
 // applies returns Passed if the clause can be tried.
 func (t *trial) applies(n need) (Outcome, string) {
-	writes := true
-	if n&needWrite != 0 {
-		c, err := t.h.Open(t.ctx, t.h.Address)
-		if err != nil {
+	c := &Client{}
+	if n&(needWrite|needUpdate|needHand|needSavepoint|needKeeper) != 0 {
+		var err error
+		if c, err = t.h.Open(t.ctx, t.h.Address); err != nil {
 			return Passed, "" // the clause itself will say so
 		}
-		writes = c.Write != nil && c.Read != nil
 		t.close(c)
 	}
 	for _, each := range []struct {
@@ -95,7 +94,12 @@ func (t *trial) applies(n need) (Outcome, string) {
 		why     string
 	}{
 		{needSpace, t.h.Space != "", NotApplicable, "Harness.Space is empty: the guard trusts every space"},
-		{needWrite, writes, NotApplicable, "Client.Write is nil: the guard does not write"},
+		{needWrite, c.Write != nil && c.Read != nil, NotApplicable, "Client.Write is nil: the guard does not write"},
+		{needUpdate, c.Update != nil, NotApplicable, "Client.Update is nil: the guard has no sections"},
+		{needHand, c.Hand != nil, NotApplicable, "Client.Hand is nil: there are no transactions"},
+		{needSavepoint, c.Savepoint != nil, NotApplicable, "Client.Savepoint is nil: there are none, or nobody sees them"},
+		{needKeeper, c.Keeper != nil, NotApplicable, "Client.Keeper is nil: the guard has no operator's side"},
+		{needTogether, !t.h.Apart, NotApplicable, "Harness.Apart: claims are judged one after the other"},
 		{needDurable, !t.h.Volatile, NotApplicable, "Harness.Volatile: the guard remembers in memory"},
 		{needChild, childReady(t.h.Name), Skipped, fmt.Sprintf("RunChild was not called with %q", t.h.Name)},
 		{needRestart, t.h.Restart != nil, Skipped, "Harness.Restart is nil"},

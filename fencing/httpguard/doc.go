@@ -3,7 +3,7 @@
 //
 //	// the holder
 //	client := &http.Client{Transport: &httpguard.Transport{}}
-//	ctx = fencing.NewContext(ctx, fencing.Claim{Token: lease.Token(), Space: lease.TokenSpace()})
+//	ctx = fencing.NewOutgoingContext(ctx, lease.Claim("/accounts/42"))
 //	req, _ := http.NewRequestWithContext(ctx, http.MethodPut, "https://accounts/42", body)
 //	resp, err := client.Do(req)
 //	…
@@ -12,10 +12,10 @@
 //	}
 //
 //	// the service
-//	mux.Handle("/accounts/", httpguard.Middleware(guard, httpguard.Path)(handler))
+//	mux.Handle("/accounts/", httpguard.Middleware(guard, httpguard.Segments(2))(handler))
 //
-// The token is in the header Fencing-Token as decimal digits, the space in Fencing-Token-Space. What a guard refuses is
-// answered with 409 and a problem document (RFC 9457) that tells both tokens:
+// The claims are in the header Fencing-Claim. What a guard refuses is answered with 409 and a problem document (RFC 9457)
+// that tells both tokens:
 //
 //	{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token","title":"Stale fencing token",
 //	 "status":409,"detail":"…","resource":"/accounts/42","token":"33","highest":"34"}
@@ -28,8 +28,8 @@
 // who are late, not those who are overtaken just then. Where that matters, give the middleware no guard. It then only puts
 // the claim into the request's context, and the handler checks it in the transaction in which it writes:
 //
-//	claim, _ := fencing.FromContext(r.Context())
-//	err := fencing.Check(ctx, guard.In(tx), claim)
+//	claims, _ := fencing.FromIncomingContext(r.Context()) // none: the guard refuses
+//	err := guard.Tx(ctx, claims, func(ctx context.Context, tx *sql.Tx) error { … })
 //	if httpguard.Refuse(w, err) {
 //		return
 //	}

@@ -14,13 +14,13 @@ import (
 // A service refuses the request of a holder that was overtaken; the holder learns it as an error of its own.
 func Example() {
 	debit := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), httpguard.Path)(debit))
+	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), httpguard.Segments(2))(debit))
 	defer service.Close()
 
 	client := &http.Client{Transport: &httpguard.Transport{Base: &http.Transport{}}}
 	defer client.CloseIdleConnections()
 	post := func(token fencing.Token) error {
-		ctx := fencing.NewContext(context.Background(), fencing.Claim{Token: token}) // lease.Token()
+		ctx := fencing.NewOutgoingContext(context.Background(), fencing.Claim{Token: token}) // lease.Token()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, service.URL+"/accounts/42/debit", nil)
 		if err != nil {
 			log.Fatal(err)
@@ -38,5 +38,5 @@ func Example() {
 	// Output:
 	// <nil>
 	// <nil>
-	// fencing: token 33 for "/accounts/42/debit" is stale: 34 was admitted before
+	// fencing: token 33 for "/accounts/42" is stale: 34 was admitted before
 }

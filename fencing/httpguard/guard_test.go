@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,11 +24,12 @@ const space = "cluster é/1" // nothing that a header could carry as it is
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // decoded is the Resource of the tests: names are any text, one segment of the path.
-func decoded(r *http.Request) (string, error) {
+func decoded(r *http.Request) ([]string, error) {
 	if r.Method == http.MethodGet {
-		return "", nil
+		return nil, nil
 	}
-	return url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), "/"))
+	name, err := url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), "/"))
+	return []string{name}, err
 }
 
 // open returns a client of the service at the address.
@@ -35,7 +37,7 @@ func open(_ context.Context, address string) (*guardtest.Client, error) {
 	base := &http.Transport{}
 	client := &http.Client{Transport: &httpguard.Transport{Base: base}}
 	put := func(ctx context.Context, c fencing.Claim, value string) error {
-		ctx = fencing.NewContext(ctx, fencing.Claim{Token: c.Token, Space: c.Space})
+		ctx = fencing.NewOutgoingContext(ctx, c)
 		req, err := http.NewRequestWithContext(ctx, http.MethodPut, address+"/"+url.PathEscape(c.Resource), strings.NewReader(value))
 		if err != nil {
 			return err
@@ -76,9 +78,9 @@ func open(_ context.Context, address string) (*guardtest.Client, error) {
 
 // A service whose middleware asks the guard.
 func TestMiddleware(t *testing.T) {
-	service := httptest.NewServer(httpguard.Middleware(fencing.NewMemory(space), decoded)(
+	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), decoded)(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if _, ok := fencing.FromContext(r.Context()); !ok {
+			if _, ok := fencing.FromIncomingContext(r.Context()); !ok {
 				t.Error("the handler finds no claim")
 			}
 			w.WriteHeader(http.StatusNoContent)
@@ -98,7 +100,7 @@ func TestMiddleware(t *testing.T) {
 
 // A service whose handler checks the claim in the step that writes.
 func TestHandlerThatChecksWhereItWrites(t *testing.T) {
-	guard, values := fencing.NewMemory(space), make(chan map[string]string, 1)
+	guard, values := new(fencing.Memory), make(chan map[string]string, 1)
 	values <- map[string]string{}
 	service := httptest.NewServer(httpguard.Middleware(nil, decoded)(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +121,8 @@ func TestHandlerThatChecksWhereItWrites(t *testing.T) {
 			if err != nil {
 				return
 			}
-			claim, _ := fencing.FromContext(r.Context())
+			claims, _ := fencing.FromIncomingContext(r.Context())
+			claim := claims.List()[0]
 			err = guard.Do(r.Context(), claim, func() error {
 				v := <-values
 				if len(text) > 0 {
@@ -153,11 +156,11 @@ func serve(t *testing.T, guard fencing.Guard, method string, header http.Header)
 }
 
 func TestProblemDocument(t *testing.T) {
-	guard := fencing.NewMemory("")
-	if err := guard.Check(t.Context(), "/accounts/42", 34); err != nil {
+	guard := new(fencing.Memory)
+	if err := guard.Check(t.Context(), fencing.Claim{Resource: "/accounts/42", Token: 34}); err != nil {
 		t.Fatal(err)
 	}
-	resp := serve(t, guard, http.MethodPut, http.Header{httpguard.TokenHeader: {"33"}})
+	resp := serve(t, guard, http.MethodPut, http.Header{httpguard.Header: {"33"}})
 	want := `{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token","title":"Stale fencing token",` +
 		`"status":409,"detail":"fencing: token 33 for \"/accounts/42\" is stale: 34 was admitted before",` +
 		`"resource":"/accounts/42","token":"33","highest":"34"}`
@@ -179,14 +182,24 @@ func TestWhatIsNoClaim(t *testing.T) {
 	}{
 		"a request that reads":    {http.MethodGet, http.Header{}, http.StatusNoContent},
 		"a write without a token": {http.MethodPut, http.Header{}, http.StatusConflict},
-		"a token":                 {http.MethodPost, http.Header{httpguard.TokenHeader: {"7"}}, http.StatusNoContent},
-		"a shared token":          {http.MethodPut, http.Header{httpguard.TokenHeader: {"7s"}}, http.StatusConflict},
-		"no number":               {http.MethodPut, http.Header{httpguard.TokenHeader: {"seven"}}, http.StatusBadRequest},
-		"a negative number":       {http.MethodPut, http.Header{httpguard.TokenHeader: {"-7"}}, http.StatusBadRequest},
-		"a number too large":      {http.MethodPut, http.Header{httpguard.TokenHeader: {"9223372036854775808"}}, http.StatusBadRequest},
-		"two tokens":              {http.MethodPut, http.Header{httpguard.TokenHeader: {"7", "8"}}, http.StatusBadRequest},
-		"a broken space":          {http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}, httpguard.SpaceHeader: {"%zz"}}, http.StatusBadRequest},
-		"a space with a newline":  {http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}, httpguard.SpaceHeader: {"%0a"}}, http.StatusBadRequest},
+		"a token":                 {http.MethodPost, http.Header{httpguard.Header: {"7"}}, http.StatusNoContent},
+		"a shared token":          {http.MethodPut, http.Header{httpguard.Header: {"7s"}}, http.StatusConflict},
+		"no number":               {http.MethodPut, http.Header{httpguard.Header: {"seven"}}, http.StatusBadRequest},
+		"a negative number":       {http.MethodPut, http.Header{httpguard.Header: {"-7"}}, http.StatusBadRequest},
+		"a number too large":      {http.MethodPut, http.Header{httpguard.Header: {"9223372036854775808"}}, http.StatusBadRequest},
+		"two tokens":              {http.MethodPut, http.Header{httpguard.Header: {"7", "8"}}, http.StatusConflict}, // for which of the two?
+		"two for one resource": {http.MethodPut, http.Header{
+			httpguard.Header: {"7; resource=%2Faccounts%2F42, 8; resource=%2Faccounts%2F42"},
+		}, http.StatusBadRequest},
+		"a set with the resource": {http.MethodPut, http.Header{
+			httpguard.Header: {"7; resource=%2Faccounts%2F42, 8; resource=b"},
+		}, http.StatusNoContent},
+		"a broken space":           {http.MethodPut, http.Header{httpguard.Header: {"7; space=%zz"}}, http.StatusBadRequest},
+		"a space with a newline":   {http.MethodPut, http.Header{httpguard.Header: {"7; space=%0a"}}, http.StatusBadRequest},
+		"a space twice":            {http.MethodPut, http.Header{httpguard.Header: {"7; space=a; space=b"}}, http.StatusBadRequest},
+		"what nobody knows":        {http.MethodPut, http.Header{httpguard.Header: {"7; color=red"}}, http.StatusBadRequest},
+		"a reader without a claim": {http.MethodGet, http.Header{}, http.StatusNoContent},
+		"a reader with a claim":    {http.MethodGet, http.Header{httpguard.Header: {"0"}}, http.StatusConflict},
 	} {
 		if resp := serve(t, new(fencing.Memory), c.method, c.header); resp.StatusCode != c.want {
 			t.Errorf("%s is answered with %s, want %d", name, resp.Status, c.want)
@@ -197,12 +210,12 @@ func TestWhatIsNoClaim(t *testing.T) {
 // brokenGuard cannot tell.
 type brokenGuard struct{}
 
-func (brokenGuard) Check(context.Context, string, fencing.Token) error {
+func (brokenGuard) Check(context.Context, fencing.Claims) error {
 	return errors.New("password=hunter2 refused")
 }
 
 func TestGuardThatFailsAdmitsNothing(t *testing.T) {
-	resp := serve(t, brokenGuard{}, http.MethodPut, http.Header{httpguard.TokenHeader: {"7"}})
+	resp := serve(t, brokenGuard{}, http.MethodPut, http.Header{httpguard.Header: {"7"}})
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusServiceUnavailable || strings.Contains(string(text), "hunter2") {
 		t.Errorf("%s %s, %v; want 503 without the cause", resp.Status, text, err)
@@ -236,18 +249,71 @@ func TestTransportLeavesTheRequestAsItIs(t *testing.T) {
 	var last seen
 	transport := &httpguard.Transport{Base: &last}
 	r := httptest.NewRequest(http.MethodPut, "/", nil)
-	r.Header.Set(httpguard.SpaceHeader, "by hand")
+	r.Header.Set(httpguard.Header, "by hand")
 	if _, err := transport.RoundTrip(r); err != nil || last.r != r {
 		t.Errorf("a request without a claim was changed (%v)", err)
 	}
-	r = r.WithContext(fencing.NewContext(t.Context(), fencing.Claim{Token: 7}))
+	claims := fencing.Set{{Resource: "a,b", Token: 7, Space: "é"}, {Resource: "c", Token: 8, Sequence: 3}}
+	r = r.WithContext(fencing.NewOutgoingContext(t.Context(), claims))
 	if _, err := transport.RoundTrip(r); err != nil {
 		t.Fatal(err)
 	}
-	if r.Header.Get(httpguard.TokenHeader) != "" || r.Header.Get(httpguard.SpaceHeader) != "by hand" {
+	if r.Header.Get(httpguard.Header) != "by hand" {
 		t.Errorf("the caller's headers were changed: %v", r.Header)
 	}
-	if last.r.Header.Get(httpguard.TokenHeader) != "7" || last.r.Header.Get(httpguard.SpaceHeader) != "" {
-		t.Errorf("the headers that are sent: %v", last.r.Header)
+	want := []string{"7; space=%C3%A9; resource=a%2Cb", "8; resource=c; seq=3"}
+	if got := last.r.Header.Values(httpguard.Header); !slices.Equal(got, want) {
+		t.Errorf("the header that is sent: %q, want %q", got, want)
+	}
+	for _, values := range [][]string{want, {strings.Join(want, ", ")}} { // a proxy may join them
+		got, err := httpguard.ClaimsFrom(http.Header{httpguard.Header: values}, "a,b", "c")
+		if err != nil || !slices.Equal(got, claims) {
+			t.Errorf("what is read of %q: %+v, %v; want %+v", values, got, err, claims)
+		}
+	}
+}
+
+// A claim that came with a request does not leave with the calls that its handler makes.
+func TestClaimsDoNotLeak(t *testing.T) {
+	var last seen
+	downstream := &httpguard.Transport{Base: &last}
+	handler := httpguard.Middleware(new(fencing.Memory), httpguard.Path)(
+		http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			call := httptest.NewRequest(http.MethodPut, "/ledger/7", nil).WithContext(r.Context())
+			if _, err := downstream.RoundTrip(call); err != nil {
+				t.Error(err)
+			}
+		}))
+	r := httptest.NewRequest(http.MethodPut, "/accounts/42", nil)
+	r.Header.Set(httpguard.Header, "34")
+	handler.ServeHTTP(httptest.NewRecorder(), r)
+	if last.r == nil || len(last.r.Header.Values(httpguard.Header)) != 0 {
+		t.Errorf("the handler's call carries the claim of the request: %+v", last.r)
+	}
+}
+
+// One account has one name, however its path is written, and all paths below it are the account's.
+func TestPathsThatNameOneResource(t *testing.T) {
+	of := func(resources httpguard.Resources, target string) string {
+		names, err := resources(httptest.NewRequest(http.MethodPost, target, nil))
+		if err != nil || len(names) != 1 {
+			return fmt.Sprint(err)
+		}
+		return names[0]
+	}
+	for _, target := range []string{"/accounts/42", "/accounts/42/", "/accounts%2F42"} {
+		if got := of(httpguard.Path, target); got != "/accounts/42" {
+			t.Errorf("Path of %s is %s", target, got)
+		}
+	}
+	for _, target := range []string{"/accounts/42/debit", "/accounts/42/", "/accounts/42/a/b"} {
+		if got := of(httpguard.Segments(2), target); got != "/accounts/42" {
+			t.Errorf("Segments(2) of %s is %s", target, got)
+		}
+	}
+	for _, target := range []string{"/accounts//42", "/accounts/./42", "/accounts/x/../42", "/accounts/42;v=1", "/accounts/42//", `/a%5C42`} {
+		if got := of(httpguard.Path, target); !strings.Contains(got, "another way") {
+			t.Errorf("Path of %s is %s, want it refused", target, got)
+		}
 	}
 }

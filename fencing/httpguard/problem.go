@@ -13,7 +13,7 @@ import (
 )
 
 // TypeBase is what the types of problem documents begin with; the reason follows: stale-token, no-token, not-exclusive,
-// another-space or invalid-claim.
+// another-space, repeated-write, reordered-write or invalid-claim.
 const TypeBase = "https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#"
 
 const contentType = "application/problem+json"
@@ -29,6 +29,8 @@ type problem struct {
 	Highest  fencing.Token `json:"highest,omitzero"`
 	Space    string        `json:"space,omitempty"`
 	Want     string        `json:"want,omitempty"`
+	Sequence uint64        `json:"sequence,omitzero,string"`
+	Last     uint64        `json:"last,omitzero,string"`
 }
 
 // Refuse answers with 409 and a problem document if err is a guard's refusal, and reports whether it was. For any other
@@ -41,6 +43,7 @@ func Refuse(w http.ResponseWriter, err error) bool {
 	answer(w, problem{
 		Type: TypeBase + string(r.Kind), Title: r.Title, Status: http.StatusConflict, Detail: r.Err().Error(),
 		Resource: r.Resource, Token: r.Token, Highest: r.Highest, Space: r.Space, Want: r.Want,
+		Sequence: r.Sequence, Last: r.Last,
 	})
 	return true
 }
@@ -89,6 +92,7 @@ func ErrorFrom(resp *http.Response) error {
 	}
 	return refusal.Refusal{
 		Kind: refusal.Kind(kind), Resource: p.Resource, Token: p.Token, Highest: p.Highest, Space: p.Space, Want: p.Want,
+		Sequence: p.Sequence, Last: p.Last,
 	}.Err()
 }
 

@@ -1,39 +1,11 @@
-// Package objectguard guards small objects in an object store that has conditional writes: S3 and what speaks its language,
-// Azure Blob Storage, Google Cloud Storage. The object itself carries the token, in its first line, and is replaced only if
-// it is still the one that was judged (If-Match), so check and write are one step.
-//
-//	guard, err := objectguard.New(store, nil)
-//
-//	err = locks.Do(ctx, "state", func(ctx context.Context, lease *fencelock.Lease) error {
-//		return guard.Put(ctx, fencing.Claim{Resource: "state", Token: lease.Token()}, newState)
-//	})
-//
-// # What it takes
-//
-// The line is in the content, and not in the object's metadata, because the ETag of S3 is a hash of the content alone: two
-// holders that write the same bytes would leave the same ETag, and a stale If-Match would pass. Read with Get, which takes
-// the line off, or skip everything up to the first newline.
-//
-// An object is read and written as a whole, twice over the network, so guard something small: state, a manifest, the name
-// of the newest version. Large data go into an object of a name never used before, with the token in it for those who look,
-// and their name into the guarded one:
-//
-//	name := fmt.Sprintf("backup/%v-%s", lease.Token(), rand.Text())
-//	upload(ctx, name, data)
-//	err := guard.Put(ctx, claim, []byte(name)) // refused: nobody will ever read what was uploaded
-//
-// The object must not be deleted, nor an older version restored: a guard that forgets admits a stale writer.
 package objectguard
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
@@ -58,25 +30,27 @@ var (
 	ErrChanged = errors.New("objectguard: the object has changed")
 	// ErrForeign: the object does not begin with a guard's line.
 	ErrForeign = errors.New("objectguard: not an object that a guard wrote")
+	// ErrRefuses: the store goes on refusing a condition that names the object as it is. A proxy that rewrites ETags, to
+	// tell a compressed answer from another for example, makes it so.
+	ErrRefuses = errors.New("objectguard: the store refuses the tag that it gave")
 )
 
 // Options of a guard. Nil is the same as the zero value.
 type Options struct {
 	// Prefix is in front of a resource to make the key of its object.
 	Prefix string
-	// Space is the only one whose tokens are accepted (Lease.TokenSpace); it is remembered beside every token. Empty: any.
-	Space string
 }
 
-// Guard guards the objects of one store. It is safe for concurrent use, and implements fencing.SpaceGuard for writes that
-// go elsewhere; those to the object use Put.
+// Guard guards the objects of one store. It is safe for concurrent use.
 type Guard struct {
 	store  Store
 	prefix string
-	space  string
 }
 
-var _ fencing.SpaceGuard = (*Guard)(nil)
+var (
+	_ fencing.Guard  = (*Guard)(nil)
+	_ fencing.Keeper = (*Guard)(nil)
+)
 
 // New returns a guard. It does no I/O. The error is a *fencing.InvalidError that names what cannot be used.
 func New(store Store, o *Options) (*Guard, error) {
@@ -86,33 +60,69 @@ func New(store Store, o *Options) (*Guard, error) {
 	if store == nil {
 		return nil, fmt.Errorf("objectguard: new: %w", &fencing.InvalidError{What: "store", Why: "it is nil"})
 	}
-	if err := fencing.ValidateSpace(o.Space); err != nil {
-		return nil, fmt.Errorf("objectguard: new: %w", err)
+	return &Guard{store: store, prefix: o.Prefix}, nil
+}
+
+// Check shows the claims, and leaves contents as they are: from then on lower tokens are refused. Objects are shown their
+// claims one after the other, and the first that refuses ends it; what the others then remember is the holder's own token.
+func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
+	list, err := fencing.Sorted(claims)
+	if err != nil {
+		return fmt.Errorf("objectguard: check: %w", err)
 	}
-	return &Guard{store: store, prefix: o.Prefix, space: o.Space}, nil
-}
-
-// Check implements fencing.Guard. It leaves the content as it is.
-func (g *Guard) Check(ctx context.Context, resource string, token fencing.Token) error {
-	return g.CheckFrom(ctx, "", resource, token)
-}
-
-// CheckFrom is Check for a token whose space is known.
-func (g *Guard) CheckFrom(ctx context.Context, space, resource string, token fencing.Token) error {
-	return g.replace(ctx, fencing.Claim{Resource: resource, Token: token, Space: space}, func(old []byte) []byte { return old })
+	for _, c := range list {
+		if err := g.replace(ctx, "check", c, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Put checks the claim and, if it is admitted, replaces the content of the resource's object, in one step. Where others
 // write at the same time it judges again, until ctx ends. Other errors are the store's; whether the content was replaced is
-// then not known, and Put can be called again with the same token.
+// then not known, and Put can be called again with the same token. Where the hold has made the write before
+// (Claim.Sequence) it is there, and Put returns nil.
 func (g *Guard) Put(ctx context.Context, c fencing.Claim, content []byte) error {
-	return g.replace(ctx, c, func([]byte) []byte { return content })
+	return done(g.replace(ctx, "put", c, func(object) ([]byte, error) { return content, nil }))
+}
+
+// Update shows the claim, reads the object, and replaces its content by what f makes of it, if it is still the one that was
+// read; otherwise it begins anew, until ctx ends. The old content is nil if there is none. An error of f is Update's, and
+// the content stays. F may be called more than once, so it has no effects of its own. For other errors see Put.
+func (g *Guard) Update(ctx context.Context, c fencing.Claim, f func(old []byte) ([]byte, error)) error {
+	if f == nil {
+		return fmt.Errorf("objectguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
+	}
+	for {
+		err := done(g.replace(ctx, "update", c, func(old object) ([]byte, error) {
+			if old.seen.Token != c.Token {
+				return nil, errUnseen // what was read was not read under this claim
+			}
+			return f(old.content)
+		}))
+		if !errors.Is(err, errUnseen) {
+			return err
+		}
+		if err := g.replace(ctx, "update", c.At(0), nil); err != nil {
+			return err
+		}
+	}
+}
+
+var errUnseen = errors.New("the claim was not shown yet")
+
+// done is the outcome of a write that the hold may have made before.
+func done(err error) error {
+	if errors.Is(err, fencing.ErrRepeated) {
+		return nil
+	}
+	return err
 }
 
 // Get returns the content that was put last, and its token. If there is none the error wraps ErrNotExist.
 func (g *Guard) Get(ctx context.Context, resource string) ([]byte, fencing.Token, error) {
 	o, _, err := g.load(ctx, resource)
-	if err == nil && !o.known {
+	if err == nil && !o.full {
 		err = ErrNotExist
 	}
 	if err != nil {
@@ -121,34 +131,56 @@ func (g *Guard) Get(ctx context.Context, resource string) ([]byte, fencing.Token
 	return o.content, o.seen.Token, nil
 }
 
-func (g *Guard) replace(ctx context.Context, c fencing.Claim, content func(old []byte) []byte) error {
-	fail := func(err error) error { return fmt.Errorf("objectguard: check %q: %w", c.Resource, err) }
+// replace judges the claim, and writes the object with what was judged and what content makes of the old one; nil leaves the
+// content as it is.
+func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, content func(old object) ([]byte, error)) error {
+	fail := func(err error) error { return fmt.Errorf("objectguard: %s %q: %w", call, c.Resource, err) }
 	if err := c.Validate(); err != nil {
-		return fmt.Errorf("objectguard: check: %w", err)
+		return fmt.Errorf("objectguard: %s: %w", call, err)
+	}
+	if c.Resource == termsName {
+		return fail(&fencing.InvalidError{What: "resource", Value: c.Resource, Why: "the guard's terms have this name"})
 	}
 	nonce := rand.Text() // tells our own write from another with the same token and content
-	before := ""
+	before, same := "", 0
 	for n := 0; ; n++ {
 		if err := ctx.Err(); err != nil {
 			return fail(err)
 		}
+		terms, err := g.termsFor(ctx, c)
+		if err != nil {
+			return fail(err)
+		}
 		old, tag, err := g.load(ctx, c.Resource)
 		switch {
-		case err != nil && fencing.Refused(c, g.space) != nil:
-			return fencing.Refused(c, g.space) // without its highest token
 		case err != nil:
+			if _, refused := fencing.Judge(c, terms, fencing.Seen{}); refused != nil {
+				return refused // whatever the object holds
+			}
 			return fail(err)
 		case old.known && old.nonce == nonce:
 			return nil // a write whose answer was lost, and the store, or what is before it, repeated it
-		case n > 0 && tag == before:
-			pause(ctx, n) // nobody was faster: the store refuses for reasons of its own
+		case n > 0 && tag == before: // nobody was faster: the store refuses for reasons of its own
+			if same++; same > mostRefusals {
+				return fail(ErrRefuses)
+			}
+			pause(ctx, same)
+		default:
+			same = 0
 		}
 		before = tag
-		if err := fencing.Judge(c, g.space, old.seen); err != nil {
+		remember, err := fencing.Judge(c, terms, old.seen)
+		if err != nil {
 			return err
 		}
-		now := object{
-			seen: fencing.Seen{Token: c.Token, Space: g.space}, nonce: nonce, content: content(old.content),
+		now := object{seen: remember, nonce: nonce, full: old.full, content: old.content}
+		if content != nil {
+			if now.content, err = content(old); err != nil {
+				return err
+			}
+			now.full = true
+		} else if old.known && remember == old.seen {
+			return nil // it is shown
 		}
 		err = g.store.Put(ctx, g.prefix+c.Resource, now.text(), tag)
 		if err == nil {
@@ -160,6 +192,9 @@ func (g *Guard) replace(ctx context.Context, c fencing.Claim, content func(old [
 	}
 }
 
+// mostRefusals is how often the store may refuse a condition that holds before it is given up: about four seconds.
+const mostRefusals = 12
+
 // pause waits for about 10 ms, doubling to 640 ms, or until ctx ends.
 func pause(ctx context.Context, n int) {
 	d := 10 * time.Millisecond << min(n-1, 6)
@@ -169,77 +204,4 @@ func pause(ctx context.Context, n int) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-}
-
-// AcceptSpace makes the resource one of the space to, whose tokens begin anew, if it is one of the space from, and reports
-// whether it was. From then on guards with the space from are refused. It is an administrator's act: after the lock service
-// was replaced or restored, and when no holder of the old one can write any more. An empty from names what guards without a
-// space have written: the token then stays.
-func (g *Guard) AcceptSpace(ctx context.Context, resource, from, to string) (bool, error) {
-	err := fencing.Claim{Resource: resource, Space: to}.Validate()
-	if err == nil && (to == "" || to == from) {
-		err = &fencing.InvalidError{What: "space", Value: to, Why: "it is empty, or the one before"}
-	}
-	for err == nil {
-		var o object
-		var tag string
-		if o, tag, err = g.load(ctx, resource); err != nil || !o.known || o.seen.Space != from {
-			break
-		}
-		if o.seen.Space = to; from != "" {
-			o.seen.Token = 0
-		}
-		o.nonce = rand.Text()
-		if err = g.store.Put(ctx, g.prefix+resource, o.text(), tag); err == nil {
-			return true, nil
-		}
-		if errors.Is(err, ErrChanged) {
-			err = ctx.Err()
-		}
-	}
-	if err != nil {
-		return false, fmt.Errorf("objectguard: accept space %q for %q: %w", to, resource, err)
-	}
-	return false, nil
-}
-
-// object is what the store keeps: one line of text, and the content.
-type object struct {
-	known   bool // false: there is none
-	seen    fencing.Seen
-	nonce   string
-	content []byte
-}
-
-const magic = "fencing-token"
-
-func (o object) text() []byte {
-	return append(fmt.Appendf(nil, "%s %v %s %s\n", magic, o.seen.Token, o.nonce, url.PathEscape(o.seen.Space)), o.content...)
-}
-
-func (g *Guard) load(ctx context.Context, resource string) (object, string, error) {
-	text, tag, err := g.store.Get(ctx, g.prefix+resource)
-	if errors.Is(err, ErrNotExist) {
-		return object{seen: fencing.Seen{Space: g.space}}, "", nil
-	}
-	if err != nil {
-		return object{}, "", err
-	}
-	line, content, _ := bytes.Cut(text, []byte("\n"))
-	words := strings.Split(string(line), " ")
-	if len(words) != 4 || words[0] != magic {
-		return object{}, "", ErrForeign
-	}
-	token, err := fencing.ParseToken(words[1])
-	if err != nil {
-		return object{}, "", fmt.Errorf("%w: %w", ErrForeign, err)
-	}
-	space, err := url.PathUnescape(words[3])
-	if err != nil {
-		return object{}, "", fmt.Errorf("%w: %w", ErrForeign, err)
-	}
-	if tag == "" {
-		return object{}, "", errors.New("the store gave no tag: If-Match has nothing to go by")
-	}
-	return object{known: true, seen: fencing.Seen{Token: token, Space: space}, nonce: words[2], content: content}, tag, nil
 }

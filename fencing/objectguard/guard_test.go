@@ -92,12 +92,31 @@ func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // open returns a client of the bucket at the URL.
 func open(_ context.Context, url string) (*guardtest.Client, error) {
 	client := &http.Client{Transport: &http.Transport{}}
-	guard, err := objectguard.New(&objectguard.HTTP{URL: url, Client: client}, &objectguard.Options{Prefix: "guarded/", Space: space})
+	guard, err := objectguard.New(&objectguard.HTTP{URL: url, Client: client}, &objectguard.Options{Prefix: "guarded/"})
 	if err != nil {
 		return nil, err
 	}
 	return &guardtest.Client{
-		Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+		Keeper: guard,
+		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
+			for _, c := range claims.List() {
+				if c.Resource != resource { // an object is written under one claim, and the others are shown before
+					if err := guard.Check(ctx, c); err != nil {
+						return err
+					}
+				}
+			}
+			for _, c := range claims.List() {
+				if c.Resource == resource {
+					return guard.Update(ctx, c, func(old []byte) ([]byte, error) {
+						value, err := f(ctx, string(old))
+						return []byte(value), err
+					})
+				}
+			}
+			return errors.New("no claim names the resource")
+		},
+		Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
 		Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
 			return guard.Put(ctx, c, []byte(value))
 		},
@@ -117,6 +136,7 @@ func TestGuard(t *testing.T) {
 	defer server.Close()
 	guardtest.Run(t, guardtest.Harness{
 		Name: "object", Open: open, Address: server.URL + "/bucket", Space: space, Clients: 4, Checks: 500,
+		Apart:   true,
 		Restart: func(testing.TB) { server.CloseClientConnections() }, // it keeps nothing but files
 	})
 }
@@ -182,7 +202,7 @@ func TestCheckKeepsTheContent(t *testing.T) {
 	if err := guard.Put(ctx, fencing.Claim{Resource: "a/b c", Token: 5}, want); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Check(ctx, "a/b c", 6); err != nil {
+	if err := guard.Check(ctx, fencing.Claim{Resource: "a/b c", Token: 6}); err != nil {
 		t.Fatal(err)
 	}
 	if content, token, err := guard.Get(ctx, "a/b c"); err != nil || !bytes.Equal(content, want) || token != 6 {
@@ -232,7 +252,7 @@ func (s *repeating) Put(ctx context.Context, key string, content []byte, tag str
 func TestForeignObject(t *testing.T) {
 	ctx := t.Context()
 	guard, store := newGuard(t, &bucket{dir: t.TempDir()}, nil)
-	for i, content := range []string{"", "hello", "fencing-token x y z\nhello", "fencing-token 5 nonce\nhello", "fencing-token 5 nonce %zz\n"} {
+	for i, content := range []string{"", "hello", "fencing-token x y z\nhello", "fencing-token 0 5 0 nonce\nhello", "fencing-token 0 5 0 nonce half\n"} {
 		name := fmt.Sprint("foreign", i)
 		if err := store.Put(ctx, name, []byte(content), ""); err != nil {
 			t.Fatal(err)
@@ -240,41 +260,9 @@ func TestForeignObject(t *testing.T) {
 		if err := guard.Put(ctx, fencing.Claim{Resource: name, Token: 9}, nil); !errors.Is(err, objectguard.ErrForeign) {
 			t.Errorf("an object %q: %v, want ErrForeign", content, err)
 		}
-		if err := guard.Check(ctx, name, 0); !errors.Is(err, fencing.ErrNoToken) {
+		if err := guard.Check(ctx, fencing.Claim{Resource: name, Token: 0}); !errors.Is(err, fencing.ErrNoToken) {
 			t.Errorf("an object %q, and no token: %v, want ErrNoToken", content, err)
 		}
-	}
-}
-
-func TestSpaces(t *testing.T) {
-	ctx := t.Context()
-	old, store := newGuard(t, &bucket{dir: t.TempDir()}, &objectguard.Options{Space: space})
-	replaced, err := objectguard.New(store, &objectguard.Options{Space: "cluster-2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := old.Put(ctx, fencing.Claim{Resource: "a", Token: 40, Space: space}, []byte("kept")); err != nil {
-		t.Fatal(err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "a", 50); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a guard of another space than the object's: %v", err)
-	}
-	for _, want := range []bool{true, false} { // the second time there is nothing to do
-		if changed, err := old.AcceptSpace(ctx, "a", space, "cluster-2"); err != nil || changed != want {
-			t.Fatalf("to accept another space: %v, %v; want %v", changed, err, want)
-		}
-	}
-	if err := old.CheckFrom(ctx, space, "a", 60); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space after the new one was accepted: %v", err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "a", 3); err != nil {
-		t.Errorf("the new space's tokens begin anew: %v", err)
-	}
-	if content, _, err := replaced.Get(ctx, "a"); err != nil || string(content) != "kept" {
-		t.Errorf("after all this the content is %q, %v", content, err)
-	}
-	if _, err := old.AcceptSpace(ctx, "a", space, space); !errors.Is(err, fencing.ErrInvalid) {
-		t.Errorf("to accept the space that is there: %v, want ErrInvalid", err)
 	}
 }
 
@@ -299,11 +287,11 @@ func TestStubbornStoreIsNotPressed(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := guard.Check(ctx, "a", 5); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a store that refuses every write: %v, want that the time ended", err)
+		if err := guard.Check(ctx, fencing.Claim{Resource: "a", Token: 5}); !errors.Is(err, objectguard.ErrRefuses) {
+			t.Errorf("a store that refuses every write: %v, want ErrRefuses", err)
 		}
-		if s.puts < 10 || s.puts > 40 {
-			t.Errorf("it was asked %d times in 10 s, want 10 to 40", s.puts)
+		if s.puts < 5 || s.puts > 40 {
+			t.Errorf("it was asked %d times in 10 s, want 5 to 40", s.puts)
 		}
 	})
 }

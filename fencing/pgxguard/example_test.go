@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/pgxguard"
 )
 
-// The check is the first statement of the transaction that writes.
+// Tx shows the claim before anything is read.
 func Example() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, "postgres://localhost/bank")
@@ -20,15 +20,12 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer pool.Close()
-	guard, err := pgxguard.New(nil)
+	guard, err := pgxguard.New(pool, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	token := fencing.Token(33) // lease.Token()
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := guard.In(tx).Check(ctx, "accounts/42", token); err != nil {
-			return err // rolls back
-		}
+	claim := fencing.Claim{Resource: "accounts/42", Token: 33} // lease.Claim("accounts/42")
+	err = guard.Tx(ctx, claim, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `UPDATE accounts SET balance = balance - 10 WHERE id = 42`)
 		return err
 	})

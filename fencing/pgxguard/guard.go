@@ -1,16 +1,13 @@
 // Package pgxguard guards what is kept in PostgreSQL, reached through pgx. It is package sqlguard for a pgx.Tx: the same
-// table and the same statement, so that services with different clients guard the same resources. What its comment says
+// table and the same statements, so that services with different clients guard the same resources. What its comment says
 // of transactions holds here as well.
 //
-//	guard, err := pgxguard.New(nil) // its table: guard.Schema()
+//	guard, err := pgxguard.New(pool, nil) // its table: guard.Schema()
 //
-//	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-//		if err := guard.In(tx).Check(ctx, "accounts/42", lease.Token()); err != nil {
-//			return err // rolls back
-//		}
+//	err = guard.Tx(ctx, lease.Claim("accounts/42"), func(ctx context.Context, tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, `UPDATE accounts SET …`)
 //		return err
-//	})
+//	}) // errors.Is(err, fencing.ErrStale): somebody else holds the lock by now, and nothing was written
 package pgxguard
 
 import (
@@ -18,7 +15,6 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/internal/statement"
@@ -28,96 +24,105 @@ import (
 type Options struct {
 	// Table is where tokens are remembered, with or without a schema: letters, digits and _. Default fencing_tokens.
 	Table string
-	// Space is the only one whose tokens are accepted (Lease.TokenSpace); it is remembered beside every token. Empty: any.
-	Space string
+
+	// Isolation is the level of the transactions that Tx begins. Default read committed. Every level keeps the promise; at
+	// repeatable read and above the database gives up more often, and Tx tries again.
+	Isolation pgx.TxIsoLevel
 }
 
-// Guard guards the resources of one database. It holds no connection, and is safe for concurrent use.
+// DB begins transactions: a *pgxpool.Pool, a *pgx.Conn, or what wraps one.
+type DB interface {
+	BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error)
+}
+
+// Guard guards the resources of one database. It is safe for concurrent use if the DB is: a pool is, a connection is not.
 type Guard struct {
-	space string
+	db    DB
+	level pgx.TxIsoLevel
 	sql   statement.Set
 }
 
+var (
+	_ fencing.Guard  = (*Guard)(nil)
+	_ fencing.Keeper = (*Guard)(nil)
+)
+
 // New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is a
 // *fencing.InvalidError that names what cannot be used.
-func New(o *Options) (*Guard, error) {
+func New(db DB, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
+	}
+	if db == nil {
+		return nil, fmt.Errorf("pgxguard: new: %w", &fencing.InvalidError{What: "database", Why: "it is nil"})
 	}
 	table, err := statement.Table(o.Table)
 	if err != nil {
 		return nil, fmt.Errorf("pgxguard: new: %w", err)
 	}
-	if err := fencing.ValidateSpace(o.Space); err != nil {
-		return nil, fmt.Errorf("pgxguard: new: %w", err)
+	g := &Guard{db: db, level: o.Isolation, sql: statement.PostgreSQL(table)}
+	if g.level == "" {
+		g.level = pgx.ReadCommitted
 	}
-	return &Guard{space: o.Space, sql: statement.PostgreSQL(table)}, nil
+	return g, nil
 }
 
 // Schema returns the statement that creates the table unless it exists, for a migration.
 func (g *Guard) Schema() string { return g.sql.Schema }
 
-// Create executes Schema, for programs without migrations. A pool, a connection or a transaction can be given.
-func (g *Guard) Create(ctx context.Context, db interface {
-	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
-}) error {
-	if _, err := db.Exec(ctx, g.sql.Schema); err != nil {
-		return fmt.Errorf("pgxguard: create the table: %w", err)
+// Create executes Schema, for programs without migrations. It refuses to make a second table of that name in another
+// schema, where search_path would decide which one remembers.
+func (g *Guard) Create(ctx context.Context) error {
+	return g.keep(ctx, "create the table", func(c conn) error {
+		if err := statement.Elsewhere(ctx, c, g.sql.Table); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, g.sql.Schema)
+		return err
+	})
+}
+
+// Check shows the claims in a transaction of its own: from then on lower tokens are refused. A write that follows is
+// another step, which others may overtake; see Tx.
+func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
+	return g.section(ctx, "check", claims, nil)
+}
+
+// Terms returns what the guard remembers as a whole; see fencing.Keeper.
+func (g *Guard) Terms(ctx context.Context) (t fencing.Terms, err error) {
+	err = g.keep(ctx, "terms", func(c conn) (err error) { t, err = g.sql.ReadTerms(ctx, c); return err })
+	return t, err
+}
+
+// Seen returns what the guard remembers of a resource; see fencing.Keeper.
+func (g *Guard) Seen(ctx context.Context, resource string) (s fencing.Seen, err error) {
+	err = g.keep(ctx, "seen", func(c conn) (err error) { s, err = g.sql.ReadSeen(ctx, c, resource); return err })
+	return s, err
+}
+
+// Accept makes the guard begin anew; see fencing.Keeper.
+func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
+	return g.keep(ctx, "accept", func(c conn) error {
+		return g.sql.Change(ctx, c, func(t fencing.Terms) (fencing.Terms, error) { return t.Accept(space, floor) })
+	})
+}
+
+// Raise raises the floor; see fencing.Keeper.
+func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
+	return g.keep(ctx, "raise", func(c conn) error {
+		return g.sql.Change(ctx, c, func(t fencing.Terms) (fencing.Terms, error) { return t.Raise(floor) })
+	})
+}
+
+// Clean forgets what the floor and the epoch make needless; see fencing.Keeper.
+func (g *Guard) Clean(ctx context.Context) (n int64, err error) {
+	err = g.keep(ctx, "clean", func(c conn) (err error) { n, err = g.sql.Sweep(ctx, c); return err })
+	return n, err
+}
+
+func (g *Guard) keep(ctx context.Context, call string, f func(conn) error) error {
+	if err := g.tx(ctx, func(tx pgx.Tx) error { return f(conn{tx}) }); err != nil {
+		return fmt.Errorf("pgxguard: %s: %w", call, err)
 	}
 	return nil
-}
-
-// In returns the guard inside tx. What it admits is remembered when tx commits. Like tx it is for one goroutine at a time.
-func (g *Guard) In(tx pgx.Tx) fencing.SpaceGuard { return inside{g, tx} }
-
-type inside struct {
-	*Guard
-	tx pgx.Tx
-}
-
-func (g inside) Check(ctx context.Context, resource string, token fencing.Token) error {
-	return g.CheckFrom(ctx, "", resource, token)
-}
-
-func (g inside) CheckFrom(ctx context.Context, space, resource string, token fencing.Token) error {
-	c := fencing.Claim{Resource: resource, Token: token, Space: space}
-	if err := c.Validate(); err != nil {
-		return fmt.Errorf("pgxguard: check: %w", err)
-	}
-	if fencing.Refused(c, g.space) != nil {
-		// The row is read only to tell its token. Without it the claim is refused as well.
-		seen, err := scan(g.tx.QueryRow(ctx, g.sql.Seen, resource))
-		if err != nil {
-			seen = fencing.Seen{Space: g.space}
-		}
-		return fencing.Judge(c, g.space, seen)
-	}
-	seen, err := scan(g.tx.QueryRow(ctx, g.sql.Check, resource, g.space, int64(token)))
-	if err != nil {
-		return fmt.Errorf("pgxguard: check %q: %w", resource, err)
-	}
-	return fencing.Judge(c, g.space, seen)
-}
-
-func scan(row pgx.Row) (fencing.Seen, error) {
-	var token int64
-	var space string
-	err := row.Scan(&token, &space)
-	return fencing.Seen{Token: fencing.Token(token), Space: space}, err
-}
-
-// AcceptSpace makes rows of the space from rows of the space to, whose tokens begin anew, and returns how many. From then
-// on guards with the space from are refused. It is an administrator's act: after the lock service was replaced or restored,
-// and when no holder of the old one can write any more. An empty from names what guards without a space have written:
-// those rows keep their tokens.
-func (g *Guard) AcceptSpace(ctx context.Context, tx pgx.Tx, from, to string) (rows int64, _ error) {
-	query, args, err := g.sql.Change(from, to)
-	if err != nil {
-		return 0, fmt.Errorf("pgxguard: accept space %q: %w", to, err)
-	}
-	tag, err := tx.Exec(ctx, query, args...)
-	if err != nil {
-		return 0, fmt.Errorf("pgxguard: accept space %q: %w", to, err)
-	}
-	return tag.RowsAffected(), nil
 }

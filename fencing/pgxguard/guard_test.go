@@ -25,9 +25,9 @@ func TestMain(m *testing.M) {
 func TestGuard(t *testing.T) {
 	server := containers.Postgres(t)
 	conn := connect(t, server.URL())
-	guard := must(t, &pgxguard.Options{Space: space})
+	guard := must(t, conn, nil)
 	for range 2 { // the second time it is there
-		if err := guard.Create(t.Context(), conn); err != nil {
+		if err := guard.Create(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,7 +44,7 @@ func TestGuard(t *testing.T) {
 			}
 		},
 	})
-	t.Run("spaces", func(t *testing.T) { spaces(t, connect(t, server.URL())) })
+	t.Run("by-hand", func(t *testing.T) { byHand(t, connect(t, server.URL())) })
 }
 
 func connect(t testing.TB, url string) *pgx.Conn {
@@ -57,103 +57,179 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-func must(t testing.TB, o *pgxguard.Options) *pgxguard.Guard {
+func must(t testing.TB, db pgxguard.DB, o *pgxguard.Options) *pgxguard.Guard {
 	t.Helper()
-	g, err := pgxguard.New(o)
+	g, err := pgxguard.New(db, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return g
 }
 
-// open returns a client with one connection, and another one after a context has ended, which closes it.
+// dialer connects when a transaction begins, and anew after a context has ended, which closes a connection.
+type dialer struct {
+	url  string
+	conn *pgx.Conn
+}
+
+func (d *dialer) BeginTx(ctx context.Context, o pgx.TxOptions) (_ pgx.Tx, err error) {
+	if d.conn == nil || d.conn.IsClosed() {
+		if d.conn, err = pgx.Connect(ctx, d.url); err != nil {
+			return nil, err
+		}
+	}
+	return d.conn.BeginTx(ctx, o)
+}
+
+// open returns a client with one connection.
 func open(_ context.Context, url string) (*guardtest.Client, error) {
-	guard, err := pgxguard.New(&pgxguard.Options{Space: space})
+	db := &dialer{url: url}
+	guard, err := pgxguard.New(db, nil)
 	if err != nil {
 		return nil, err
 	}
-	var conn *pgx.Conn
-	in := func(ctx context.Context, f func(pgx.Tx) error) (err error) {
-		if conn == nil || conn.IsClosed() {
-			if conn, err = pgx.Connect(ctx, url); err != nil {
-				return err
-			}
+	read := func(ctx context.Context, tx pgx.Tx, resource string) (value string, err error) {
+		err = tx.QueryRow(ctx, `SELECT value FROM written WHERE resource = $1`, resource).Scan(&value)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return "", nil
 		}
-		return pgx.BeginFunc(ctx, conn, f)
+		return value, err
+	}
+	write := func(ctx context.Context, tx pgx.Tx, resource, value string) error {
+		_, err := tx.Exec(ctx, `INSERT INTO written (resource, value) VALUES ($1, $2)
+			ON CONFLICT (resource) DO UPDATE SET value = excluded.value`, resource, value)
+		return err
+	}
+	// by drives a transaction by hand.
+	by := func(ctx context.Context, f func(pgx.Tx) error) error {
+		tx, err := db.BeginTx(ctx, pgx.TxOptions{})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx)
+		if err := f(tx); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
 	}
 	return &guardtest.Client{
-		Check: func(ctx context.Context, c fencing.Claim) error {
-			return in(ctx, func(tx pgx.Tx) error { return fencing.Check(ctx, guard.In(tx), c) })
-		},
-		Write: func(ctx context.Context, c fencing.Claim, value string, between func()) error {
-			return in(ctx, func(tx pgx.Tx) error {
-				if err := fencing.Check(ctx, guard.In(tx), c); err != nil {
+		Keeper: guard,
+		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
+			return guard.Tx(ctx, claims, func(ctx context.Context, tx pgx.Tx) error {
+				old, err := read(ctx, tx, resource)
+				if err != nil {
 					return err
 				}
+				text, err := f(ctx, old)
+				if err != nil {
+					return err
+				}
+				return write(ctx, tx, resource, text)
+			})
+		},
+		Hand: func(ctx context.Context, c fencing.Claim, h guardtest.Hand) error {
+			return by(ctx, func(tx pgx.Tx) error {
+				if _, err := read(ctx, tx, "something else"); err != nil {
+					return err
+				}
+				h.Early()
+				if err := guard.In(tx).Check(ctx, c); err != nil && !h.Careless {
+					return err
+				}
+				old, err := read(ctx, tx, c.Resource)
+				if err != nil && !h.Careless {
+					return err
+				}
+				if err := write(ctx, tx, c.Resource, h.Change(old)); !h.Careless {
+					return err
+				}
+				return nil
+			})
+		},
+		Savepoint: func(ctx context.Context, c fencing.Claim, rival func(), value string) error {
+			return by(ctx, func(tx pgx.Tx) error {
+				inner, err := tx.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				if err := guard.In(inner).Check(ctx, c); err != nil {
+					return err
+				}
+				if err := inner.Rollback(ctx); err != nil {
+					return err
+				}
+				rival()
+				return write(ctx, tx, c.Resource, value)
+			})
+		},
+		Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
+		Write: func(ctx context.Context, c fencing.Claim, value string, between func()) error {
+			return guard.Tx(ctx, c, func(ctx context.Context, tx pgx.Tx) error {
 				between()
-				_, err := tx.Exec(ctx, `INSERT INTO written (resource, value) VALUES ($1, $2)
-					ON CONFLICT (resource) DO UPDATE SET value = excluded.value`, c.Resource, value)
-				return err
+				return write(ctx, tx, c.Resource, value)
 			})
 		},
 		Read: func(ctx context.Context, resource string) (value string, err error) {
-			err = in(ctx, func(tx pgx.Tx) error {
-				return tx.QueryRow(ctx, `SELECT value FROM written WHERE resource = $1`, resource).Scan(&value)
-			})
-			if errors.Is(err, pgx.ErrNoRows) {
-				return "", nil
+			tx, err := db.BeginTx(ctx, pgx.TxOptions{})
+			if err != nil {
+				return "", err
 			}
-			return value, err
+			defer tx.Rollback(ctx)
+			return read(ctx, tx, resource)
 		},
 		Close: func() error {
-			if conn == nil {
+			if db.conn == nil {
 				return nil
 			}
-			return conn.Close(context.Background())
+			return db.conn.Close(context.Background())
 		},
 	}, nil
 }
 
-func spaces(t *testing.T, conn *pgx.Conn) {
-	old, replaced := must(t, &pgxguard.Options{Space: space}), must(t, &pgxguard.Options{Space: "cluster-2"})
-	check := func(g *pgxguard.Guard, space string, token fencing.Token) error {
-		return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			return g.In(tx).CheckFrom(t.Context(), space, "spaces", token)
-		})
+// A check in the caller's transaction: what is refused rolls it back, and in a savepoint it is refused.
+func byHand(t *testing.T, conn *pgx.Conn) {
+	ctx, guard := t.Context(), must(t, conn, nil)
+	claim := func(token fencing.Token) fencing.Claim {
+		return fencing.Claim{Resource: "by-hand", Token: token, Space: space}
 	}
-	accept := func(from, to string) (rows int64, err error) {
-		err = pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) (err error) {
-			rows, err = old.AcceptSpace(t.Context(), tx, from, to)
-			return err
-		})
-		return rows, err
-	}
-	if err := check(old, space, 40); err != nil {
+	if err := guard.Check(ctx, claim(34)); err != nil {
 		t.Fatal(err)
 	}
-	if err := check(replaced, "cluster-2", 50); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a guard of another space than the row's: %v", err)
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if rows, err := accept(space, "cluster-2"); err != nil || rows == 0 {
-		t.Fatalf("to accept another space: %d rows, %v", rows, err)
+	if err := guard.In(tx).Check(ctx, claim(33)); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("a stale token: %v", err)
 	}
-	if err := check(old, space, 60); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space after the new one was accepted: %v", err)
+	if _, err := tx.Exec(ctx, `SELECT 1`); err == nil {
+		t.Error("after a refusal the transaction goes on")
 	}
-	if err := check(replaced, "cluster-2", 3); err != nil {
-		t.Errorf("the new space's tokens begin anew: %v", err)
+	if err := tx.Commit(ctx); err == nil {
+		t.Error("after a refusal the transaction commits")
 	}
-	if _, err := accept("cluster-2", "cluster-2"); !errors.Is(err, fencing.ErrInvalid) {
-		t.Errorf("to accept the space that is there: %v, want ErrInvalid", err)
+	if tx, err = conn.Begin(ctx); err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(ctx)
+	inner, err := tx.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.In(inner).Check(ctx, claim(35)); !errors.Is(err, fencing.ErrNested) {
+		t.Errorf("a check in a savepoint: %v, want ErrNested", err)
+	}
+	if err := guard.In(tx).Check(ctx, claim(35)); err != nil {
+		t.Errorf("a check outside of it: %v", err)
 	}
 }
 
 func TestNewRefuses(t *testing.T) {
-	for what, o := range map[string]pgxguard.Options{"table": {Table: "a-b"}, "space": {Space: "a\nb"}} {
-		_, err := pgxguard.New(&o)
-		var invalid *fencing.InvalidError
-		if !errors.As(err, &invalid) || invalid.What != what {
-			t.Errorf("New(%+v) = %v, want an error about the %s", o, err, what)
-		}
+	var invalid *fencing.InvalidError
+	if _, err := pgxguard.New(new(pgx.Conn), &pgxguard.Options{Table: "a-b"}); !errors.As(err, &invalid) || invalid.What != "table" {
+		t.Errorf("New with a bad table = %v", err)
+	}
+	if _, err := pgxguard.New(nil, nil); !errors.As(err, &invalid) || invalid.What != "database" {
+		t.Errorf("New without a database = %v", err)
 	}
 }

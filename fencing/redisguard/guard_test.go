@@ -28,13 +28,20 @@ return ARGV[1] -- a comment at the end must not swallow the check`)
 
 func open(_ context.Context, addr string) (*guardtest.Client, error) {
 	client := redis.NewClient(&redis.Options{Addr: addr, PoolSize: 1, ContextTimeoutEnabled: true, MaxRetries: -1})
-	guard, err := redisguard.New(client, &redisguard.Options{Space: space})
+	guard, err := redisguard.New(client, nil)
 	if err != nil {
 		return nil, err
 	}
 	key := func(resource string) string { return "value:{" + resource + "}" }
 	return &guardtest.Client{
-		Check: func(ctx context.Context, c fencing.Claim) error { return fencing.Check(ctx, guard, c) },
+		Keeper: guard,
+		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
+			return guard.Update(ctx, claims, key(resource), func(old []byte) ([]byte, error) {
+				value, err := f(ctx, string(old))
+				return []byte(value), err
+			})
+		},
+		Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
 		Write: func(ctx context.Context, c fencing.Claim, value string, _ func()) error {
 			_, err := guard.Do(ctx, c, set, []string{key(c.Resource)}, value)
 			return err
@@ -66,11 +73,10 @@ func TestGuard(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })
 	t.Run("results", func(t *testing.T) { results(t, client) })
-	t.Run("spaces", func(t *testing.T) { spaces(t, client) })
 	t.Run("probe", func(t *testing.T) { probe(t, client) })
 }
 
-func must(t testing.TB, client redis.Scripter, o *redisguard.Options) *redisguard.Guard {
+func must(t testing.TB, client redis.UniversalClient, o *redisguard.Options) *redisguard.Guard {
 	t.Helper()
 	g, err := redisguard.New(client, o)
 	if err != nil {
@@ -82,7 +88,7 @@ func must(t testing.TB, client redis.Scripter, o *redisguard.Options) *redisguar
 // What the write returns is what Do returns, and its error is no refusal.
 func results(t *testing.T, client *redis.Client) {
 	ctx, guard := t.Context(), must(t, client, nil)
-	claim := fencing.Claim{Resource: "results", Token: 5}
+	claim := fencing.Claim{Resource: "results", Token: 5, Space: space}
 	for lua, want := range map[string]any{
 		`return {KEYS[1], ARGV[1], #KEYS, #ARGV}`: []any{"a", "x", int64(2), int64(2)},
 		`return 7`:   int64(7),
@@ -106,6 +112,13 @@ func results(t *testing.T, client *redis.Client) {
 	if err == nil || errors.Is(err, fencing.ErrStale) || !strings.Contains(err.Error(), `"results"`) {
 		t.Errorf("a write that fails: %v", err)
 	}
+	for _, lua := range []string{
+		`return redis.error_reply('ERR insufficient funds')`, `return redis.pcall('INCR', KEYS[1], 'too', 'many')`,
+	} {
+		if got, err := guard.Do(ctx, claim, redisguard.NewWrite(lua), []string{"a"}); err == nil {
+			t.Errorf("%s: %v, and no error", lua, got)
+		}
+	}
 	claim.Token = 5
 	if _, err := guard.Do(ctx, claim, set, []string{"a"}, "late"); !errors.Is(err, fencing.ErrStale) {
 		t.Errorf("after a write that failed its token is forgotten: %v", err)
@@ -113,36 +126,15 @@ func results(t *testing.T, client *redis.Client) {
 	if _, err := guard.Do(ctx, claim, nil, nil); !errors.Is(err, fencing.ErrInvalid) {
 		t.Errorf("without a write: %v, want ErrInvalid", err)
 	}
-	if err := client.HSet(ctx, guard.Key("foreign"), "token", "many", "space", "").Err(); err != nil {
+	terms, err := guard.Terms(ctx)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Check(ctx, "foreign", 1); err == nil || errors.Is(err, fencing.ErrStale) {
+	if err := client.HSet(ctx, guard.Key("foreign"), "epoch", terms.Epoch, "token", "many").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, fencing.Claim{Resource: "foreign", Token: 1, Space: space}); err == nil || errors.Is(err, fencing.ErrStale) {
 		t.Errorf("a key that no guard wrote: %v", err)
-	}
-}
-
-func spaces(t *testing.T, client *redis.Client) {
-	ctx := t.Context()
-	old, replaced := must(t, client, &redisguard.Options{Space: space}), must(t, client, &redisguard.Options{Space: "cluster-2"})
-	if err := old.CheckFrom(ctx, space, "spaces", 40); err != nil {
-		t.Fatal(err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 50); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a guard of another space than the key's: %v", err)
-	}
-	for _, want := range []bool{true, false} { // the second time there is nothing to do
-		if changed, err := old.AcceptSpace(ctx, "spaces", space, "cluster-2"); err != nil || changed != want {
-			t.Fatalf("to accept another space: %v, %v; want %v", changed, err, want)
-		}
-	}
-	if err := old.CheckFrom(ctx, space, "spaces", 60); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space after the new one was accepted: %v", err)
-	}
-	if err := replaced.CheckFrom(ctx, "cluster-2", "spaces", 3); err != nil {
-		t.Errorf("the new space's tokens begin anew: %v", err)
-	}
-	if _, err := old.AcceptSpace(ctx, "spaces", space, ""); !errors.Is(err, fencing.ErrInvalid) {
-		t.Errorf("to accept no space: %v, want ErrInvalid", err)
 	}
 }
 
@@ -172,7 +164,7 @@ func probe(t *testing.T, client *redis.Client) {
 func TestNewRefuses(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	for what, o := range map[string]redisguard.Options{"prefix": {Prefix: "{a}"}, "space": {Space: "a\nb"}} {
+	for what, o := range map[string]redisguard.Options{"prefix": {Prefix: "{a}"}} {
 		_, err := redisguard.New(client, &o)
 		var invalid *fencing.InvalidError
 		if !errors.As(err, &invalid) || invalid.What != what {

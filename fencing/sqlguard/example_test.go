@@ -35,12 +35,12 @@ func accounts() (db *sql.DB, remove func()) {
 	}
 }
 
-// The guard's table stands beside those that it guards, and the check is the first statement of the transaction.
+// The guard's table stands beside those that it guards; Tx shows the claim before anything is read.
 func Example() {
 	ctx := context.Background()
 	db, remove := accounts()
 	defer remove()
-	guard, err := sqlguard.New(sqlguard.SQLite, nil)
+	guard, err := sqlguard.New(db, sqlguard.SQLite, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -48,18 +48,11 @@ func Example() {
 		log.Fatal(err)
 	}
 	debit := func(token fencing.Token, amount int) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
+		claim := fencing.Claim{Resource: "accounts/42", Token: token} // lease.Claim("accounts/42")
+		return guard.Tx(ctx, claim, func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = balance - ? WHERE id = 42`, amount)
 			return err
-		}
-		defer tx.Rollback()
-		if err := guard.In(tx).Check(ctx, "accounts/42", token); err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = balance - ? WHERE id = 42`, amount); err != nil {
-			return err
-		}
-		return tx.Commit()
+		})
 	}
 	fmt.Println(debit(33, 10)) // holder A writes
 	fmt.Println(debit(34, 10)) // A was paused, B holds the lock now

@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,22 +45,27 @@ func TestPostgreSQL(t *testing.T) {
 	server := containers.Postgres(t)
 	postgres.run(t, "postgres", server.URL(), restart(server.Server))
 	postgres.levels(t, server.URL())
+	t.Run("enforced", func(t *testing.T) { enforced(t, postgres.connect(t, server.URL())) })
+	postgres.races(t, "postgres", server.URL())
 }
 
 func TestMariaDB(t *testing.T) {
 	server := containers.MariaDB(t)
 	mariaDB.run(t, "mariadb", server.DSN(), restart(server.Server))
 	mariaDB.levels(t, server.DSN())
+	mariaDB.races(t, "mariadb", server.DSN())
 
 	// Settings of the client that change how values travel, and what is answered to a statement.
 	t.Run("client-settings", func(t *testing.T) {
 		db := mariaDB.connect(t, server.DSN()+"?interpolateParams=true&clientFoundRows=true")
-		guard := must(t, sqlguard.MySQL, nil)
+		guard := must(t, db, sqlguard.MySQL, nil)
 		for _, step := range []struct {
 			token fencing.Token
 			want  error
-		}{{1<<63 - 2, nil}, {1<<63 - 2, nil}, {1<<63 - 1, nil}, {1<<63 - 2, fencing.ErrStale}, {1<<63 - 1, nil}} {
-			err := in(t, db, func(tx *sql.Tx) error { return guard.In(tx).Check(t.Context(), "client-settings", step.token) })
+		}{{fencing.MaxToken - 1, nil}, {fencing.MaxToken - 1, nil}, {fencing.MaxToken, nil}, {fencing.MaxToken - 1, fencing.ErrStale}, {fencing.MaxToken, nil}} {
+			err := in(t, db, func(tx *sql.Tx) error {
+				return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: "client-settings", Token: step.token, Space: space})
+			})
 			if !errors.Is(err, step.want) {
 				t.Errorf("check of %v: %v, want %v", step.token, err, step.want)
 			}
@@ -93,14 +100,15 @@ type database struct {
 	driver      string
 	dialect     sqlguard.Dialect
 	value, read string
+	options     *sqlguard.Options
 }
 
 func (d database) run(t *testing.T, name, dsn string, restart func(testing.TB)) {
 	db := d.connect(t, dsn)
-	if err := d.guard(t).Create(t.Context(), db); err != nil {
+	if err := d.guard(t, db).Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.guard(t).Create(t.Context(), db); err != nil {
+	if err := d.guard(t, db).Create(t.Context()); err != nil {
 		t.Errorf("to create the table again: %v", err)
 	}
 	if _, err := db.ExecContext(t.Context(), `CREATE TABLE written (resource varchar(500) PRIMARY KEY, value varchar(100))`); err != nil {
@@ -109,7 +117,6 @@ func (d database) run(t *testing.T, name, dsn string, restart func(testing.TB)) 
 	guardtest.Run(t, guardtest.Harness{
 		Name: name, Open: d.open, Address: dsn, Space: space, Restart: restart, Again: again,
 	})
-	t.Run("spaces", func(t *testing.T) { d.spaces(t, d.connect(t, dsn)) })
 	t.Run("rollback", func(t *testing.T) { d.rollback(t, d.connect(t, dsn)) })
 }
 
@@ -123,76 +130,141 @@ func (d database) connect(t testing.TB, dsn string) *sql.DB {
 	return db
 }
 
-func (d database) guard(t testing.TB) *sqlguard.Guard {
+func (d database) guard(t testing.TB, db *sql.DB) *sqlguard.Guard {
 	t.Helper()
-	return must(t, d.dialect, &sqlguard.Options{Space: space})
+	return must(t, db, d.dialect, nil)
 }
 
-func must(t testing.TB, d sqlguard.Dialect, o *sqlguard.Options) *sqlguard.Guard {
+func must(t testing.TB, db sqlguard.DB, d sqlguard.Dialect, o *sqlguard.Options) *sqlguard.Guard {
 	t.Helper()
-	g, err := sqlguard.New(d, o)
+	g, err := sqlguard.New(db, d, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return g
 }
 
+// races runs the clauses about racing writers at every level, and wants no deadlock: claims are shown in one order.
+func (d database) races(t *testing.T, name, dsn string) {
+	for _, level := range levels {
+		t.Run("races/"+strings.ReplaceAll(level.String(), " ", "-"), func(t *testing.T) {
+			var deadlocks atomic.Int64
+			d := d
+			d.options = &sqlguard.Options{Isolation: level, Again: func(err error) bool {
+				var pg *pgconn.PgError
+				if errors.As(err, &pg) && pg.Code == "40P01" {
+					deadlocks.Add(1)
+				}
+				return again(err)
+			}}
+			h := guardtest.Harness{Name: name, Open: d.open, Address: dsn, Space: space, Again: again}
+			for _, r := range guardtest.Check(t, h, "U1", "U2", "S1", "S2", "Q1") {
+				t.Log(r.Clause, r.Notes)
+				if r.Outcome != guardtest.Passed {
+					t.Errorf("%v: %v %q", r.Clause, r.Outcome, r.Messages)
+				}
+			}
+			if n := deadlocks.Load(); n > 0 {
+				t.Errorf("%d deadlocks", n)
+			}
+		})
+	}
+}
+
 // open returns a client with one connection.
 func (d database) open(_ context.Context, dsn string) (*guardtest.Client, error) {
-	guard, err := sqlguard.New(d.dialect, &sqlguard.Options{Space: space})
-	if err != nil {
-		return nil, err
-	}
 	db, err := sql.Open(d.driver, dsn)
 	if err != nil {
 		return nil, err
 	}
 	db.SetMaxOpenConns(1)
-	write := func(ctx context.Context, c fencing.Claim, rest func(*sql.Tx) error) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback()
-		if err := fencing.Check(ctx, guard.In(tx), c); err != nil {
-			return err
-		}
-		if err := rest(tx); err != nil {
-			return err
-		}
-		return tx.Commit()
+	guard, err := sqlguard.New(db, d.dialect, d.options)
+	if err != nil {
+		return nil, err
 	}
-	read := d.read
-	if read == "" {
-		read = `SELECT value FROM written WHERE resource = ?`
+	read := d.reading()
+	value := func(ctx context.Context, q interface {
+		QueryRowContext(context.Context, string, ...any) *sql.Row
+	}, resource string) (value string, err error) {
+		err = q.QueryRowContext(ctx, read, resource).Scan(&value)
+		if errors.Is(err, sql.ErrNoRows) {
+			return "", nil
+		}
+		return value, err
 	}
 	return &guardtest.Client{
-		Check: func(ctx context.Context, c fencing.Claim) error {
-			return write(ctx, c, func(*sql.Tx) error { return nil })
+		Keeper: guard,
+		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
+			return guard.Tx(ctx, claims, func(ctx context.Context, tx *sql.Tx) error {
+				old, err := value(ctx, tx, resource)
+				if err != nil {
+					return err
+				}
+				text, err := f(ctx, old)
+				if err != nil {
+					return err
+				}
+				_, err = tx.ExecContext(ctx, d.value, resource, text)
+				return err
+			})
 		},
+		Hand: func(ctx context.Context, c fencing.Claim, h guardtest.Hand) error {
+			// In SQLite a transaction that begins with the lock on writing, or reads where there is no write-ahead log, keeps
+			// everybody else from writing, and its view is never old.
+			hand, err := sql.Open(d.driver, strings.ReplaceAll(dsn, "_txlock=immediate&", ""))
+			if err != nil {
+				return err
+			}
+			defer hand.Close()
+			tx, err := hand.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback()
+			if !strings.Contains(dsn, "journal_mode(delete)") {
+				if _, err := value(ctx, tx, "something else"); err != nil {
+					return err
+				}
+			}
+			h.Early()
+			if err := guard.In(tx).Check(ctx, c); err != nil && !h.Careless {
+				return err
+			}
+			old, err := value(ctx, tx, c.Resource)
+			if err != nil && !h.Careless {
+				return err
+			}
+			if _, err := tx.ExecContext(ctx, d.value, c.Resource, h.Change(old)); err != nil && !h.Careless {
+				return err
+			}
+			return tx.Commit()
+		},
+		Check: func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) },
 		Write: func(ctx context.Context, c fencing.Claim, value string, between func()) error {
-			return write(ctx, c, func(tx *sql.Tx) error {
+			return guard.Tx(ctx, c, func(ctx context.Context, tx *sql.Tx) error {
 				between()
 				_, err := tx.ExecContext(ctx, d.value, c.Resource, value)
 				return err
 			})
 		},
-		Read: func(ctx context.Context, resource string) (value string, err error) {
-			err = db.QueryRowContext(ctx, read, resource).Scan(&value)
-			if errors.Is(err, sql.ErrNoRows) {
-				return "", nil
-			}
-			return value, err
-		},
+		Read:  func(ctx context.Context, resource string) (string, error) { return value(ctx, db, resource) },
 		Close: db.Close,
 	}, nil
+}
+
+func (d database) reading() string {
+	if d.read == "" {
+		return `SELECT value FROM written WHERE resource = ?`
+	}
+	return d.read
 }
 
 // again reports whether the database gave up for reasons of its own.
 func again(err error) bool {
 	var my *mysql.MySQLError
 	if errors.As(err, &my) {
-		return my.Number == 1213 || my.Number == 1205 // deadlock, and too long a wait for a lock
+		// Deadlock, too long a wait for a lock, and a snapshot that is too old.
+		return my.Number == 1213 || my.Number == 1205 || my.Number == 1020
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -216,97 +288,66 @@ func in(t testing.TB, db *sql.DB, f func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-func (d database) spaces(t *testing.T, db *sql.DB) {
-	old, replaced := d.guard(t), must(t, d.dialect, &sqlguard.Options{Space: "cluster-2"})
-	check := func(g *sqlguard.Guard, space, resource string, token fencing.Token) error {
-		return in(t, db, func(tx *sql.Tx) error { return g.In(tx).CheckFrom(t.Context(), space, resource, token) })
-	}
-	accept := func(g *sqlguard.Guard, from, to string) (rows int64) {
-		if err := in(t, db, func(tx *sql.Tx) (err error) {
-			rows, err = g.AcceptSpace(t.Context(), tx, from, to)
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return rows
-	}
-	if err := check(old, space, "spaces", 40); err != nil {
-		t.Fatal(err)
-	}
-	var other *fencing.SpaceError
-	err := check(replaced, "cluster-2", "spaces", 50)
-	if !errors.As(err, &other) || *other != (fencing.SpaceError{Resource: "spaces", Token: 50, Highest: 40, Space: "cluster-2", Want: space}) {
-		t.Errorf("a guard of another space than the row's: %v", err)
-	}
-	if rows := accept(old, space, "cluster-2"); rows == 0 {
-		t.Error("no row was of the old space")
-	}
-	if err := check(old, space, "spaces", 60); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("the old space after the new one was accepted: %v", err)
-	}
-	if err := check(replaced, "cluster-2", "spaces", 3); err != nil {
-		t.Errorf("the new space's tokens begin anew: %v", err)
-	}
-
-	any := must(t, d.dialect, nil)
-	if err := check(any, "", "unnamed", 7); err != nil {
-		t.Fatal(err)
-	}
-	if err := check(replaced, "cluster-2", "unnamed", 8); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a row without a space, and a guard with one: %v", err)
-	}
-	accept(replaced, "", "cluster-2")
-	if err := check(replaced, "cluster-2", "unnamed", 6); !errors.Is(err, fencing.ErrStale) {
-		t.Errorf("a row that got its first space forgot its token: %v", err)
-	}
-	if err := check(any, "", "unnamed", 9); !errors.Is(err, fencing.ErrSpace) {
-		t.Errorf("a guard without a space, and a row with one: %v", err)
-	}
-	for _, to := range []string{"", "cluster-2", strings.Repeat("x", 256)} {
-		err := in(t, db, func(tx *sql.Tx) error { _, err := old.AcceptSpace(t.Context(), tx, "cluster-2", to); return err })
-		if !errors.Is(err, fencing.ErrInvalid) {
-			t.Errorf("to accept the space %q: %v, want ErrInvalid", to, err)
+// At every level of isolation, a transaction that has read something before it shows its claim, and whose view of the data is
+// older than a rival's commit, is either not admitted or reads what the rival has written.
+func (d database) levels(t *testing.T, dsn string) {
+	db := d.connect(t, dsn)
+	guard := must(t, db, d.dialect, nil)
+	for _, level := range levels {
+		for _, token := range []fencing.Token{8, 9, 10} { // lower than the rival's, the same, higher
+			t.Run(fmt.Sprintf("%s/%v", strings.ReplaceAll(level.String(), " ", "-"), token), func(t *testing.T) {
+				resource := fmt.Sprintf("levels/%v/%v", level, token)
+				claim := func(token fencing.Token) fencing.Claim {
+					return fencing.Claim{Resource: resource, Token: token, Space: space}
+				}
+				write := func(tx *sql.Tx, value string) error {
+					_, err := tx.ExecContext(t.Context(), d.value, resource, value)
+					return err
+				}
+				if err := guard.Tx(t.Context(), claim(7), func(_ context.Context, tx *sql.Tx) error { return write(tx, "old") }); err != nil {
+					t.Fatal(err)
+				}
+				slow, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer slow.Rollback()
+				var text string
+				if err := slow.QueryRowContext(t.Context(), `SELECT max(value) FROM written WHERE resource = 'none'`).Scan(new(any)); err != nil {
+					t.Fatal(err) // the view
+				}
+				if err := guard.Tx(t.Context(), claim(9), func(_ context.Context, tx *sql.Tx) error { return write(tx, "new") }); err != nil {
+					t.Fatal(err)
+				}
+				err = guard.In(slow).Check(t.Context(), claim(token))
+				if err == nil {
+					err = slow.QueryRowContext(t.Context(), d.reading(), resource).Scan(&text)
+				}
+				switch {
+				case token < 9 && err == nil:
+					t.Error("a stale token was admitted")
+				case err == nil && text != "new":
+					t.Errorf("it was admitted, and reads %q: its write would be lost, or the rival's", text)
+				case err != nil && !errors.Is(err, fencing.ErrStale) && !errors.Is(err, sqlguard.ErrOldView) && !again(err):
+					t.Errorf("it was not admitted: %v", err)
+				case err != nil && slow.Commit() == nil:
+					t.Errorf("after %v it commits", err)
+				}
+			})
 		}
 	}
 }
 
-// At every level of isolation, a transaction whose picture of the data is older than a rival's commit is not admitted.
-func (d database) levels(t *testing.T, dsn string) {
-	db, guard := d.connect(t, dsn), must(t, d.dialect, nil)
-	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-		t.Run(strings.ReplaceAll(level.String(), " ", "-"), func(t *testing.T) {
-			resource := "levels/" + level.String()
-			slow, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer slow.Rollback()
-			var n int
-			if err := slow.QueryRowContext(t.Context(), `SELECT count(*) FROM written`).Scan(&n); err != nil { // the picture
-				t.Fatal(err)
-			}
-			if err := in(t, db, func(tx *sql.Tx) error { return guard.In(tx).Check(t.Context(), resource, 9) }); err != nil {
-				t.Fatal(err)
-			}
-			if err := guard.In(slow).Check(t.Context(), resource, 8); !errors.Is(err, fencing.ErrStale) && !again(err) {
-				t.Errorf("a stale token: %v, want ErrStale or that the database gave up", err)
-			}
-			if err := slow.Rollback(); err != nil {
-				t.Fatal(err)
-			}
-			if err := in(t, db, func(tx *sql.Tx) error { return guard.In(tx).Check(t.Context(), resource, 9) }); err != nil {
-				t.Errorf("the rival afterwards: %v", err)
-			}
-		})
-	}
+var levels = []sql.IsolationLevel{
+	sql.LevelReadUncommitted, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable,
 }
 
 // What a transaction admitted counts only if it commits.
 func (d database) rollback(t *testing.T, db *sql.DB) {
-	guard := must(t, d.dialect, nil)
+	guard := must(t, db, d.dialect, nil)
 	undone := errors.New("undone")
 	err := in(t, db, func(tx *sql.Tx) error {
-		if err := guard.In(tx).Check(t.Context(), "rollback", 9); err != nil {
+		if err := guard.In(tx).Check(t.Context(), fencing.Claim{Resource: "rollback", Token: 9, Space: space}); err != nil {
 			return err
 		}
 		return undone
@@ -314,17 +355,21 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 	if !errors.Is(err, undone) {
 		t.Fatal(err)
 	}
-	if err := in(t, db, func(tx *sql.Tx) error { return guard.In(tx).Check(t.Context(), "rollback", 5) }); err != nil {
+	if err := in(t, db, func(tx *sql.Tx) error {
+		return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: "rollback", Token: 5, Space: space})
+	}); err != nil {
 		t.Errorf("a token that was never committed is remembered: %v", err)
 	}
 	for _, bad := range []string{"", "a\x00b", "a\xffb", strings.Repeat("x", 513)} {
-		err := in(t, db, func(tx *sql.Tx) error { return guard.In(tx).Check(t.Context(), bad, 5) })
+		err := in(t, db, func(tx *sql.Tx) error {
+			return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: bad, Token: 5, Space: space})
+		})
 		if !errors.Is(err, fencing.ErrInvalid) {
 			t.Errorf("check of the resource %.10q: %v, want ErrInvalid", bad, err)
 		}
 	}
 	if err := in(t, db, func(tx *sql.Tx) error {
-		return guard.In(tx).Check(t.Context(), strings.Repeat("x", 512), 1<<63-1)
+		return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: strings.Repeat("x", 512), Token: fencing.MaxToken, Space: space})
 	}); err != nil {
 		t.Errorf("the longest name and the highest token: %v", err)
 	}
@@ -337,15 +382,14 @@ func TestNewRefuses(t *testing.T) {
 	}{
 		"dialect": {0, sqlguard.Options{}},
 		"table":   {sqlguard.SQLite, sqlguard.Options{Table: "tokens; DROP TABLE accounts"}},
-		"space":   {sqlguard.SQLite, sqlguard.Options{Space: "a\nb"}},
 	} {
-		_, err := sqlguard.New(c.dialect, &c.options)
+		_, err := sqlguard.New(new(sql.DB), c.dialect, &c.options)
 		var invalid *fencing.InvalidError
 		if !errors.As(err, &invalid) || invalid.What != what {
 			t.Errorf("New(%v, %+v) = %v, want an error about the %s", c.dialect, c.options, err, what)
 		}
 	}
-	if schema := must(t, sqlguard.PostgreSQL, &sqlguard.Options{Table: "locks.tokens"}).Schema(); !strings.Contains(schema, " locks.tokens ") {
+	if schema := must(t, new(sql.DB), sqlguard.PostgreSQL, &sqlguard.Options{Table: "locks.tokens"}).Schema(); !strings.Contains(schema, " locks.tokens ") {
 		t.Errorf("the table's name is not in %q", schema)
 	}
 }

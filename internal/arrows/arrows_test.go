@@ -92,7 +92,7 @@ var guards = map[string][]string{
 
 // places are the other folders of the module. A package elsewhere is an error, so that a new driver is entered above.
 var places = []string{
-	".", "backend", "fencing", "conformance", "observe", "cmd", "examples", "internal",
+	".", "backend", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
 }
 
 // testcontainers and what it brings along.
@@ -126,7 +126,7 @@ func core(g graph, path, place string) (found []string) {
 	var allowed []string
 	switch place {
 	case ".":
-		allowed = []string{module + "/backend", module + "/fencing", "golang.org/x/sys"}
+		allowed = []string{module + "/backend", module + "/fencing", module + "/internal/chance", "golang.org/x/sys"}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}
 	case "fencing":

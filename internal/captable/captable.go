@@ -18,6 +18,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/etcd"
+	"github.com/fencelock/fencelock/postgres"
 	"github.com/fencelock/fencelock/redis"
 	"github.com/fencelock/fencelock/redlock"
 	"github.com/fencelock/fencelock/zookeeper"
@@ -40,6 +41,7 @@ func described() []backend.Description {
 		builtin.New([]string{"127.0.0.1:1"}, nil).Describe(),
 		etcd.New(&clientv3.Client{}, nil).Describe(),
 		zookeeper.New([]string{"127.0.0.1:1"}, nil).Describe(),
+		postgres.New(nil, nil).Describe(),
 		redis.New(one(), nil).Describe(),
 		redlock.New([]goredis.UniversalClient{one(), one(), one()}, nil).Describe(),
 		memory.New(nil).Describe(),

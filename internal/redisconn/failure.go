@@ -25,6 +25,8 @@ type Failure struct {
 	Sent  bool // the server may have run it
 	Left  bool // it may still be under way: its caller did not wait for the end
 	Fatal bool // trying again cannot help; Cause says which class of error it is
+
+	Moving bool // nothing was done: the keys are just on their way to another node of a cluster
 }
 
 func (f *Failure) Error() string { return f.Cause.Error() }
@@ -44,14 +46,21 @@ var refusals = map[string]bool{
 	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
-// settings are answers that only an administrator can change.
-var settings = []struct{ code, setting, value, want, why string }{
-	{"WRONGTYPE", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
-	{"NOPERM", "ACL", "restricted", "INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
+// settings are answers that only an administrator, or whoever configures the client, can change. Some have no code and are
+// known by their text.
+var settings = []struct{ code, text, setting, value, want, why string }{
+	{"WRONGTYPE", "", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
+	{"NOPERM", "", "ACL", "restricted", "INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
 		"the user may not run what locks need"},
-	{"NOAUTH", "credentials", "missing", "those of a user of the server", "the server asks for authentication"},
-	{"WRONGPASS", "credentials", "refused", "those of a user of the server", "the server does not know them"},
-	{"CROSSSLOT", "key prefix", "with a hash tag", "free of braces", "the keys of one name are in different slots"},
+	{"NOAUTH", "", "credentials", "missing", "those of a user of the server", "the server asks for authentication"},
+	{"WRONGPASS", "", "credentials", "refused", "those of a user of the server", "the server does not know them"},
+	{"CROSSSLOT", "", "key prefix", "with a hash tag", "free of braces", "the keys of one name are in different slots"},
+	{"", "unknown command 'sentinel'", "client", "one of Sentinel", "one of a single server, such as redis://",
+		"the server is no Sentinel"},
+	{"", "DB index is out of range", "database", "too great a number", "one that the server has", "see its setting databases"},
+	{"", "SELECT is not allowed in cluster mode", "database", "not 0", "0", "the server is a node of a cluster"},
+	{"", "cluster support disabled", "client", "one of a cluster", "one of a single server, such as redis://",
+		"the server is not a node of a cluster (cluster-enabled no)"},
 }
 
 // FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a check
@@ -72,10 +81,10 @@ func FailureOf(err error) *Failure {
 	}
 	code := codeOf(answer.Error())
 	if refusals[code] || strings.Contains(answer.Error(), "max number of clients") {
-		return &Failure{Cause: err}
+		return &Failure{Cause: err, Moving: code == "TRYAGAIN"}
 	}
 	for _, s := range settings {
-		if s.code == code {
+		if s.code != "" && s.code == code || s.text != "" && strings.Contains(answer.Error(), s.text) {
 			config := &backend.ConfigError{Setting: s.setting, Value: s.value, Want: s.want, Why: s.why}
 			return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
 		}

@@ -2,6 +2,7 @@ package redisconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,21 +13,23 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Server is what INFO says, as far as it matters for locks.
+// Server is what a server says of itself, as far as it matters for locks.
 type Server struct {
-	Cluster bool          // a node of one
-	RunID   string        // another one after each start; empty if the server hides it
-	Uptime  time.Duration // in whole seconds, rounded down
-	AOF     bool          // appendonly yes
+	Cluster  bool          // a node of one
+	RunID    string        // another one after each start; empty if the server hides it
+	Uptime   time.Duration // in whole seconds, rounded down
+	Replicas int           // that are connected
+	Durable  bool          // it has on disk what it has acknowledged
 
 	version      string
 	major, minor int
 	role         string
 	maxmemory    string
 	policy       string
+	aof          bool // appendonly yes
 }
 
-// ReadServer asks c for INFO.
+// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as one that forgets.
 func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	text, err := c.Info(ctx).Result()
 	if err != nil {
@@ -34,7 +37,19 @@ func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 		f.Sent = false // a question changes nothing
 		return Server{}, &f
 	}
-	return parseInfo(text), nil
+	s := parseInfo(text)
+	if !s.aof {
+		return s, nil
+	}
+	got, err := c.ConfigGet(ctx, "*appendfsync*").Result()
+	var refused goredis.Error
+	if err != nil && !errors.As(err, &refused) {
+		f := *FailureOf(err)
+		f.Sent = false
+		return Server{}, &f
+	}
+	s.Durable = got["appendfsync"] == "always" && got["no-appendfsync-on-rewrite"] != "yes"
+	return s, nil
 }
 
 func parseInfo(text string) Server {
@@ -62,7 +77,9 @@ func parseInfo(text string) Server {
 			seconds, _ := strconv.Atoi(value) // not a number: 0, the safe side
 			s.Uptime = time.Duration(max(0, seconds)) * time.Second
 		case "aof_enabled":
-			s.AOF = value == "1"
+			s.aof = value == "1"
+		case "connected_slaves":
+			s.Replicas, _ = strconv.Atoi(value) // not a number: 0
 		}
 	}
 	return s

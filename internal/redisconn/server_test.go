@@ -10,11 +10,11 @@ import (
 )
 
 const healthy = "# Server\r\nredis_version:7.2.4\r\nrun_id:abc\r\nuptime_in_seconds:90\r\n# Memory\r\nmaxmemory:0\r\n" +
-	"maxmemory_policy:allkeys-lru\r\n# Persistence\r\naof_enabled:1\r\nrole:master\r\ncluster_enabled:0\r\n"
+	"maxmemory_policy:allkeys-lru\r\n# Persistence\r\naof_enabled:1\r\nconnected_slaves:2\r\nrole:master\r\ncluster_enabled:0\r\n"
 
 func TestServerFit(t *testing.T) {
 	s := parseInfo(healthy)
-	if s.RunID != "abc" || s.Uptime != 90*time.Second || !s.AOF || s.Cluster || !s.AtLeast(7, 2) || s.AtLeast(7, 3) {
+	if s.RunID != "abc" || s.Uptime != 90*time.Second || !s.aof || s.Replicas != 2 || s.Cluster || !s.AtLeast(7, 2) || s.AtLeast(7, 3) {
 		t.Errorf("INFO was read as %+v", s)
 	}
 	if err := s.Fit(); err != nil {
@@ -28,19 +28,5 @@ func TestServerFit(t *testing.T) {
 		if !errors.As(err, &config) || !errors.Is(err, backend.ErrMisconfigured) {
 			t.Errorf("%s instead of %s: %v, want a ConfigError", unfit[1], unfit[0], err)
 		}
-	}
-}
-
-func TestSplitURL(t *testing.T) {
-	u := SplitURL("redlock://user:p@ss@a:1,b:2/3?key_prefix=x,y")
-	if u.Scheme != "redlock" || strings.Join(u.Addrs, " ") != "a:1 b:2" {
-		t.Errorf("read as %+v", u)
-	}
-	one, err := u.One("redis", u.Addrs[1])
-	if err != nil || one.Host != "b:2" || one.Path != "/3" || one.Query().Get("key_prefix") != "x,y" || one.User.Username() != "user" {
-		t.Errorf("the second server is %v, %v", one, err)
-	}
-	if err := URLError("driver", "redis://u:secret@a b", errors.New("bad")); strings.Contains(err.Error(), "secret") {
-		t.Errorf("the password shows: %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func TestAnswers(t *testing.T) {
-	h := Hold{PX: time.Second, Client: "c", Nonce: "1", Request: "r", Owner: "o"}
+	h := Hold{PX: time.Second, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"}
 	reader, permits := h, h
 	reader.Shared = true
 	permits.Permits, permits.Limit = 2, 3
@@ -45,7 +45,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestRefusedSets(t *testing.T) {
-	h := Hold{PX: time.Second, Client: "c", Nonce: "1", Request: "r", Owner: "o"}
+	h := Hold{PX: time.Second, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"}
 	for _, c := range []struct {
 		answer any
 		want   Refused

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Hold is what the lock key and the queue's elements hold: share|client|nonce|request|owner, and metadata after a newline,
-// which no owner has. Everything before the owner decides; the rest is for people.
+// Hold is what the lock key and the queue's elements hold: share|client|nonce|request|id|owner, and metadata after a
+// newline, which no owner has. Everything up to the request decides, and is never shown; the rest is for people.
 //
 // The share is px of an exclusive hold, "s" and px of a shared one, "p", n/limit/ and px of permits.
 type Hold struct {
@@ -16,7 +16,8 @@ type Hold struct {
 	Permits, Limit int           // so many of limit permits, if not zero
 	Client         string        // whose channel hears of the hand-over
 	Nonce          string        // of one attempt of the client
-	Request        string
+	Request        string        // the secret key: Request.RequestID
+	ID             string        // what may be shown: Request.HoldID
 	Owner          string
 	Metadata       string
 }
@@ -34,11 +35,18 @@ func (h Hold) Incarnation() string { return h.share() + "|" + h.Client + "|" + h
 func StartOf(incarnation, request string) string { return incarnation + "|" + request + "|" }
 
 // Value returns the whole string.
-func (h Hold) Value() string {
+func (h Hold) Value() string { return h.Start() + h.forPeople() }
+
+// ValueOf returns Value for the incarnation of a request's hold, with what h says for people.
+func ValueOf(incarnation, request string, h Hold) string {
+	return StartOf(incarnation, request) + h.forPeople()
+}
+
+func (h Hold) forPeople() string {
 	if h.Metadata == "" {
-		return h.Start() + h.Owner
+		return h.ID + "|" + h.Owner
 	}
-	return h.Start() + h.Owner + "\n" + h.Metadata
+	return h.ID + "|" + h.Owner + "\n" + h.Metadata
 }
 
 func (h Hold) share() string {
@@ -75,14 +83,14 @@ func (h *Hold) readShare(text string) bool {
 
 // ParseHold reads what Value wrote. It is false for foreign values and for the mark of a closed name.
 func ParseHold(v string) (Hold, bool) {
-	parts := strings.SplitN(v, "|", 5)
-	if len(parts) != 5 {
+	parts := strings.SplitN(v, "|", 6)
+	if len(parts) != 6 {
 		return Hold{}, false
 	}
-	h := Hold{Client: parts[1], Nonce: parts[2], Request: parts[3]}
+	h := Hold{Client: parts[1], Nonce: parts[2], Request: parts[3], ID: parts[4]}
 	if !h.readShare(parts[0]) {
 		return Hold{}, false
 	}
-	h.Owner, h.Metadata, _ = strings.Cut(parts[4], "\n")
+	h.Owner, h.Metadata, _ = strings.Cut(parts[5], "\n")
 	return h, true
 }

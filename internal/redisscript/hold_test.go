@@ -8,11 +8,11 @@ import (
 
 func TestHoldRoundTrip(t *testing.T) {
 	for _, h := range []Hold{
-		{PX: time.Second, Client: "c", Nonce: "1", Request: "r", Owner: "o"},
+		{PX: time.Second, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"},
 		{PX: time.Millisecond, Client: "c", Nonce: "1", Request: "r"},
-		{PX: time.Hour, Client: "c", Nonce: "99", Request: "r-_", Owner: "a|b|c", Metadata: "{\"a\":\"|\\n\"}\n"},
-		{PX: time.Second, Shared: true, Client: "c", Nonce: "1", Request: "r", Owner: "o"},
-		{PX: time.Second, Permits: 2, Limit: 1<<31 - 1, Client: "c", Nonce: "1", Request: "r", Owner: "o", Metadata: "{}"},
+		{PX: time.Hour, Client: "c", Nonce: "99", Request: "r-_", ID: "i", Owner: "a|b|c", Metadata: "{\"a\":\"|\\n\"}\n"},
+		{PX: time.Second, Shared: true, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"},
+		{PX: time.Second, Permits: 2, Limit: 1<<31 - 1, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o", Metadata: "{}"},
 	} {
 		got, ok := ParseHold(h.Value())
 		if !ok || got != h {
@@ -23,8 +23,8 @@ func TestHoldRoundTrip(t *testing.T) {
 		}
 	}
 	for _, v := range []string{
-		"", "-", "foreign", "1|2|3", "1|2|3|4", "x|2|3|4|5", "s|2|3|4|5", "p1/2|2|3|4|5", "p3/2/1|2|3|4|5", "p0/2/1|2|3|4|5",
-		"p/2/1|2|3|4|5", "p1/2/s1|2|3|4|5",
+		"", "-", "foreign", "1|2|3", "1|2|3|4", "1|2|3|4|5", "x|2|3|4|5|6", "s|2|3|4|5|6", "p1/2|2|3|4|5|6",
+		"p3/2/1|2|3|4|5|6", "p0/2/1|2|3|4|5|6", "p/2/1|2|3|4|5|6", "p1/2/s1|2|3|4|5|6",
 	} {
 		if h, ok := ParseHold(v); ok {
 			t.Errorf("%q was read as %+v", v, h)

@@ -6,10 +6,16 @@
 -- The answer has one element for every step: an integer or an array, or a string: the error that the step met. A step
 -- that fails does not keep the others from running.
 --
--- lock   string "px|client|nonce|request|owner…": who holds, with px as its time to live when it is granted; "-" while
---        nobody holds but a minimum hold keeps the name closed. A hash while the name is held in shares: see shares.lua
+-- lock   string "px|client|nonce|request|id|owner…": who holds, with px as its time to live when it is granted and id as
+--        what may be shown of it; "-" while nobody holds but a minimum hold keeps the name closed. A hash while the name is
+--        held in shares: see shares.lua
 -- queue  list of the same strings: who waits, the first one first. A sorted set while the name is used for permits
--- seen   hash of client → server time in ms of its last look: clients that stop looking lose their places
+-- seen   hash of client → server time in ms of its last look: clients that stop looking lose their places. Field "!client":
+--        the client was offered the lock and has not accepted yet
+--
+-- A hand-over is an offer unless it is known that the waiter lives: it ends after OFFER_MS, and accepting makes it whole. The
+-- places of a client that let an offer end are removed. Only R on one server hands over at once: it is for short holds, so
+-- that who waits has come a short time ago, and there the server tells whether its subscription stands.
 --
 -- The types tell the uses of a name apart at no cost: what assumes that a name is exclusive meets an error where it is
 -- not, has done nothing, and the step is made again by a function that looks.
@@ -22,10 +28,18 @@ local channels, cluster = ARGV[1], ARGV[2] == '1'
 local call, try = redis.call, redis.pcall
 
 -- A queue that nobody looks after any more goes away by itself.
-local QUEUE_MS, SEEN_MS = 3600000, 60000
+local QUEUE_MS, SEEN_MS, OFFER_MS = 3600000, 60000, 2000
 
 local function starts(v, with) return v and string.sub(v, 1, #with) == with end
 
+-- prolong lets a key live for at least ms milliseconds from now. It never shortens: a renewal that is delivered late, or
+-- asks for less, changes nothing.
+local function prolong(key, ms)
+	if call('PTTL', key) < tonumber(ms) then call('PEXPIRE', key, ms) end
+	return 1
+end
+
+local offered -- the present step has made an offer
 local first -- the waiter whom R took out of the queue
 
 -- quick does the steps of names that nobody waits for, and answers nothing where there is more to do.
@@ -40,6 +54,7 @@ local function quick(step, lock, queue, seen, v, ms)
 		if call('SET', lock, v, 'NX', 'PX', ms) then return 1 end
 		return {call('GET', lock) or '', call('PTTL', lock)}
 	elseif step == 'R' then -- release by a holder whose hold cannot have run out, from Redis 6.2. start of the value
+		first = nil -- of another lock, if LPOP fails
 		first = call('LPOP', queue)
 		if first then return nil end
 		if not starts(call('GET', lock), v) then return 0 end
@@ -51,7 +66,7 @@ local function quick(step, lock, queue, seen, v, ms)
 		return 1
 	elseif step == 'n' then -- renew. start of the value, px
 		if not starts(call('GET', lock), v) then return 0 end
-		return call('PEXPIRE', lock, ms)
+		return prolong(lock, ms)
 	end
 end
 
@@ -68,6 +83,9 @@ local function handover()
 	-- field returns what an exclusive hold or place says. It is nothing for those of other kinds, and for foreign text.
 	local function field(v) return string.match(v, '^(%d+)|([^|]*)|([^|]*)|([^|]*)|') end
 
+	-- whose returns the client of a value or its start, of any kind.
+	local function whose(v) return string.match(v, '^[^|]*|([^|]*)|') end
+
 	-- tell pushes text to a client and returns whether it may have been received. In a cluster the count covers one node
 	-- only, and a user that may not publish leaves the waiters to their looks: both count as received.
 	local function tell(client, text)
@@ -77,14 +95,22 @@ local function handover()
 
 	-- warn tells the first waiter v that the name, or its share of it, stays closed for another ms milliseconds.
 	local function warn(lock, v, ms)
-		local client = v and string.match(v, '^[^|]*|([^|]*)|')
+		local client = v and whose(v)
 		if client then tell(client, 'c|' .. lock .. '|' .. ms) end
 	end
 
-	-- promote hands the lock over to the first waiter that still listens, whatever the lock holds now, and to the readers
-	-- behind a reader. It returns the time to live of the new hold, or nothing if nobody waits; the lock is then untouched
-	-- or gone.
-	local function promote(lock, queue)
+	-- offer tells a client that it has been offered the lock, or a share of it. It is false if nobody listens.
+	local function offer(lock, seen, client, nonce)
+		if not tell(client, '!' .. nonce .. '|' .. lock) then return false end
+		call('HSET', seen, '!' .. client, 1)
+		call('PEXPIRE', seen, SEEN_MS)
+		offered = true
+		return true
+	end
+
+	-- promote offers the lock to the first waiter that still listens, whatever the lock holds now, and to the readers behind
+	-- a reader. It returns the time to live of the new hold, or nothing if nobody waits; the lock is then untouched or gone.
+	local function promote(lock, queue, seen)
 		local wrote
 		while true do
 			local v = call('LPOP', queue)
@@ -94,17 +120,38 @@ local function handover()
 			end
 			local px, client, nonce = field(v)
 			if px then
-				call('SET', lock, v, 'PX', px)
+				local ms = math.min(px, OFFER_MS)
+				call('SET', lock, v, 'PX', ms)
 				wrote = true
-				if tell(client, nonce .. '|' .. lock) then return tonumber(px) end
+				if offer(lock, seen, client, nonce) then return ms end
 			elseif starts(v, 's') then
 				call('LPUSH', queue, v)
 				call('DEL', lock)
 				wrote = false
-				local readers = shares().advance(lock, queue)
+				local readers = shares().advance(lock, queue, seen)
 				if readers then return shares().left(readers) end
 			end -- a foreign element is dropped
 		end
+	end
+
+	-- alive notes that the client of a value has shown that it lives.
+	local function alive(seen, v)
+		local client = whose(v)
+		if client then call('HDEL', seen, '!' .. client) end
+	end
+
+	-- resume hands over a lock that is absent although somebody waits: a hold or an offer has run out. Whoever has not
+	-- accepted that offer will accept no other one.
+	local function resume(lock, queue, seen)
+		for _, name in ipairs(call('HKEYS', seen)) do
+			if starts(name, '!') then
+				call('HDEL', seen, name)
+				for _, v in ipairs(call('LRANGE', queue, 0, -1)) do
+					if whose(v) == string.sub(name, 2) then call('LREM', queue, 0, v) end
+				end
+			end
+		end
+		return promote(lock, queue, seen)
 	end
 
 	-- putBack makes v the first waiter again, in a list that may have been emptied.
@@ -113,12 +160,13 @@ local function handover()
 		call('PEXPIRE', queue, QUEUE_MS)
 	end
 
-	-- free ends the present hold: the next waiter gets it, or the name stays closed for another ms milliseconds.
-	local function free(lock, queue, seen, ms)
+	-- free ends the hold v: the next waiter is offered the lock, or the name stays closed for another ms milliseconds.
+	local function free(lock, queue, seen, v, ms)
+		alive(seen, v)
 		if ms and ms > 0 then
 			call('SET', lock, '-', 'PX', ms)
 			warn(lock, call('LINDEX', queue, 0), ms)
-		elseif not promote(lock, queue) then
+		elseif not promote(lock, queue, seen) then
 			call('DEL', lock, seen)
 		end
 	end
@@ -130,11 +178,19 @@ local function handover()
 		if type(try('HGET', lock, '#')) ~= 'string' then error(v) end -- foreign
 	end
 
-	-- r: release, looking first. start of the value, ms that the name stays closed
+	-- r: release, looking first. start of the value, ms that the name stays closed. The answer is 3 if the lock was offered to
+	-- somebody, of whom it is not known whether it lives.
 	function steps.r(lock, queue, seen, start, ms)
 		if not starts(get(lock), start) then return 0 end
-		free(lock, queue, seen, tonumber(ms))
-		return 1
+		free(lock, queue, seen, start, tonumber(ms))
+		return offered and 3 or 1
+	end
+
+	-- a: accept what was offered. start of the value, px
+	function steps.a(lock, queue, seen, start, px)
+		if not starts(get(lock), start) then return 0 end
+		alive(seen, start)
+		return prolong(lock, px)
 	end
 
 	-- R: release, where somebody waits: the write that hands over returns what it overwrote, which saves a look. start of
@@ -160,8 +216,9 @@ local function handover()
 			return 0
 		end
 		if not tell(client, nonce .. '|' .. lock) then
-			if not promote(lock, queue) then call('DEL', lock, seen) end
+			if not promote(lock, queue, seen) then call('DEL', lock, seen) end
 		end
+		if offered then return old and 3 or 0 end
 		return old and 1 or 0
 	end
 
@@ -169,7 +226,7 @@ local function handover()
 	-- answer is 1 for a hold, 2 for a place alone. For exclusive holds of names that have no others.
 	function steps.q(lock, queue, seen, start, ms)
 		if starts(get(lock), start) then
-			free(lock, queue, seen, tonumber(ms))
+			free(lock, queue, seen, start, tonumber(ms))
 			return 1
 		end
 		local removed = 0
@@ -179,6 +236,7 @@ local function handover()
 		return removed > 0 and 2 or 0
 	end
 
-	over.field, over.tell, over.warn, over.promote, over.free, over.get = field, tell, warn, promote, free, get
+	over.field, over.offer, over.warn, over.resume, over.free, over.get = field, offer, warn, resume, free, get
+	over.promote, over.alive = promote, alive
 	return over
 end

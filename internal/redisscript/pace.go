@@ -9,7 +9,8 @@ import (
 // and no holder dies, so it may be slow. Look in the script knows these figures: it forgets a client after four of the
 // longest intervals.
 const (
-	firstLook   = 200 * time.Millisecond // after the first place of a name
+	firstSettle = 30 * time.Millisecond  // after the first place of a name: perhaps all who stand before it are gone
+	firstLook   = 200 * time.Millisecond // likewise
 	lookEvery   = 3 * time.Second
 	lookPerSpot = 5 * time.Millisecond // more, for every place in the queue
 	lookAtMost  = 8 * time.Second
@@ -19,6 +20,10 @@ const (
 
 // FirstLook is how long to wait from the first place in a queue to a look.
 func FirstLook() time.Duration { return Jitter(firstLook) }
+
+// FirstSettle is how long to wait from the first place in a queue to a settlement: what stands in the queue of a free lock is
+// gone, and asking about it in every step would cost more than this wait.
+func FirstSettle() time.Duration { return Jitter(firstSettle) }
 
 // NextLook is how long to wait from a look that found so many places in the queue to the next one.
 func NextLook(places int) time.Duration {

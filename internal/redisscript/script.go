@@ -44,6 +44,7 @@ const (
 	Quit        = "q" // start of the value, ms that the name stays closed
 	Decline     = "d" // client, nonce
 	Renew       = "n" // start of the value, px
+	Accept      = "a" // start of the value, px
 	Settle      = "s"
 	Look        = "l" // client, nonces…
 	Inform      = "i"
@@ -54,6 +55,7 @@ const (
 	GroupTryAgain  = "gT" // value, px, request
 	GroupRelease   = "gr" // start of the value, ms that the share stays closed
 	GroupRenew     = "gn" // start of the value, px
+	GroupAccept    = "ga" // start of the value, px
 
 	// TryAll takes the keys of several names: "1" if the requests may have been here before, value and request of each.
 	TryAll = "m"
@@ -61,6 +63,13 @@ const (
 
 // Mismatch is the answer to a request for a name that is in use with another kind or limit.
 const Mismatch = -1
+
+// Offered is the answer to a release that offered the lock to the next in line, and OfferTime how long an offer stands that
+// is not accepted.
+const (
+	Offered   = 3
+	OfferTime = 2 * time.Second
+)
 
 // MaxLook bounds the nonces in one Look: Lua passes arguments on a stack of limited size.
 const MaxLook = 1000
@@ -106,6 +115,8 @@ type PushKind uint8
 const (
 	// PushGranted: the lock was handed over to the attempt Push.Nonce.
 	PushGranted PushKind = iota
+	// PushOffered: likewise, for OfferTime, until it accepts.
+	PushOffered
 	// PushClosed: the lock stays closed for Push.For, although nobody holds it.
 	PushClosed
 )
@@ -123,6 +134,9 @@ func ParsePush(text string) (Push, bool) {
 	first, rest, ok := strings.Cut(text, "|")
 	if !ok || first == "" {
 		return Push{}, false
+	}
+	if nonce, offered := strings.CutPrefix(first, "!"); offered {
+		return Push{Kind: PushOffered, Nonce: nonce, Lock: rest}, true
 	}
 	if first != "c" {
 		return Push{Kind: PushGranted, Nonce: first, Lock: rest}, true

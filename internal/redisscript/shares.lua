@@ -1,6 +1,6 @@
 -- A name that is held in shares, by readers or by holders of permits, has a hash for its lock key:
 --
---   lock   field "start of the value" → "server time in ms at which the hold runs out|owner…", one for each hold; with a "-"
+--   lock   field "start of the value" → "server time in ms at which the hold runs out|id|owner…", one for each hold; with a "-"
 --          before the start it is nobody's any more and keeps its share closed for a minimum hold. Field "#" →
 --          "next|limit|used": no hold runs out before next; limit is 0 for readers, who have one share each; used is the sum
 --          of all shares. The key lives as long as the longest hold. Without this key there are no holds: the holds of a name
@@ -24,6 +24,13 @@ function shares()
 		end
 		return clock
 	end
+
+	-- after returns when a hold of ms milliseconds runs out. The milliseconds are counted from the next whole one: a hold never
+	-- ends before the TTL that its holder counts with.
+	local function after(ms) return now() + ms + 1 end
+
+	-- remaining tells how long a hold that ends then still lasts, for people: never more than it was asked for.
+	local function remaining(ends) return math.max(1, ends - now() - 1) end
 
 	-- text writes a whole number in full.
 	local function text(n) return string.format('%.0f', n) end
@@ -77,14 +84,14 @@ function shares()
 		end
 	end
 
-	-- add grants v, which says p, and returns the new g. A lock without g is absent.
-	local function add(lock, queue, v, p, g)
-		local ends = now() + p.px
+	-- add grants v, which says p, until least or later, and returns the new g. A lock without g is absent.
+	local function add(lock, queue, v, p, g, least)
+		local ends = math.max(after(p.px), least or 0)
 		g = g or {next = ends, limit = p.limit, used = 0}
 		g.next, g.used = math.min(g.next, ends), g.used + p.n
 		call('HSET', lock, p.start, text(ends) .. '|' .. string.sub(v, #p.start + 1))
 		note(lock, g)
-		lengthen(lock, queue, g, p.px)
+		lengthen(lock, queue, g, ends - now())
 		return g
 	end
 
@@ -181,18 +188,19 @@ function shares()
 		end
 	end
 
-	-- admit takes v out of the queue and grants it, unless nobody listens any more.
-	local function admit(lock, queue, v, p, g)
+	-- admit takes v out of the queue and offers it its share, unless nobody listens any more.
+	local function admit(lock, queue, seen, v, p, g)
 		remove(queue, v)
+		p.px = math.min(p.px, OFFER_MS)
 		g = add(lock, queue, v, p, g)
-		if hand.tell(p.client, p.nonce .. '|' .. lock) then return g end
+		if hand.offer(lock, seen, p.client, p.nonce) then return g end
 		return drop(lock, g, p.start, p.n)
 	end
 
 	-- advance grants to those first in the queue for whom there is room, and returns g, or nothing if nobody holds a share.
 	-- Nobody passes the first one by, so that a writer does not starve among readers, nor many permits among few. With
 	-- permits it cleans up behind the last one who waits.
-	local function advance(lock, queue, g, permits, seen)
+	local function advance(lock, queue, seen, g, permits)
 		while true do
 			local v
 			if permits then
@@ -207,14 +215,14 @@ function shares()
 			elseif not p.limit or permits and (g and g.used or 0) + p.n > p.limit then
 				return g
 			else
-				g = admit(lock, queue, v, p, g)
+				g = admit(lock, queue, seen, v, p, g)
 			end
 		end
 		if permits then
 			if g then
 				call('PEXPIRE', queue, math.max(1, call('PTTL', lock)))
 			else
-				call('DEL', lock, queue, seen or lock)
+				call('DEL', lock, queue, seen)
 			end
 		end
 		return g
@@ -222,11 +230,12 @@ function shares()
 
 	-- leave ends one hold and hands over what that makes room for.
 	local function leave(lock, queue, seen, g, start, p)
+		hand.alive(seen, start)
 		g = drop(lock, g, start, p.n)
 		local places = p.limit > 0 and try('ZCARD', queue)
 		if type(places) == 'number' then
-			if not g or places > 1 then advance(lock, queue, g, true, seen) end
-		elseif not g and not hand.promote(lock, queue) then
+			if not g or places > 1 then advance(lock, queue, seen, g, true) end
+		elseif not g and not hand.promote(lock, queue, seen) then
 			call('DEL', lock, seen)
 		end
 	end
@@ -234,11 +243,11 @@ function shares()
 	-- serve hands over as far as there is room, after holds or places have gone without a word. The lock is no string.
 	local function serve(lock, queue, seen, g, permits)
 		if permits then
-			advance(lock, queue, g, true, seen)
+			advance(lock, queue, seen, g, true)
 		elseif g then
-			advance(lock, queue, g, false)
+			advance(lock, queue, seen, g, false)
 		else
-			hand.promote(lock, queue)
+			hand.resume(lock, queue, seen)
 		end
 	end
 
@@ -258,6 +267,7 @@ function shares()
 		if held then return permits and -1 or 0 end
 		local v, set = head(queue)
 		if not served and (v or set and not g) then -- perhaps all who wait are gone, and only offering tells
+			hand.alive(seen, p.start)
 			serve(lock, queue, seen, g, set)
 			return judge(lock, queue, seen, p, request, true)
 		end
@@ -271,17 +281,20 @@ function shares()
 		return (p.limit or not g) and 1 or 0, g
 	end
 
-	-- take grants what judge has allowed.
-	local function take(lock, queue, v, p, g, start)
+	-- take grants what judge has allowed. A later grant replaces the request's earlier one, and ends no sooner.
+	local function take(lock, queue, seen, v, p, g, start)
+		hand.alive(seen, v)
 		if not p.limit then
-			call('SET', lock, v, 'PX', p.px)
+			call('SET', lock, v, 'PX', math.max(p.px, call('PTTL', lock)))
 			return
 		end
-		if start then -- the later grant replaces the earlier one
+		local least
+		if start then
+			least = tonumber(string.match(call('HGET', lock, start), '^%d+'))
 			call('HDEL', lock, start)
 			g.used = g.used - p.n
 		end
-		add(lock, queue, v, p, g)
+		add(lock, queue, v, p, g, least)
 	end
 
 	-- busy tells a holder who is in the way, any one, and how long that may last.
@@ -293,7 +306,7 @@ function shares()
 			local ends, owner = string.match(some[i + 1], '^(%d+)|(.*)$')
 			local p = parse(some[i])
 			if ends and p and string.sub(some[i], 1, 1) ~= '-' then
-				return {some[i] .. owner, math.max(0, tonumber(ends) - now())}
+				return {some[i] .. owner, remaining(tonumber(ends))}
 			end
 		end
 		return {'', call('PTTL', lock)}
@@ -312,7 +325,7 @@ function shares()
 		if ends then return meta(two[1]), p, tonumber(ends), owner end
 	end
 
-	-- touch prolongs a hold to ms from now. It is false if there is none any more.
+	-- touch prolongs a hold to ms from now, unless it lives longer. It is false if there is none any more.
 	local function touch(lock, queue, seen, start, ms)
 		local g, p, ends, owner = member(lock, start)
 		if not g then return false end
@@ -320,13 +333,10 @@ function shares()
 			leave(lock, queue, seen, g, start, p)
 			return false
 		end
-		ends = now() + ms
-		call('HSET', lock, start, text(ends) .. '|' .. owner)
-		if ends < g.next then
-			g.next = ends
-			note(lock, g)
+		if ends < after(ms) then
+			call('HSET', lock, start, text(after(ms)) .. '|' .. owner)
+			lengthen(lock, queue, g, ms)
 		end
-		lengthen(lock, queue, g, ms)
 		return true
 	end
 
@@ -343,8 +353,8 @@ function shares()
 			return true
 		end
 		call('HDEL', lock, start)
-		call('HSET', lock, '-' .. start, text(now() + ms) .. '|')
-		g.next = math.min(g.next, now() + ms)
+		call('HSET', lock, '-' .. start, text(after(ms)) .. '|')
+		g.next = math.min(g.next, after(ms))
 		note(lock, g)
 		lengthen(lock, queue, g, ms)
 		hand.warn(lock, (head(queue)), ms)
@@ -358,7 +368,7 @@ function shares()
 		local p = parse(v)
 		local verdict, g, start = judge(lock, queue, seen, p, request)
 		if verdict > 0 then
-			take(lock, queue, v, p, g, start)
+			take(lock, queue, seen, v, p, g, start)
 			return 1
 		end
 		if verdict < 0 then return -1 end
@@ -376,16 +386,24 @@ function shares()
 	-- gn: renew. start of the value, px
 	function steps.gn(lock, queue, seen, start, px) return touch(lock, queue, seen, start, tonumber(px)) and 1 or 0 end
 
-	-- gr: release. start of the value, ms that the share stays closed
+	-- gr: release. start of the value, ms that the share stays closed. The answer is as for r.
 	function steps.gr(lock, queue, seen, start, ms)
-		return release(lock, queue, seen, start, tonumber(ms)) and 1 or 0
+		if not release(lock, queue, seen, start, tonumber(ms)) then return 0 end
+		return offered and 3 or 1
+	end
+
+	-- ga: accept what was offered. start of the value, px
+	function steps.ga(lock, queue, seen, start, px)
+		hand.alive(seen, start)
+		return steps.gn(lock, queue, seen, start, px)
 	end
 
 	made = {
+		remaining = remaining,
 		now = now, parse = parse, load = load, each = each, reap = reap, left = left, owned = owned, line = line, head = head,
 		remove = remove, leave = leave, serve = serve, judge = judge, take = take, busy = busy, touch = touch,
 		release = release, acquire = acquire,
-		advance = function(lock, queue) return advance(lock, queue, nil, false) end, -- of a name that is free
+		advance = function(lock, queue, seen) return advance(lock, queue, seen, nil, false) end, -- of a name that is free
 	}
 	return made
 end

@@ -62,7 +62,7 @@ local function careful()
 		end
 		for _, each in ipairs(all) do
 			if not bad then
-				s.take(each[1], each[2], each[4], each.p, each.g, each.start)
+				s.take(each[1], each[2], each[3], each[4], each.p, each.g, each.start)
 			elseif each.verdict == 2 then -- from when all of them were granted: others are gone since
 				steps.x(each[1], each[2], each[3], each[5])
 			end
@@ -73,7 +73,7 @@ local function careful()
 	-- n: renew, where quick has met something. start of the value, px
 	function steps.n(lock, queue, seen, start, px)
 		if not starts(hand.get(lock), start) then return 0 end
-		return call('PEXPIRE', lock, px)
+		return prolong(lock, px)
 	end
 
 	-- forget removes a place in the queue, and lets those behind it have what it alone kept them from.
@@ -96,7 +96,7 @@ local function careful()
 		if held then
 			local _, _, _, r = hand.field(held)
 			if r == request then
-				hand.free(lock, queue, seen, 0)
+				hand.free(lock, queue, seen, held, 0)
 				found = 1
 			end
 		elseif g then
@@ -120,7 +120,7 @@ local function careful()
 		if p and p.limit then
 			if s.release(lock, queue, seen, p.start, 0) then return 1 end
 		elseif hand.get(lock) == v then
-			hand.free(lock, queue, seen, 0)
+			hand.free(lock, queue, seen, v, 0)
 			return 1
 		end
 		return forget(lock, queue, seen, v)
@@ -132,7 +132,7 @@ local function careful()
 		if held then
 			local _, c, n = hand.field(held)
 			if c ~= client or n ~= nonce then return 0 end
-			hand.free(lock, queue, seen, 0)
+			hand.free(lock, queue, seen, held, 0)
 			return 1
 		elseif g then
 			for _, start in ipairs(call('HKEYS', lock)) do
@@ -171,7 +171,7 @@ local function careful()
 	end
 
 	-- l: look: what became of a client's waiters? client, then their nonces. The answer is the time to live as for s, the
-	-- length of the queue, and for each waiter 0 gone, 1 queued, 2 holds (and its time to live starts anew).
+	-- length of the queue, and for each waiter 0 gone, 1 queued, 2 holds (and is renewed).
 	function steps.l(lock, queue, seen, client, ...)
 		local now = s.now()
 		local places, permits = s.line(queue)
@@ -181,7 +181,7 @@ local function careful()
 		local last, lapsed = {}, {}
 		local entries = call('HGETALL', seen)
 		for i = 1, #entries, 2 do
-			if entries[i] ~= client then
+			if entries[i] ~= client and not starts(entries[i], '!') then
 				if now - (tonumber(entries[i + 1]) or 0) > patience then
 					lapsed[entries[i]] = true
 					call('HDEL', seen, entries[i])
@@ -190,6 +190,7 @@ local function careful()
 				end
 			end
 		end
+		call('HDEL', seen, '!' .. client)
 		call('HSET', seen, client, now)
 		call('PEXPIRE', seen, SEEN_MS)
 
@@ -218,7 +219,7 @@ local function careful()
 		end
 		if held then
 			local px, c, n = hand.field(held)
-			if c == client then holds[n] = function() call('PEXPIRE', lock, px) end end
+			if c == client then holds[n] = function() prolong(lock, px) end end
 		elseif g then
 			for _, start in ipairs(call('HKEYS', lock)) do
 				local p = s.parse(start)
@@ -254,7 +255,7 @@ local function careful()
 			s.each(lock, function(start, held, _, ends, owner)
 				if held and ends > s.now() then
 					answer[#answer + 1] = start .. owner
-					answer[#answer + 1] = ends - s.now()
+					answer[#answer + 1] = s.remaining(ends)
 				end
 			end)
 		end
@@ -267,6 +268,7 @@ end
 local answers, k, a, i = {}, 1, 3, 1
 while KEYS[k] do
 	local step, n, names = ARGV[a], tonumber(ARGV[a + 1]), 1
+	offered = false
 	local ok, answer = pcall(quick, step, KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 2], ARGV[a + 3])
 	if ok and not answer
 		or not ok and string.find(type(answer) == 'table' and answer.err or tostring(answer), 'WRONGTYPE', 1, true) then
@@ -284,7 +286,12 @@ while KEYS[k] do
 			ok, answer = pcall(f, KEYS[k], KEYS[k + 1], KEYS[k + 2], unpack(ARGV, a + 2, a + 1 + n))
 		end
 	end
-	if not ok then answer = type(answer) == 'table' and answer.err or tostring(answer) end
+	if not ok then
+		answer = type(answer) == 'table' and answer.err or tostring(answer)
+		-- A master that has become a replica has done nothing, and the client is to look for the new one: it drops the
+		-- connection for an answer as a whole, not for a string in one.
+		if string.find(answer, 'READONLY', 1, true) then return redis.error_reply('READONLY the server is a replica') end
+	end
 	answers[i] = answer
 	k, a, i = k + 3 * names, a + 2 + n, i + 1
 end

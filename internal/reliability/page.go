@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/internal/facts"
 )
 
 //go:embed bugs.md
@@ -60,11 +62,9 @@ func head(f findings) string {
 	t.perDriver("conformance: clauses passed", func(d string) string { return clauseCell(f.clauses[d]) })
 	t.perDriver("directed cluster faults: rounds, violations", func(d string) string {
 		rounds, violations := 0, 0
-		for _, c := range f.faults {
-			if c.driver == d {
-				rounds += c.rounds
-				violations += c.violations
-			}
+		for _, c := range f.faults[d] {
+			rounds += c.Rounds
+			violations += c.Violations
 		}
 		if rounds == 0 {
 			return none
@@ -72,24 +72,27 @@ func head(f findings) string {
 		return fmt.Sprintf("%d, **%d**", rounds, violations)
 	})
 	t.perDriver("faults drawn by seed: faults, operations, violations", func(d string) string {
-		return soakCell(f.soaks, d, func(s soak) string {
-			return fmt.Sprintf("%s, %s, **%s**", s.values["faults"], s.values["operations"], s.values["violations"])
+		return soakCell(f.soaks, d, func(s facts.Soak) string {
+			return fmt.Sprintf("%d, %d, **%d**", s.Faults, s.Operations, s.Violations)
 		})
 	})
 	t.perDriver("worst margin: from the end of a lost holder's belief to its rival's grant", func(d string) string { return margin(f, d) })
 	t.perDriver("leader killed: the locks went on after, at most", func(d string) string {
-		r, ok := f.recoveries[d]["leader-kill"]
-		if !ok {
-			return none
+		for _, c := range f.faults[d] {
+			if c.Slug == "leader-kill" && c.Recoveries > 0 {
+				return seconds(c.LongestRecovery) + " s"
+			}
 		}
-		return r.most + " s"
+		return none
 	})
 	t.perDriver("what no driver promises to survive (eviction, lost data, clock jumps): violations", func(d string) string {
-		return soakCell(f.reported, d, func(s soak) string { return s.values["violations"] + " in " + s.values["faults"] })
+		return soakCell(f.reported, d, func(s facts.Soak) string {
+			return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
+		})
 	})
 	killed := 0
 	for _, m := range f.mutants {
-		if m.killers != "" {
+		if m.Killers != "" {
 			killed++
 		}
 	}
@@ -98,73 +101,65 @@ func head(f findings) string {
 	return t.b.String()
 }
 
-// hours is the beginning of each line of a simulation: how much time it covered.
-func hours(lines []string) []string {
-	var all []string
-	for _, line := range lines {
-		what := "the core"
-		if strings.HasPrefix(line, "simulation of the machine") {
-			what = "the bundled server's state machine"
-		}
-		_, rest, _ := strings.Cut(line, ": ")
-		first, _, _ := strings.Cut(rest, ", ")
-		all = append(all, what+" "+first)
+// hours is how much time each simulation covered.
+func hours(all []facts.Simulation) []string {
+	var texts []string
+	for _, s := range all {
+		texts = append(texts, fmt.Sprintf("%s %.1f h", s.What, s.Hours))
 	}
-	return all
+	return texts
 }
 
+func seconds(d time.Duration) string      { return fmt.Sprintf("%.2f", d.Seconds()) }
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
+
 // clauseCell is that of the worst run, and says how many there were.
-func clauseCell(runs []clauses) string {
+func clauseCell(runs []facts.Clauses) string {
 	if len(runs) == 0 {
 		return none
 	}
-	failed, most := 0, clauses{}
+	failed, most := 0, facts.Clauses{}
 	for _, c := range runs {
-		failed += c.failed + c.skipped
-		if c.passed > most.passed {
+		failed += c.Failed + c.Skipped + c.Inconclusive
+		if c.Passed > most.Passed {
 			most = c
 		}
 	}
-	return fmt.Sprintf("%d, × %d set-ups, **%d** failed", most.passed, len(runs), failed)
+	return fmt.Sprintf("%d, × %d set-ups, **%d** failed", most.Passed, len(runs), failed)
 }
 
-func soakCell(runs []soak, driver string, cell func(soak) string) string {
-	i := slices.IndexFunc(runs, func(s soak) bool { return s.driver == driver })
+func soakCell(runs []facts.Soak, driver string, cell func(facts.Soak) string) string {
+	i := slices.IndexFunc(runs, func(s facts.Soak) bool { return s.Driver == driver })
 	if i < 0 {
 		return none
 	}
 	return cell(runs[i])
 }
 
-// margin is the worst of the directed and the drawn faults, in ms.
+// margin is the worst of the directed and the drawn faults.
 func margin(f findings, driver string) string {
-	worst, found := 0.0, false
-	take := func(ms float64) {
-		if !found || ms < worst {
-			worst, found = ms, true
-		}
-	}
-	for _, c := range f.faults {
-		if ms, err := strconv.ParseFloat(c.margin, 64); err == nil && c.driver == driver {
-			take(ms)
+	var all []time.Duration
+	for _, c := range f.faults[driver] {
+		if c.Margin != nil {
+			all = append(all, *c.Margin)
 		}
 	}
 	for _, s := range f.soaks {
-		if ms, ok := milliseconds(s.values["worst margin"]); ok && s.driver == driver {
-			take(ms)
+		if s.Driver == driver && s.Margin != nil {
+			all = append(all, *s.Margin)
 		}
 	}
-	if !found {
+	if len(all) == 0 {
 		return none
 	}
-	return fmt.Sprintf("%.1f ms", worst)
+	return milliseconds(slices.Min(all))
 }
 
 // page is the whole report.
 func page(f findings, steps []step) string {
 	var b strings.Builder
 	b.WriteString("# Reliability\n\n" +
-		"Written by `make report`; every figure is one that a test printed, on one machine:\n" + f.about + ".\n" +
+		"Written by `make report`; every figure is one that a test has written, on one machine:\n" + f.about + ".\n" +
 		"How it is done: [conformance](../conformance/doc.go) (clauses), [cluster](../conformance/cluster/cluster.go) (directed faults),\n" +
 		"[nemesis](../conformance/nemesis/doc.go) (faults drawn by a seed, processes that are stopped and killed),\n" +
 		"[check](../conformance/check/doc.go) (histories: scans, and a search for a legal order),\n" +
@@ -183,14 +178,14 @@ func page(f findings, steps []step) string {
 		"corrupts data: their tier is efficiency. The library reports the loss at the next renewal, which is too late for the rival\n" +
 		"that came before. A violation is counted for the fault after which it was found.\n\n")
 	b.WriteString(reportedTable(f.reported))
-	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where what the algorithm assumes does not hold:\n\n" + rateTable(f.violations))
+	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where what the algorithm assumes does not hold:\n\n" + rateTable(f.rates))
 	b.WriteString("\n## Others under the same checks\n\nEach library takes, holds and waits for locks, while links are held back or lost, servers stop, and keys are deleted behind\n" +
 		"everybody; the last one nobody can tell a holder before its rival. Libraries that tell nobody get the benefit of a user who watches\n" +
 		"the deadline.\n\n" + strings.Join(f.peers, "\n\n") + "\n")
 	b.WriteString("\n## Broken drivers\n\nEach is broken in one way, and the suite is right only if it notices.\n\n" + mutantTable(f.mutants))
 	b.WriteString("\n## Simulated time\n\n")
-	for _, line := range f.simulations {
-		b.WriteString("- " + line + "\n")
+	for _, s := range f.simulations {
+		fmt.Fprintf(&b, "- %s %.1f h: %s\n", s.What, s.Hours, s.Text)
 	}
 	b.WriteString("\n## Bugs found\n\n" + bugs)
 	b.WriteString("\n## Commands\n\nWhat `make report` runs, one after the other:\n\n```sh\n")
@@ -201,81 +196,76 @@ func page(f findings, steps []step) string {
 	return b.String()
 }
 
-func faultTable(f findings) string {
+// clusterTable has a row for each directed fault.
+func clusterTable(f findings, cell string, text func(facts.ClusterFault) string) string {
 	var slugs []string
-	for _, c := range f.faults {
-		if !slices.Contains(slugs, c.slug) {
-			slugs = append(slugs, c.slug)
+	for _, of := range f.faults {
+		for _, c := range of {
+			if text(c) != "" && !slices.Contains(slugs, c.Slug) {
+				slugs = append(slugs, c.Slug)
+			}
 		}
 	}
 	slices.Sort(slugs)
 	var t table
 	header := []string{"fault"}
 	for _, d := range clusters {
-		header = append(header, d+": rounds, grants, worst margin, violations")
+		header = append(header, d+cell)
 	}
 	t.header(header...)
 	for _, slug := range slugs {
 		cells := []string{"`" + slug + "`"}
 		for _, d := range clusters {
-			cell := none
-			for _, c := range f.faults {
-				if c.slug != slug || c.driver != d {
-					continue
+			shown := none
+			for _, c := range f.faults[d] {
+				if c.Slug == slug && text(c) != "" {
+					shown = text(c)
 				}
-				margin := "no loss"
-				if c.margin != "" {
-					margin = c.margin + " ms"
-				}
-				cell = fmt.Sprintf("%d, %d, %s, **%d**", c.rounds, c.grants, margin, c.violations)
 			}
-			cells = append(cells, cell)
+			cells = append(cells, shown)
 		}
 		t.row(cells...)
 	}
 	return t.b.String()
+}
+
+func faultTable(f findings) string {
+	return clusterTable(f, ": rounds, grants, worst margin, violations", func(c facts.ClusterFault) string {
+		margin := "no loss"
+		if c.Margin != nil {
+			margin = milliseconds(*c.Margin)
+		}
+		return fmt.Sprintf("%d, %d, %s, **%d**", c.Rounds, c.Grants, margin, c.Violations)
+	})
 }
 
 func recoveryTable(f findings) string {
-	var slugs []string
-	for _, of := range f.recoveries {
-		for slug := range of {
-			if !slices.Contains(slugs, slug) {
-				slugs = append(slugs, slug)
-			}
+	return clusterTable(f, "", func(c facts.ClusterFault) string {
+		if c.Recoveries == 0 {
+			return ""
 		}
-	}
-	slices.Sort(slugs)
-	var t table
-	t.header(append([]string{"fault"}, clusters...)...)
-	for _, slug := range slugs {
-		cells := []string{"`" + slug + "`"}
-		for _, d := range clusters {
-			r, ok := f.recoveries[d][slug]
-			if !ok {
-				cells = append(cells, none)
-				continue
-			}
-			cells = append(cells, fmt.Sprintf("%s, %s (%d rounds)", r.median, r.most, r.rounds))
-		}
-		t.row(cells...)
-	}
-	return t.b.String()
+		return fmt.Sprintf("%s, %s (%d rounds)", seconds(c.MedianRecovery), seconds(c.LongestRecovery), c.Recoveries)
+	})
 }
 
-func soakTable(runs []soak) string {
+func soakTable(runs []facts.Soak) string {
 	var t table
 	t.header("driver", "seed", "time", "faults", "operations", "grants", "losses", "worst margin", "longest recovery", "violations")
 	for _, s := range runs {
-		t.row(s.driver, s.values["seed"], s.values["duration"], s.values["faults"], s.values["operations"], s.values["grants"],
-			s.values["losses"], s.values["worst margin"], s.values["recovery max"], "**"+s.values["violations"]+"**"+foundIn(s))
+		margin := "none"
+		if s.Margin != nil {
+			margin = milliseconds(*s.Margin)
+		}
+		t.row(s.Driver, fmt.Sprint(s.Seed), s.Took.Round(100*time.Millisecond).String(), fmt.Sprint(s.Faults), fmt.Sprint(s.Operations),
+			fmt.Sprint(s.Grants), fmt.Sprint(s.Losses), margin, s.LongestRecovery.String(),
+			fmt.Sprintf("**%d**%s", s.Violations, foundIn(s)))
 	}
 	t.b.WriteString("\nEach kind of fault: how often, and the longest time until every client and every name had a turn again.\n\n")
 	var slugs []string
 	for _, s := range runs {
-		for _, k := range s.kinds {
-			if !slices.Contains(slugs, k.slug) {
-				slugs = append(slugs, k.slug)
+		for _, k := range s.Kinds {
+			if !slices.Contains(slugs, k.Slug) {
+				slugs = append(slugs, k.Slug)
 			}
 		}
 	}
@@ -283,53 +273,53 @@ func soakTable(runs []soak) string {
 	t.header(append([]string{"fault"}, drivers...)...)
 	for _, slug := range slugs {
 		t.perDriver("`"+slug+"`", func(d string) string {
-			n, most := 0, ""
+			n, most := 0, time.Duration(0)
 			for _, s := range runs {
-				for _, k := range s.kinds {
-					if s.driver == d && k.slug == slug {
-						count, _ := strconv.Atoi(k.values["count"])
-						n += count
-						most = longest(most, k.values["recovery max"])
+				for _, k := range s.Kinds {
+					if s.Driver == d && k.Slug == slug {
+						n += k.Count
+						most = max(most, k.LongestRecovery)
 					}
 				}
 			}
 			if n == 0 {
 				return none
 			}
-			return fmt.Sprintf("%d, %s", n, most)
+			return fmt.Sprintf("%d, %v", n, most)
 		})
 	}
 	return t.b.String()
 }
 
-func foundIn(s soak) string {
-	if len(s.found) == 0 {
+func foundIn(s facts.Soak) string {
+	var found []string
+	for _, c := range s.Found {
+		found = append(found, fmt.Sprintf("%s × %d", c.What, c.Times))
+	}
+	if len(found) == 0 {
 		return ""
 	}
-	return " (" + strings.Join(s.found, ", ") + ")"
+	return " (" + strings.Join(found, ", ") + ")"
 }
 
-func reportedTable(runs []soak) string {
+func reportedTable(runs []facts.Soak) string {
 	var t table
 	t.header("driver", "fault", "times", "times with a violation")
 	for _, s := range runs {
-		for _, k := range s.kinds {
-			violated := k.values["violated"]
-			if violated == "" {
-				violated = "0"
-			}
-			t.row(s.driver, "`"+k.slug+"`", k.values["count"], violated)
+		for _, k := range s.Kinds {
+			t.row(s.Driver, "`"+k.Slug+"`", fmt.Sprint(k.Count), fmt.Sprint(k.Violated))
 		}
-		t.row(s.driver, "all", s.values["faults"], "violations: "+s.values["violations"]+foundIn(s)+", longest overlap "+s.values["overlap max"])
+		t.row(s.Driver, "all", fmt.Sprint(s.Faults), fmt.Sprintf("violations: %d%s, longest overlap %v", s.Violations, foundIn(s),
+			s.Overlap.Round(100*time.Microsecond)))
 	}
 	return t.b.String()
 }
 
-func rateTable(rows []violation) string {
+func rateTable(rows []facts.Rate) string {
 	var t table
 	t.header("what happened", "rounds with two holders")
-	for _, v := range rows {
-		t.row(v.fault, fmt.Sprintf("%d of %d", v.times, v.rounds))
+	for _, r := range rows {
+		t.row(r.Fault, fmt.Sprintf("%d of %d", r.Times, r.Rounds))
 	}
 	return t.b.String()
 }
@@ -338,7 +328,7 @@ func mutantTable(all []mutant) string {
 	var t table
 	t.header("suite", "broken driver", "caught by")
 	for _, m := range all {
-		t.row(m.suite, m.what, m.killers)
+		t.row(m.suite, m.What, m.Killers)
 	}
 	return t.b.String()
 }

@@ -1,73 +1,81 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/internal/facts"
 )
 
-// What the tests print today must be understood. These lines are copies; a run of the report fails if they have changed.
-func TestLinesAreUnderstood(t *testing.T) {
-	var f findings
-	for _, l := range []struct{ pkg, text string }{
-		{"etcd", "    conformance_test.go:50: 99 clauses passed, 1 failed, 2 skipped, 19 not applicable"},
-		{"zookeeper", "    cluster.go:180: overtaken-leader: 8 rounds in 1m15s, 1433 grants, 31 lost, 64 confirmed by the service, " +
-			"shortest time from a loss to the rival 6.7 ms, 46 late writes refused, contexts up to 11.2 ms after the deadline, " +
-			"map[acquire:161] failed, overlap 0.0 ms, 3 violations"},
-		{"zookeeper", "    cluster.go:180: leader-kill: 2 rounds in 9s, 17 grants, 0 lost, 6 confirmed by the service, no loss was followed by a rival, " +
-			"0 late writes refused, contexts up to 0.0 ms after the deadline, map[] failed, overlap 0.5 ms, 0 violations"},
-		{"zookeeper", "    cluster.go:183: leader-kill: the locks went on after 1.15 s in the median of 2, 1.25 s in 95 of 100, 1.35 s at most"},
-		{"redis", "    nemesis.go:99: soak: driver=redis seed=7 duration=30.1s steps=5/6 faults=9 operations=100 grants=80 losses=3 unknown=2 violations=1 " +
-			"worst margin=12.5ms told before=2 after=1 never=0 overlaps=1 overlap max=3ms late context max=1ms recovery max=2.5s search=3ms"},
-		{"redis", "        soak: driver=redis fault=client-kill count=4 recovery median=1s max=2s violated=1 others went on median=3s max=4s"},
-		{"redis", `        soak: driver=redis violation="overlap" count=1`},
-		{"redlock", "    violation_test.go:77: clock jumps past the TTL on 1 server,  holder had 3 votes                7 of 12   (58 %)"},
-		{"conformance", "        release does not look who asks                           killed by O1 O3"},
-		{"conformance/check", "        the same token twice                                     [token model]"},
-		{"conformance/simulation", "    simulation_test.go:120: simulation: 1003.2 h, 512 seeds, 5 operations, 0 violations"},
+// written is what "go test -json" prints of a fact.
+func written(t *testing.T, pkg string, fact any) string {
+	t.Helper()
+	a := &attribute{TB: t}
+	facts.Write(a, fact)
+	text, err := json.Marshal(map[string]string{"Action": "attr", "Package": module + "/" + pkg, "Test": "Test", "Key": a.key, "Value": a.value})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text) + "\n"
+}
+
+type attribute struct {
+	testing.TB
+	key, value string
+}
+
+func (a *attribute) Attr(key, value string) { a.key, a.value = key, value }
+
+func TestPageSaysWhatTestsWrite(t *testing.T) {
+	margin := 6700 * time.Microsecond
+	var out strings.Builder
+	for _, each := range []struct {
+		pkg  string
+		fact any
+	}{
+		{"etcd", facts.Clauses{Passed: 99, Failed: 1, Skipped: 2, NotApplicable: 19}},
+		{"zookeeper", facts.ClusterFault{Slug: "overtaken-leader", Rounds: 8, Grants: 1433, Violations: 3, Margin: &margin}},
+		{"zookeeper", facts.ClusterFault{
+			Slug: "leader-kill", Rounds: 2, Grants: 17, Recoveries: 2, MedianRecovery: 1150 * time.Millisecond,
+			LongestRecovery: 1350 * time.Millisecond,
+		}},
+		{"redis", facts.Soak{
+			Driver: "redis", Seed: 7, Took: 30 * time.Second, Faults: 9, Operations: 100, Violations: 1, LongestRecovery: 2 * time.Second,
+			Kinds: []facts.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
+			Found: []facts.Count{{What: "overlap", Times: 1}},
+		}},
+		{"redlock", facts.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
+		{"conformance", facts.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
+		{"conformance/check", facts.Mutant{What: "the same token twice", Killers: "token model"}},
+		{"conformance/simulation", facts.Simulation{What: "the core", Hours: 1003.2, Text: "512 seeds"}},
 	} {
-		if err := f.line(l.pkg, l.text); err != nil {
-			t.Errorf("%q: %v", l.text, err)
-		}
+		out.WriteString(written(t, each.pkg, each.fact))
 	}
-	if c := f.clauses["etcd"]; len(c) != 1 || c[0] != (clauses{99, 1, 2, 19}) {
-		t.Errorf("clauses %v", f.clauses)
-	}
-	want := clusterFault{driver: "zookeeper", slug: "overtaken-leader", rounds: 8, grants: 1433, lost: 31, confirmed: 64, margin: "6.7", violations: 3}
-	if len(f.faults) != 2 || f.faults[0] != want || f.faults[1].margin != "" || f.faults[1].overlap != 0.5 {
-		t.Errorf("faults %+v", f.faults)
-	}
-	if r := f.recoveries["zookeeper"]["leader-kill"]; r != (recovery{"1.15", "1.35", 2}) {
-		t.Errorf("recoveries %+v", f.recoveries)
-	}
-	if len(f.soaks) != 1 || f.soaks[0].values["faults"] != "9" || f.soaks[0].values["worst margin"] != "12.5ms" ||
-		f.soaks[0].values["recovery max"] != "2.5s" || len(f.soaks[0].kinds) != 1 || len(f.soaks[0].found) != 1 {
-		t.Fatalf("soaks %+v", f.soaks)
-	}
-	k := f.soaks[0].kinds[0].values
-	if k["count"] != "4" || k["recovery max"] != "2s" || k["others went on max"] != "4s" || k["violated"] != "1" {
-		t.Errorf("kind %+v", k)
-	}
-	if len(f.violations) != 1 || f.violations[0].times != 7 || f.violations[0].rounds != 12 {
-		t.Errorf("violations %+v", f.violations)
-	}
-	if len(f.mutants) != 2 || f.mutants[0].killers != "O1 O3" || f.mutants[1].killers != "token model" || f.mutants[1].suite != "check" {
-		t.Errorf("mutants %+v", f.mutants)
+	out.WriteString(`{"Action":"attr","Package":"` + module + `/redis","Key":"else","Value":"x"}` + "\nno JSON\n")
+	var f findings
+	if err := eachAttribute([]byte(out.String()), f.attribute); err != nil {
+		t.Fatal(err)
 	}
 	text := page(f, stepsOf(settings{soak: 1, rounds: 1}))
-	for _, part := range []string{"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "the core 1003.2 h", "2 of 2", "overlap × 1"} {
+	for _, part := range []string{
+		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)", "1.35 s", "the core 1003.2 h",
+		"99, × 1 set-ups, **3** failed", "2 of 2", "(overlap × 1)", "| 4, 2s |", "| clock jumps | 7 of 12 |",
+		"| check | the same token twice | token model |",
+	} {
 		if !strings.Contains(text, part) {
 			t.Errorf("the page does not say %q:\n%s", part, text)
 		}
 	}
 }
 
-// A kind of fault before any run is no finding.
-func TestLineWithoutItsRunIsAnError(t *testing.T) {
+func TestFactThatIsNotUnderstoodIsAnError(t *testing.T) {
 	var f findings
-	if err := f.line("redis", "soak: driver=redis fault=client-kill count=4"); err == nil {
+	if err := f.attribute("redis", "fencelock.Soak", `{"Fault":1}`); err == nil {
 		t.Error("no error")
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // step is one command, and what its output must tell.
@@ -37,7 +39,7 @@ func stepsOf(s settings) []step {
 	test := func(name, run, pkg string, wants func(*findings) int, args ...string) step {
 		return step{
 			name:    name,
-			env:     []string{"FENCELOCK_REQUIRE=all"},
+			env:     []string{"FENCELOCK_REQUIRE=all", deep.Env + "=1"},
 			command: append([]string{"go", "test", "-json", "-count=1", "-timeout=0", "-run", run, pkg}, args...),
 			wants:   wants,
 		}
@@ -53,7 +55,7 @@ func stepsOf(s settings) []step {
 		steps = append(steps, test("conformance-"+d, "^TestConformance", "./"+d, func(f *findings) int { return len(f.clauses[d]) }))
 	}
 	for _, d := range clusters {
-		st := test("faults-"+d, "^TestClusterFaults", "./"+d, func(f *findings) int { return len(f.faults) })
+		st := test("faults-"+d, "^TestClusterFaults", "./"+d, func(f *findings) int { return len(f.faults[d]) })
 		st.env = append(st.env, "FENCELOCK_ROUNDS="+strconv.Itoa(s.rounds))
 		steps = append(steps, st)
 	}
@@ -63,7 +65,7 @@ func stepsOf(s settings) []step {
 		steps = append(steps, st)
 	}
 	return append(steps,
-		test("redlock-violations", "^TestViolationRate$", "./redlock", func(f *findings) int { return len(f.violations) },
+		test("redlock-violations", "^TestViolationRate$", "./redlock", func(f *findings) int { return len(f.rates) },
 			"-violations", "30"),
 		step{
 			name: "peers", dir: "bench", command: []string{"go", "run", ".", "-check", "-seed", "2"}, plain: true,
@@ -128,7 +130,7 @@ func (s step) read(dir string, f *findings) error {
 	if s.plain {
 		f.peers = append(f.peers, strings.TrimSpace(string(data)))
 	} else {
-		err = eachLine(data, f.line)
+		err = eachAttribute(data, f.attribute)
 	}
 	if err == nil && s.wants(f) == before {
 		err = fmt.Errorf("nothing of what was expected is in the output")
@@ -139,20 +141,20 @@ func (s step) read(dir string, f *findings) error {
 	return nil
 }
 
-// eachLine calls f for each line that a test of "go test -json" has printed, with the package it is in.
-func eachLine(data []byte, f func(pkg, line string) error) error {
+// eachAttribute calls f for each attribute of a test that "go test -json" has printed, with the package it is in.
+func eachAttribute(data []byte, f func(pkg, key, value string) error) error {
 	scanner := bufio.NewScanner(bytes.NewReader(data))
 	scanner.Buffer(nil, 1<<24)
 	for scanner.Scan() {
-		var event struct{ Action, Package, Output string }
+		var event struct{ Action, Package, Key, Value string }
 		if err := json.Unmarshal(scanner.Bytes(), &event); err != nil {
 			continue // what a build prints
 		}
-		if event.Action != "output" {
+		if event.Action != "attr" {
 			continue
 		}
 		pkg := strings.TrimPrefix(strings.TrimPrefix(event.Package, module), "/")
-		if err := f(pkg, strings.TrimRight(event.Output, "\n")); err != nil {
+		if err := f(pkg, event.Key, event.Value); err != nil {
 			return err
 		}
 	}

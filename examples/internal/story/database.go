@@ -7,6 +7,7 @@ import (
 
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
@@ -20,23 +21,30 @@ func (s *Story) Database(ctx context.Context) (*sql.DB, error) {
 	return db, db.PingContext(ctx)
 }
 
-// DSN names the SQLite database in a story's folder. Transactions begin with the lock on writing, as the guard wants it, and
-// wait for each other; statements outside of one do, too.
+// DSN names the SQLite database in a story's folder. Transactions begin with the lock on writing, and wait for each other;
+// statements outside of one do, too.
 func DSN(dir string) string {
 	return "file:" + filepath.ToSlash(filepath.Join(dir, "story.db")) + "?_txlock=immediate&_pragma=busy_timeout(30000)"
 }
 
 // Guard returns the guard of a database, and makes its table, story_tokens.
 func Guard(ctx context.Context, db *sql.DB, dialect sqlguard.Dialect) (*sqlguard.Guard, error) {
-	guard, err := sqlguard.New(dialect, &sqlguard.Options{Table: "story_tokens"})
+	guard, err := sqlguard.New(db, dialect, &sqlguard.Options{Table: "story_tokens"})
 	if err != nil {
 		return nil, err
 	}
-	return guard, guard.Create(ctx, db)
+	return guard, guard.Create(ctx)
 }
 
-// InTx runs f in a transaction, and commits it if f returns nil.
-func InTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
+// Guarded runs f in a transaction that shows the claims first, or in a bare one if there is no guard.
+func Guarded(ctx context.Context, db *sql.DB, guard *sqlguard.Guard, claims fencing.Claims, f func(*sql.Tx) error) error {
+	if guard == nil {
+		return inTx(ctx, db, f)
+	}
+	return guard.Tx(ctx, claims, func(_ context.Context, tx *sql.Tx) error { return f(tx) })
+}
+
+func inTx(ctx context.Context, db *sql.DB, f func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err

@@ -56,7 +56,7 @@ func Run(ctx context.Context, o Options, tell func(context.Context, *Story) erro
 		s.Out = os.Stdout
 	}
 	if s.Namespace == "" {
-		s.Namespace = "examples/" + rand.Text()
+		s.Namespace = "examples-" + rand.Text()
 	}
 	if s.Dir == "" {
 		if s.Dir, err = os.MkdirTemp("", "fencelock-example-"); err != nil {

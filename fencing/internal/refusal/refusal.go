@@ -16,6 +16,8 @@ const (
 	NoToken      Kind = "no-token"
 	NotExclusive Kind = "not-exclusive"
 	Space        Kind = "another-space"
+	Repeated     Kind = "repeated-write"
+	Reordered    Kind = "reordered-write"
 )
 
 // Refusal is one error of a guard.
@@ -27,6 +29,8 @@ type Refusal struct {
 	Highest  fencing.Token
 	Space    string // with the kind Space, as Want
 	Want     string
+	Sequence uint64 // with the kinds Repeated and Reordered, as Last
+	Last     uint64
 }
 
 // Of returns the refusal in err's chain, if there is one.
@@ -36,6 +40,7 @@ func Of(err error) (Refusal, bool) {
 		none  *fencing.NoTokenError
 		share *fencing.NotExclusiveError
 		space *fencing.SpaceError
+		order *fencing.SequenceError
 	)
 	switch {
 	case errors.As(err, &stale):
@@ -54,6 +59,15 @@ func Of(err error) (Refusal, bool) {
 			Kind: Space, Title: "Fencing token of another space",
 			Resource: space.Resource, Token: space.Token, Highest: space.Highest, Space: space.Space, Want: space.Want,
 		}, true
+	case errors.As(err, &order):
+		r := Refusal{
+			Kind: Reordered, Title: "Reordered write", Resource: order.Resource, Token: order.Token, Highest: order.Token,
+			Sequence: order.Sequence, Last: order.Last,
+		}
+		if errors.Is(err, fencing.ErrRepeated) {
+			r.Kind, r.Title = Repeated, "Repeated write"
+		}
+		return r, true
 	}
 	return Refusal{}, false
 }
@@ -71,6 +85,8 @@ func (r Refusal) Err() error {
 		return &fencing.SpaceError{
 			Resource: r.Resource, Token: r.Token, Highest: r.Highest, Space: r.Space, Want: r.Want,
 		}
+	case Repeated, Reordered:
+		return &fencing.SequenceError{Resource: r.Resource, Token: r.Token, Sequence: r.Sequence, Last: r.Last}
 	}
 	return nil
 }

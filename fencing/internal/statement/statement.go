@@ -1,9 +1,9 @@
-// Package statement holds the SQL of the guards: one table, and the one statement that admits a token, for each dialect.
+// Package statement is the check of the guards in SQL: one table, and what each dialect says to it. docs/FENCING.md
+// specifies both for writers in other languages.
 //
-// The statement inserts the token of a resource that is new, or raises the one that is there; it never lowers it. What it
-// answers is the token after that, and the space that the row is of: the claim is admitted if both are its own. So one
-// statement decides, remembers, and tells the highest token to those that it refuses. It takes the row's lock, which the
-// caller's transaction keeps until it commits or rolls back: writers of one resource come one after the other.
+// The row of a resource is locked first, and created if it is not there; the caller's transaction keeps that lock until it
+// ends, so writers of one resource come one after the other. Then the guard's terms are read from the row of the empty
+// name, the claim is judged by fencing.Judge, and what to remember is written into the resource's row.
 package statement
 
 import (
@@ -16,11 +16,19 @@ import (
 
 // Set is what one guard says to its database.
 type Set struct {
+	Table  string
 	Schema string // creates the table unless it exists
-	Check  string // resource, space, token; see the dialect for its answer
-	Seen   string // resource → token, space
-	adopt  string // space: for rows that have none; they keep their tokens
-	accept string // to, from: for rows of the space from; they forget their tokens
+
+	Lock     string // resource: locks its row, and creates it if it is not there
+	Seen     string // resource → epoch, token, sequence, checks: as committed, or as this transaction wrote it
+	View     string // resource → checks, as the transaction's reads see it; empty where that is the same or the database refuses
+	Remember string // epoch, token, sequence, resource
+	Terms    string // → epoch, space, token: as Seen
+	Pin      string // space: sets the terms unless they are set
+
+	Alone    string // keeps checks out until the operator's transaction ends; empty where Terms does
+	SetTerms string // epoch, space, token
+	Clean    string // epoch, floor
 }
 
 // DefaultTable is the table of guards that name none.
@@ -41,80 +49,99 @@ func Table(name string) (string, error) {
 	return name, nil
 }
 
-// Mark is set in the token that MySQL answers where the row is of another space: the number is all it can answer with.
-const Mark = 1 << 63
-
-// PostgreSQL answers with a row: token, space.
+// PostgreSQL is the dialect of version 9.5 and later. It takes parameters by number.
 func PostgreSQL(table string) Set {
-	s := common(table, "$1", "$2")
-	s.Schema = fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (
-	resource text   PRIMARY KEY,
-	space    text   NOT NULL DEFAULT '',
-	token    bigint NOT NULL CHECK (token >= 0)
-)`, table)
-	s.Check = fmt.Sprintf(`INSERT INTO %s AS seen (resource, space, token) VALUES ($1, $2, $3)
-ON CONFLICT (resource) DO UPDATE SET token = CASE
-	WHEN seen.space = excluded.space AND seen.token < excluded.token THEN excluded.token ELSE seen.token END
-RETURNING token, space`, table)
+	s := common(table)
+	s.Schema = s.fill(`CREATE TABLE IF NOT EXISTS {table} (
+	resource text   PRIMARY KEY,            -- '' holds the guard's terms: its epoch, space, and floor (token)
+	epoch    bigint NOT NULL DEFAULT 0,
+	token    bigint NOT NULL DEFAULT 0 CHECK (token >= 0),
+	sequence bigint NOT NULL DEFAULT 0,
+	checks   bigint NOT NULL DEFAULT 0,
+	space    text   NOT NULL DEFAULT ''
+)`)
+	s.Lock = s.fill(`INSERT INTO {table} AS seen (resource) VALUES (?)
+ON CONFLICT (resource) DO UPDATE SET checks = seen.checks + 1`)
+	s.Pin = s.fill(`INSERT INTO {table} (resource, space) VALUES ('', ?) ON CONFLICT (resource) DO NOTHING`)
+	s.Alone = s.fill(`LOCK TABLE {table} IN EXCLUSIVE MODE`)
+	s.SetTerms = s.fill(`INSERT INTO {table} (resource, epoch, space, token) VALUES ('', ?, ?, ?)
+ON CONFLICT (resource) DO UPDATE SET epoch = excluded.epoch, space = excluded.space, token = excluded.token`)
+	for _, each := range []*string{
+		&s.Lock, &s.Seen, &s.Remember, &s.Pin, &s.SetTerms, &s.Clean,
+	} {
+		*each = numbered(*each)
+	}
 	return s
 }
 
-// SQLite answers with a row: token, space. It takes version 3.35, of 2021.
+// SQLite is the dialect of version 3.24, of 2018, and later.
 func SQLite(table string) Set {
-	s := common(table, "?", "?")
-	s.Schema = fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (
-	resource TEXT    NOT NULL PRIMARY KEY,
-	space    TEXT    NOT NULL DEFAULT '',
-	token    INTEGER NOT NULL CHECK (token >= 0)
-)`, table)
-	s.Check = fmt.Sprintf(`INSERT INTO %s AS seen (resource, space, token) VALUES (?, ?, ?)
-ON CONFLICT (resource) DO UPDATE SET token = CASE
-	WHEN seen.space = excluded.space AND seen.token < excluded.token THEN excluded.token ELSE seen.token END
-RETURNING token, space`, table)
+	s := common(table)
+	s.Schema = s.fill(`CREATE TABLE IF NOT EXISTS {table} (
+	resource TEXT    NOT NULL PRIMARY KEY,  -- '' holds the guard's terms: its epoch, space, and floor (token)
+	epoch    INTEGER NOT NULL DEFAULT 0,
+	token    INTEGER NOT NULL DEFAULT 0 CHECK (token >= 0),
+	sequence INTEGER NOT NULL DEFAULT 0,
+	checks   INTEGER NOT NULL DEFAULT 0,
+	space    TEXT    NOT NULL DEFAULT ''
+)`)
+	s.Lock = s.fill(`INSERT INTO {table} (resource) VALUES (?)
+ON CONFLICT (resource) DO UPDATE SET checks = checks + 1`)
+	s.Pin = s.fill(`INSERT INTO {table} (resource, space) VALUES ('', ?) ON CONFLICT (resource) DO NOTHING`)
+	s.SetTerms = s.fill(`INSERT INTO {table} (resource, epoch, space, token) VALUES ('', ?, ?, ?)
+ON CONFLICT (resource) DO UPDATE SET epoch = excluded.epoch, space = excluded.space, token = excluded.token`)
 	return s
 }
 
-// MySQL, and MariaDB, answer with the id of the last insert: the token, with Mark if the row is of another space. Not
-// every version has RETURNING, and this number comes with every answer. Check takes five values: resource, space, token,
-// and once more space and token: VALUES() is on its way out in one of the two, and its successor unknown to the other.
+// MySQL is the dialect of MySQL 5.7 to 9 and MariaDB.
 //
 // Names are binary: with a collation of its own the table would take "a" and "A", or "a" and "a ", for one resource. The
 // engine is named because one without transactions would remember what was rolled back.
+//
+// Lock changes nothing in a row that is there. So View, read before Remember, is what the transaction's view of the data
+// tells: a view that is older than the last check is one in which the caller would read the past.
 func MySQL(table string) Set {
-	s := common(table, "?", "?")
-	s.Schema = fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s (
-	resource VARBINARY(%d)   NOT NULL PRIMARY KEY,
-	space    VARBINARY(%d)   NOT NULL DEFAULT '',
-	token    BIGINT UNSIGNED NOT NULL
-) ENGINE=InnoDB`, table, fencing.MaxResourceBytes, fencing.MaxSpaceBytes)
-	s.Check = fmt.Sprintf(`INSERT INTO %s (resource, space, token) VALUES (?, ?, LAST_INSERT_ID(?))
-ON DUPLICATE KEY UPDATE token = IF(space = ?,
-	LAST_INSERT_ID(GREATEST(token, CAST(? AS UNSIGNED))),
-	token + 0 * LAST_INSERT_ID(token | 9223372036854775808))`, table)
+	s := common(table)
+	s.Schema = s.fill(fmt.Sprintf(`CREATE TABLE IF NOT EXISTS {table} (
+	resource VARBINARY(%d)   NOT NULL PRIMARY KEY, -- '' holds the guard's terms: its epoch, space, and floor (token)
+	epoch    BIGINT UNSIGNED NOT NULL DEFAULT 0,
+	token    BIGINT UNSIGNED NOT NULL DEFAULT 0,
+	sequence BIGINT UNSIGNED NOT NULL DEFAULT 0,
+	checks   BIGINT UNSIGNED NOT NULL DEFAULT 0,
+	space    VARBINARY(%d)   NOT NULL DEFAULT ''
+) ENGINE=InnoDB`, fencing.MaxResourceBytes, fencing.MaxSpaceBytes))
+	s.Lock = s.fill(`INSERT INTO {table} (resource) VALUES (?) ON DUPLICATE KEY UPDATE resource = resource`)
+	s.View = s.fill(`SELECT checks FROM {table} WHERE resource = ?`)
+	s.Seen += ` FOR UPDATE`
+	s.Remember = s.fill(`UPDATE {table} SET epoch = ?, token = ?, sequence = ?, checks = checks + 1 WHERE resource = ?`)
+	s.Alone = s.Terms + ` FOR UPDATE`
+	s.Terms += ` LOCK IN SHARE MODE`
+	s.Pin = s.fill(`INSERT INTO {table} (resource, space) VALUES ('', ?) ON DUPLICATE KEY UPDATE resource = resource`)
+	s.SetTerms = s.fill(`REPLACE INTO {table} (resource, epoch, space, token) VALUES ('', ?, ?, ?)`)
 	return s
 }
 
-func common(table, first, second string) Set {
-	fill := strings.NewReplacer("{table}", table, "{1}", first, "{2}", second).Replace
-	return Set{
-		Seen:   fill("SELECT token, space FROM {table} WHERE resource = {1}"),
-		adopt:  fill("UPDATE {table} SET space = {1} WHERE space = ''"),
-		accept: fill("UPDATE {table} SET space = {1}, token = 0 WHERE space = {2}"),
-	}
+func common(table string) Set {
+	s := Set{Table: table}
+	s.Seen = s.fill(`SELECT epoch, token, sequence, checks FROM {table} WHERE resource = ?`)
+	s.Remember = s.fill(`UPDATE {table} SET epoch = ?, token = ?, sequence = ? WHERE resource = ?`)
+	s.Terms = s.fill(`SELECT epoch, space, token FROM {table} WHERE resource = ''`)
+	s.Clean = s.fill(`DELETE FROM {table} WHERE resource <> '' AND (epoch < ? OR token < ?)`)
+	return s
 }
 
-// Change returns the statement that makes rows of the space from rows of the space to.
-func (s Set) Change(from, to string) (query string, args []any, err error) {
-	switch {
-	case to == "":
-		err = &fencing.InvalidError{What: "space", Value: to, Why: "it is empty"}
-	case to == from:
-		err = &fencing.InvalidError{What: "space", Value: to, Why: "it is the one before"}
-	default:
-		err = fencing.ValidateSpace(to)
+func (s Set) fill(text string) string { return strings.ReplaceAll(text, "{table}", s.Table) }
+
+// numbered writes $1, $2 and so on for the question marks.
+func numbered(query string) string {
+	var b strings.Builder
+	n := 0
+	for part := range strings.SplitSeq(query, "?") {
+		if n > 0 {
+			fmt.Fprintf(&b, "$%d", n)
+		}
+		b.WriteString(part)
+		n++
 	}
-	if from == "" {
-		return s.adopt, []any{to}, err
-	}
-	return s.accept, []any{to, from}, err
+	return b.String()
 }

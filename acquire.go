@@ -1,0 +1,450 @@
+package fencelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// lateGrace is how long a call goes on with a context that has already ended: long enough for a healthy service, short
+// enough to count as "at once".
+const lateGrace = 40 * time.Millisecond
+
+// lookAfterWait is how long an acquire that WaitAtMost ended asks who holds the lock.
+const lookAfterWait = 500 * time.Millisecond
+
+// maxOver is how many grants in a row may be over when they arrive, before an acquire gives up: one is a process that
+// was paused, three are a driver or a clock that is wrong.
+const maxOver = 3
+
+// overError says that a grant was over when it arrived.
+type overError struct {
+	driver    string
+	sent, now instant
+	ttl       time.Duration
+}
+
+func (e *overError) Error() string {
+	return fmt.Sprintf("driver %s granted a hold that was over on arrival: SentAt %d, TTL %v, and the clock reads %d ns, "+
+		"%v later", e.driver, e.sent, e.ttl, e.now, e.now.Sub(e.sent))
+}
+
+// errWaitedEnough is the cause of a context that WaitAtMost ended.
+var errWaitedEnough = errors.New("waited as long as WaitAtMost allows")
+
+func (c *Client) acquire(ctx context.Context, name string, wait bool, opts []AcquireOption) (*Lease, error) {
+	r, o, err := c.request(name, wait, opts)
+	if err != nil {
+		return nil, callError("acquire", name, err)
+	}
+	if err := endOf(ctx); err != nil {
+		return nil, callError("acquire", name, err) // nothing was sent, so nothing is left behind
+	}
+	line := newLine(ctx)
+	switch inner, err := c.under(&line, name, &r, &o); {
+	case err != nil:
+		return nil, callError("acquire", name, err)
+	case inner != nil:
+		return inner, nil
+	}
+	flight := &flight{kind: acquiring}
+	bounded, err := c.begin(ctx, flight, o.waitAtMost)
+	if err != nil {
+		return nil, callError("acquire", name, err)
+	}
+	defer c.done(flight)
+	lease, err := c.acquireObserved(ctx, bounded, line, name, &r, &o)
+	if err != nil {
+		return nil, callError("acquire", name, err)
+	}
+	return lease, nil
+}
+
+// acquireObserved is acquireOnce with the events of it.
+func (c *Client) acquireObserved(
+	ctx, bounded context.Context, line line, name string, r *backend.Request, o *acquireOptions,
+) (lease *Lease, err error) {
+	began := c.observedNow()
+	if c.observed() {
+		over := c.tellOfWait(ctx, bounded, []string{name}, []backend.Request{*r})
+		lease, err = c.acquireOnce(bounded, line, name, r, o, func(h *hold) { over(); h.tellOfGrant(began) })
+		over()
+	} else {
+		lease, err = c.acquireOnce(bounded, line, name, r, o, nil)
+	}
+	if err != nil {
+		err = c.explain(bounded, name, []backend.Request{*r}, o, err)
+		sameRequest(err, r)
+		c.tellOfFailure(ctx, name, r, began, err)
+	}
+	return lease, err
+}
+
+// acquireOnce sees to it that one request id is acquired once.
+func (c *Client) acquireOnce(
+	bounded context.Context, line line, name string, r *backend.Request, o *acquireOptions, granted func(*hold),
+) (*Lease, error) {
+	if o.requestID == "" {
+		lease := c.newLease(line, name, !o.noRenew)
+		return c.obtain(bounded, lease, r, o, granted)
+	}
+	for {
+		place, owner := c.repeats.find(repeatKey{r.Name, o.requestID})
+		if !owner {
+			lease, err := c.repeated(bounded, place, line, r)
+			if lease != nil || err != nil {
+				return lease, err
+			}
+			c.repeats.mu.Lock()
+			c.repeats.remove(place)
+			c.repeats.mu.Unlock()
+			continue
+		}
+		lease := c.newLease(line, name, !o.noRenew)
+		lease.of.repeat = place
+		done := false
+		defer func() {
+			if !done { // also on a panic in the driver or in Seal
+				c.repeats.settle(place, nil)
+			}
+		}()
+		lease, err := c.obtain(bounded, lease, r, o, granted)
+		if err == nil {
+			done = true
+			c.repeats.settle(place, lease.of)
+		}
+		return lease, err
+	}
+}
+
+// endOf is ctx.Err() with its cause, such as the loss of the lease under which a call is made.
+func endOf(ctx context.Context) error {
+	err := ctx.Err()
+	if cause := context.Cause(ctx); err != nil && !errors.Is(cause, err) {
+		return fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
+}
+
+// begin counts a call in, or refuses it after Close. The context that it returns ends with the call's own, with Close
+// and after waitAtMost, if that is not zero. done follows.
+func (c *Client) begin(ctx context.Context, f *flight, waitAtMost time.Duration) (context.Context, error) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	f.cancel = cancel
+	if err := c.work.begin(f); err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	if waitAtMost > 0 {
+		bounded, f.stop = context.WithTimeoutCause(bounded, waitAtMost, errWaitedEnough)
+	}
+	return bounded, nil
+}
+
+func (c *Client) done(f *flight) {
+	if f.stop != nil {
+		f.stop()
+	}
+	c.work.leave(f)
+	f.cancel(nil)
+}
+
+// obtain asks the driver until it has a grant that is still of use, and starts the lease; granted is called when the
+// hold has begun. Every attempt has a key of its own.
+func (c *Client) obtain(
+	bounded context.Context, lease *Lease, r *backend.Request, o *acquireOptions, granted func(*hold),
+) (*Lease, error) {
+	h := lease.of
+	for tries := 1; ; tries++ {
+		sent, err := c.history.now()
+		if err != nil {
+			return nil, err
+		}
+		c.bind(h, r, tries)
+		g, err := c.driver.Acquire(bounded, *r)
+		if err != nil {
+			c.failed(h.values, err, r.Grant())
+			return nil, err
+		}
+		err = c.accept(r, &g, sent)
+		if err != nil && !errors.Is(err, errOvertaken) {
+			c.remember(err)
+			c.undo(bounded, h.values, r.Grant()) // by request: it may lack its mark too
+			return nil, err
+		}
+		if err == nil {
+			err = h.start(&g, granted)
+		}
+		if err == nil {
+			return lease, c.sealed(bounded, lease, o)
+		}
+		// The process was paused for so long that the grant has ended, or the client was closed meanwhile.
+		c.undo(bounded, h.values, g)
+		if err = c.again(bounded, r, err, tries); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// sealed shows the claim of a new lease to the resource, if Seal asks for that, and gives the lease back if that fails.
+func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (err error) {
+	if o.seal == nil {
+		return nil
+	}
+	h, done := lease.of, false
+	defer func() { // also on a panic
+		if done {
+			return
+		}
+		h.mu.Lock()
+		h.unused = true
+		h.mu.Unlock()
+		_ = lease.release(ctx) // what is not done at once goes on in the background
+	}()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	under := lease.Context()
+	defer context.AfterFunc(under, func() { cancel(context.Cause(under)) })()
+	if err := o.seal(ctx, lease.Claim(lease.Name())); err != nil {
+		return fmt.Errorf("seal: %w", err)
+	}
+	done = true
+	return nil
+}
+
+// again decides whether an acquire asks again after a grant that was of no use, and returns the error if not.
+func (c *Client) again(bounded context.Context, r *backend.Request, err error, tries int) error {
+	useless := errors.Is(err, ErrLost) || errors.Is(err, errOvertaken)
+	switch {
+	case bounded.Err() != nil:
+		return fmt.Errorf("%w: %w", endOf(bounded), err)
+	case !useless, !r.Wait:
+		return err
+	case tries >= maxOver:
+		if over := (*overError)(nil); errors.As(err, &over) {
+			return fmt.Errorf("%d grants in a row were of no use: %w: %v", tries, err, over)
+		}
+		return fmt.Errorf("%d grants in a row were of no use: %w", tries, err)
+	}
+	return nil
+}
+
+// failed looks after what a failed acquire may have left.
+func (c *Client) failed(ctx context.Context, err error, grants ...backend.Grant) {
+	c.remember(err)
+	if !ambiguous(err) {
+		return
+	}
+	for _, g := range grants {
+		c.cleaner.add(ctx, withoutMinimum(g), maybeInFlight, 0)
+	}
+}
+
+// withoutMinimum is for a grant that nobody ran under: its name need not stay closed. Released by request alone, it
+// does not.
+func withoutMinimum(g backend.Grant) backend.Grant {
+	if g.MinHoldUntil != 0 {
+		g.MinHoldUntil, g.Token, g.Incarnation = 0, 0, ""
+	}
+	return g
+}
+
+// undo gives back what a call was granted in vain, and waits for that as long as ctx allows: the next request of the
+// same call must not meet it.
+func (c *Client) undo(ctx, values context.Context, grants ...backend.Grant) {
+	jobs := make([]*cleanJob, len(grants))
+	for i, g := range grants {
+		jobs[i] = c.cleaner.add(values, withoutMinimum(g), granted, 0)
+	}
+	for _, job := range jobs {
+		select {
+		case <-job.done:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// bind makes the request the n-th one for a hold.
+func (c *Client) bind(h *hold, r *backend.Request, n int) {
+	if n > 1 {
+		r.RequestID = backend.NewRequestID()
+	}
+	caps := c.driver.Describe().Capabilities
+	if !caps.Has(backend.CapDeadlock) {
+		r.Under = nil
+	}
+	if !caps.Has(backend.CapPushLoss) {
+		return
+	}
+	key := r.RequestID
+	h.mu.Lock()
+	h.key, h.pushed = key, ""
+	h.mu.Unlock()
+	r.Lost = func(reason Reason) { h.pushedLoss(key, reason) }
+}
+
+// ambiguous reports whether a failed acquire may have left something in the service: if the driver says so, and if it
+// gave an answer that is none of the contract's.
+func ambiguous(err error) bool {
+	if errors.Is(err, ErrUnknown) {
+		return true
+	}
+	for _, definite := range []error{
+		ErrHeld, ErrUnavailable, ErrUnsupported, ErrMisconfigured, ErrDeadlock, ErrLimitMismatch, ErrInvalidName,
+		ErrInvalidTTL, ErrInvalidOption, ErrHistoryLost, ErrClosed, context.Canceled, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, definite) {
+			return false
+		}
+	}
+	return true
+}
+
+// explain completes the error of an acquire whose context has ended: with the reason, and with the holder that it
+// waited for. What the driver answered stays if it is more than that the context ended.
+func (c *Client) explain(
+	bounded context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
+) error {
+	late := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnknown)
+	if bounded.Err() == nil || errors.Is(err, ErrHeld) || !late {
+		return err
+	}
+	cause := context.Cause(bounded)
+	switch {
+	case errors.Is(cause, ErrClosed):
+		return ErrClosed
+	case !rs[0].Wait:
+		return err
+	}
+	held := c.heldBy(bounded, name, rs, o, err)
+	switch {
+	case !errors.Is(cause, errWaitedEnough):
+		if !errors.Is(err, bounded.Err()) || !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", endOf(bounded), err)
+		}
+		if held != nil {
+			err = fmt.Errorf("%w: %w", err, held)
+		}
+		return err
+	case held == nil:
+		return fmt.Errorf("%w (%v): %w", cause, o.waitAtMost, err)
+	case errors.Is(err, ErrUnknown):
+		return fmt.Errorf("%w (%v): %w: %w", cause, o.waitAtMost, held, ErrUnknown)
+	}
+	return fmt.Errorf("%w (%v): %w", cause, o.waitAtMost, held)
+}
+
+// heldBy tells who holds one of the names that were waited for in vain; nil if nobody does, or if the service cannot be
+// reached.
+func (c *Client) heldBy(
+	ctx context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
+) *HeldError {
+	held := &HeldError{Name: name}
+	if errors.Is(err, ErrUnknown) || errors.Is(err, ErrUnavailable) {
+		held = nil // in doubt
+	}
+	inspector, ok := backend.As[backend.Inspector](c.driver)
+	if !ok || !c.driver.Describe().Capabilities.Has(backend.CapInspect) {
+		return held
+	}
+	patience := lateGrace
+	if errors.Is(context.Cause(ctx), errWaitedEnough) {
+		patience = lookAfterWait // the caller's own context lives
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	for i := range rs {
+		state, err := inspector.Look(ctx, rs[i].Name)
+		if err != nil {
+			return held
+		}
+		for j := range state.Holders {
+			h := &state.Holders[j]
+			if h.HoldID != rs[i].HoldID || o.requestID != "" { // not what this very call may have been granted
+				return &HeldError{Name: name, Holder: h.Owner, HoldID: h.HoldID, RetryAfter: h.ExpiresIn}
+			}
+		}
+	}
+	return nil
+}
+
+// tellOfWait tells the observer that an acquire waits, if it does so for a moment, and for whom. The function that it
+// returns ends that.
+func (c *Client) tellOfWait(ctx, bounded context.Context, names []string, rs []backend.Request) (over func()) {
+	if !c.observed() || !rs[0].Wait {
+		return func() {}
+	}
+	var mu sync.Mutex
+	ended := false
+	timer := time.AfterFunc(waitingAfter, func() {
+		f := &flight{kind: looking}
+		if c.work.begin(f) != nil {
+			return
+		}
+		defer c.work.leave(f)
+		holders := make([]*Holder, len(rs))
+		for i := range rs {
+			holders[i] = c.holderOf(bounded, rs[i].Name)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i := range rs {
+			if !ended {
+				c.tell(ctx, Event{
+					Type: EventWaiting, Name: names[i], Kind: rs[i].Kind, HoldID: rs[i].HoldID, Holder: holders[i],
+					Wait: waitingAfter,
+				})
+			}
+		}
+	})
+	return func() {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+	}
+}
+
+// holderOf looks who holds a name, for an event.
+func (c *Client) holderOf(ctx context.Context, full string) *Holder {
+	inspector, ok := backend.As[backend.Inspector](c.driver)
+	if !ok || !c.driver.Describe().Capabilities.Has(backend.CapInspect) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if state, err := inspector.Look(ctx, full); err == nil && len(state.Holders) > 0 {
+		return &state.Holders[0]
+	}
+	return nil
+}
+
+// tellOfGrant tells the observer that a lease begins. The caller holds mu.
+func (h *hold) tellOfGrant(began instant) {
+	h.told = true
+	if h.client.observed() {
+		h.tell(Event{Type: EventAcquired, Wait: h.since.Sub(began), Contended: h.grant.Queued})
+	}
+}
+
+// tellOfFailure tells the observer that an acquire ended without the lock.
+func (c *Client) tellOfFailure(ctx context.Context, name string, r *backend.Request, began instant, err error) {
+	if !c.observed() {
+		return
+	}
+	e := Event{
+		Type: EventFailed, Name: name, Kind: r.Kind, HoldID: r.HoldID, Wait: c.observedNow().Sub(began), Err: err,
+	}
+	if held := (*HeldError)(nil); errors.As(err, &held) {
+		e.Type, e.Contended = EventContended, true
+		if held.Holder != "" || held.HoldID != "" {
+			e.Holder = &Holder{Owner: held.Holder, HoldID: held.HoldID, ExpiresIn: held.RetryAfter}
+		}
+	}
+	c.tell(ctx, e)
+}

@@ -1,0 +1,132 @@
+package builtin
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// past is what the driver knows of a durable cluster that may not be forgotten. Driver.mu protects it.
+type past struct {
+	cluster string // its name: the token space; empty before the first connection to a leader
+	restore string // the restore of a backup from which it comes; empty if it comes from none
+	seen    uint64 // the greatest revision, token or ticket that it has acknowledged
+
+	lost error // a *backend.HistoryError, once the service has forgotten something; for ever
+}
+
+// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before, or an earlier state
+// of it. A server that is not durable forgets by nature: its holds end with their sessions.
+func (d *Driver) learn(w *lockpb.Welcome) error {
+	d.mu.Lock()
+	defer d.unlockAndTell()
+	p := &d.past
+	switch {
+	case p.lost != nil:
+	case p.cluster == "":
+	case p.cluster != w.ClusterId:
+		d.forgotten("cluster id", p.cluster, w.ClusterId)
+	case p.restore != w.History:
+		d.forgotten("restore of a backup", orNone(p.restore), orNone(w.History))
+	}
+	if p.lost != nil {
+		return p.lost
+	}
+	now := *d.described.Load()
+	now.MinTTL, now.MaxTTL = time.Duration(w.MinTtlNanos), time.Duration(w.MaxTtlNanos)
+	switch {
+	case !w.Durable:
+		now.Capabilities, now.TokenSpace, now.Exclusion = capabilities, "", backend.ExclusionVolatileServer
+		now.NoFencing = "the server keeps its state in memory only: its tokens start anew with its process"
+	default:
+		p.cluster, p.restore = w.ClusterId, w.History
+		now.Capabilities, now.TokenSpace, now.NoFencing = capabilities|backend.CapFencing, w.ClusterId, ""
+		now.Exclusion = backend.ExclusionDurableServer
+		if w.Voters > 1 {
+			now.Exclusion = backend.ExclusionQuorum
+		}
+	}
+	d.described.Store(&now)
+	return nil
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}
+
+// forgotten ends everything: the service has forgotten what it acknowledged. The caller holds d.mu, and unlocks it with
+// unlockAndTell.
+func (d *Driver) forgotten(what, was, now string) {
+	if d.past.lost != nil || d.closed {
+		return
+	}
+	lost := &backend.HistoryError{What: what, Was: was, Now: now}
+	d.past.lost = lost
+	d.log.Error("fencelock: "+lost.Error(), "driver", driverName)
+	for _, x := range d.inOrder() {
+		d.finish(x, nil, lost)
+	}
+	for _, s := range d.byID {
+		s.end(backend.ReasonHistoryLost)
+	}
+	for w := range d.watches {
+		w.end(lost)
+	}
+	if d.conn != nil {
+		d.conn.cancel(lost)
+	}
+}
+
+// saw takes note of a revision, token or ticket that the service has acknowledged. The caller holds d.mu.
+func (d *Driver) saw(revision uint64) {
+	if d.past.cluster != "" {
+		d.past.seen = max(d.past.seen, revision)
+	}
+}
+
+// compare looks at what a reply to x tells of the service's revision. The service tells one that is no less than any which it
+// acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
+func (d *Driver) compare(x *call, r *lockpb.Reply) {
+	var revision uint64
+	switch answer := r.Answer.(type) {
+	case *lockpb.Reply_Session:
+		revision = answer.Session.Revision
+	case *lockpb.Reply_Error:
+		revision = answer.Error.Revision
+	case *lockpb.Reply_Name:
+		revision = answer.Name.Revision
+	case *lockpb.Reply_Acquired:
+		d.saw(answer.Acquired.Ticket)
+		d.sawGrants(answer.Acquired.Grants)
+	}
+	if revision == 0 {
+		return
+	}
+	if d.past.cluster != "" && revision < x.seen {
+		d.forgotten("revision", strconv.FormatUint(x.seen, 10), strconv.FormatUint(revision, 10))
+		return
+	}
+	d.saw(revision)
+}
+
+func (d *Driver) sawGrants(grants []*lockpb.Grant) {
+	for _, g := range grants {
+		d.saw(fencing.Token(g.Token).Order())
+	}
+}
+
+// notHeld is err for a hold of before, if err says that the service has forgotten it.
+func notHeld(err error) error {
+	if errors.Is(err, backend.ErrHistoryLost) {
+		return fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)
+	}
+	return err
+}

@@ -1,0 +1,260 @@
+package fencelock
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// work is everything that is under way in a client on a caller's goroutine: acquires, releases, functions of Do and
+// Lead.
+type work struct {
+	mu      sync.Mutex // protects the following fields and those of all flights
+	flights map[*flight]struct{}
+	closing bool          // no acquire is let in
+	over    bool          // Close has given up waiting
+	idle    chan struct{} // made by Close; closed when nothing is under way
+}
+
+// flight is one of these.
+type flight struct {
+	kind   flightKind
+	cancel context.CancelCauseFunc // of an acquire
+	stop   context.CancelFunc      // of a release; of the timer of WaitAtMost
+}
+
+type flightKind uint8
+
+const (
+	releasing flightKind = iota
+	acquiring
+	running
+	looking // for an event
+)
+
+// enter counts a release in.
+func (w *work) enter(f *flight) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.add(f)
+}
+
+// begin counts an acquire or a run in, or refuses it after Close.
+func (w *work) begin(f *flight) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closing {
+		return ErrClosed
+	}
+	w.add(f)
+	return nil
+}
+
+func (w *work) add(f *flight) {
+	if w.flights == nil {
+		w.flights = map[*flight]struct{}{}
+	}
+	w.flights[f] = struct{}{}
+}
+
+// bound says what ends a release when Close does not wait any longer.
+func (w *work) bound(f *flight, stop context.CancelFunc) {
+	w.mu.Lock()
+	f.stop = stop
+	over := w.over
+	w.mu.Unlock()
+	if over {
+		stop()
+	}
+}
+
+func (w *work) leave(f *flight) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.flights, f)
+	if w.idle != nil && len(w.flights) == 0 {
+		close(w.idle)
+		w.idle = nil
+	}
+}
+
+// close refuses acquires from now on, ends those under way, and reports whether it is the first to do so. idle is
+// closed when nothing is under way.
+func (w *work) close() (idle chan struct{}, first bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closing {
+		return nil, false
+	}
+	w.closing = true
+	idle = make(chan struct{})
+	if len(w.flights) == 0 {
+		close(idle)
+	} else {
+		w.idle = idle
+	}
+	w.end(acquiring)
+	return idle, true
+}
+
+// end ends the flights of a kind. The caller holds mu.
+func (w *work) end(kind flightKind) {
+	for f := range w.flights {
+		switch {
+		case f.kind != kind:
+		case f.cancel != nil:
+			f.cancel(ErrClosed)
+		case f.stop != nil:
+			f.stop()
+		}
+	}
+}
+
+// giveUp ends the releases under way, and returns how many of each kind are left.
+func (w *work) giveUp() (left [4]int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	w.end(releasing)
+	for f := range w.flights {
+		left[f.kind]++
+	}
+	return left
+}
+
+// Close ends waiting acquires with ErrClosed and every lease with ReasonClosed, waits until the functions of Do and
+// Lead have returned, gives all locks back, finishes the clean-up of ambiguous outcomes, and closes the driver; a
+// driver that several clients use is closed by the last of them.
+//
+// ctx bounds all of it. The error tells what was not done by then: locks that could not be given back end with their
+// TTL. A lease that was acquired without Do is given back at once, so work that runs under it should be stopped before.
+// Calls after Close answer ErrClosed. A repeated Close waits for the first and returns the same. No event is delivered
+// after it.
+func (c *Client) Close(ctx context.Context) error {
+	if c.zero() {
+		return callError("close", "", errZeroClient)
+	}
+	idle, first := c.work.close()
+	if first {
+		c.closeErr = c.shutDown(ctx, idle)
+		close(c.closed)
+		return c.closeErr
+	}
+	select {
+	case <-c.closed:
+		return c.closeErr
+	case <-ctx.Done():
+		return callError("close", "", endOf(ctx))
+	}
+}
+
+func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
+	now := c.set.Clock.Now()
+	holds := c.heart.close()
+	told := c.heart.endAll(holds, func(h *hold) error { return h.lostFor(ReasonClosed, nil) })
+	for i := range told {
+		c.heart.settleEnding(&told[i], now)
+	}
+	for _, h := range holds {
+		h.mu.Lock()
+		h.returnIfClosed()
+		h.mu.Unlock()
+	}
+	select {
+	case <-idle: // soon for acquires: drivers return within their context
+	case <-ctx.Done():
+	}
+	left := c.work.giveUp()
+	jobs := c.cleaner.close(ctx)
+	c.heart.stop()
+	rounds := make(chan struct{})
+	go func() {
+		c.heart.rounds.Wait()
+		c.cleaner.running.Wait()
+		close(rounds)
+	}()
+	patience := time.NewTimer(lateGrace)
+	defer patience.Stop()
+	select {
+	case <-rounds: // soon, too
+	case <-patience.C:
+	}
+	c.telling.close(ctx)
+	driver := c.closeDriver(ctx, patience)
+	switch unreleased := jobs + left[releasing] + left[running]; {
+	case unreleased+left[acquiring] > 0:
+		err := fmt.Errorf("%w: %d locks could not be given back and end with their TTL; %d functions of Do and Lead and %d "+
+			"acquires have not returned: %w", ErrUnknown, unreleased, left[running], left[acquiring], endOf(ctx))
+		if driver != nil {
+			err = fmt.Errorf("%w; %w", err, driver)
+		}
+		return callError("close", "", err)
+	case driver != nil:
+		return callError("close", "", driver)
+	}
+	return nil
+}
+
+// closeDriver closes the driver if no other client uses it. It waits for that until ctx ends, and a moment longer for a
+// driver that is about to return.
+func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
+	if !drivers.release(c.driver) {
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.driver.Close(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	patience.Reset(lateGrace)
+	select {
+	case err := <-done:
+		return err
+	case <-patience.C:
+		return fmt.Errorf("the driver has not closed: %w", endOf(ctx))
+	}
+}
+
+// drivers counts the clients of each driver in the process.
+var drivers sharers
+
+type sharers struct {
+	mu sync.Mutex // protects the following field
+	of map[backend.Driver]int
+}
+
+// counts reports whether drivers of that type can be told apart.
+func (s *sharers) counts(d backend.Driver) bool { return reflect.ValueOf(d).Comparable() }
+
+func (s *sharers) use(d backend.Driver) {
+	if !s.counts(d) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == nil {
+		s.of = map[backend.Driver]int{}
+	}
+	s.of[d]++
+}
+
+// release reports whether the caller was the last user of d.
+func (s *sharers) release(d backend.Driver) bool {
+	if !s.counts(d) {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of[d]--
+	if s.of[d] > 0 {
+		return false
+	}
+	delete(s.of, d)
+	return true
+}

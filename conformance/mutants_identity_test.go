@@ -1,0 +1,86 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// identityMutants confuse what is shown of a hold with what moves it.
+var identityMutants = []mutant{
+	{name: "what is shown is made of the request id", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.HoldID = backend.HoldID(r.RequestID)
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "who looks is shown the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+		b.look = func(ctx context.Context, name string) (backend.State, error) {
+			state, err := b.Driver.Look(ctx, name)
+			for i, h := range state.Holders {
+				state.Holders[i].HoldID = b.world.request(h)
+			}
+			return state, err
+		}
+	}},
+	{name: "who is refused is shown the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			if held := (*backend.HeldError)(nil); errors.As(err, &held) {
+				held.HoldID = b.world.request(backend.Holder{HoldID: held.HoldID})
+			}
+			return g, err
+		}
+	}},
+	{name: "errors show the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			if err := b.Driver.Release(ctx, g); err != nil {
+				return fmt.Errorf("%v: %w", g, err)
+			}
+			return nil
+		}
+	}},
+	{name: "a hold moves by what is shown of it", breaks: []string{"O9"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if key := b.world.request(backend.Holder{HoldID: r.RequestID}); key != "" {
+				r.RequestID = key
+			}
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "holders are not shown", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			r.HoldID = ""
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
+	{name: "a hold belongs to whoever has its name", breaks: []string{"D13"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if state, err := b.Driver.Look(ctx, r.Name); err == nil && state.Held && state.Holders[0].HoldID == r.HoldID {
+				b.world.mu.Lock()
+				r.RequestID = b.world.holders[r.HoldID]
+				b.world.mu.Unlock()
+			}
+			g, err := b.Driver.Acquire(ctx, r)
+			if err == nil {
+				b.world.mu.Lock()
+				b.world.holders[r.HoldID] = r.RequestID
+				b.world.mu.Unlock()
+			}
+			return g, err
+		}
+	}},
+	{name: "a release goes by what is shown of a hold", breaks: []string{"D16"}, apply: func(b *broken) {
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			if state, err := b.Driver.Look(ctx, g.Name); err == nil && state.Held && state.Holders[0].HoldID == g.HoldID {
+				g = backend.Request{Name: g.Name, RequestID: b.world.request(state.Holders[0])}.Grant()
+			}
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "releases are confirmed and not done", breaks: []string{"D15", "O1", "X1"}, apply: func(b *broken) {
+		b.release = func(context.Context, backend.Grant) error { return nil }
+	}},
+}

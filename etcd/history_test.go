@@ -1,0 +1,289 @@
+package etcd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+)
+
+// sameCluster gives two servers one cluster id, as a cluster has that was wiped and made again with the same flags.
+func sameCluster() containers.Option { return containers.Args("--initial-cluster-token", "same") }
+
+// someRevisions lets a server of its own grow older.
+func someRevisions(t *testing.T, addr string, n int) {
+	t.Helper()
+	c := dial(t, addr)
+	for range n {
+		if _, err := c.Put(t.Context(), "unrelated", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// survivor is a driver that lives through the loss of a cluster's past, with a hold and a waiter.
+type survivor struct {
+	d       *Driver
+	space   string
+	held    backend.Grant
+	lost    chan backend.Reason
+	waiting <-chan outcome
+}
+
+func newSurvivor(t *testing.T, addr string) *survivor {
+	t.Helper()
+	s := &survivor{d: newDriver(t, addr), lost: make(chan backend.Reason, 1)}
+	r := request("held", false)
+	r.Lost = func(reason backend.Reason) { s.lost <- reason }
+	s.held = mustAcquire(t, s.d, r)
+	s.waiting = acquireLater(t, s.d, request("held", true))
+	if s.space = s.d.Describe().TokenSpace; s.space == "" {
+		t.Fatal("no token space")
+	}
+	return s
+}
+
+// wantAllLost checks that whatever the driver had is lost for the sign that what names, and that it gets nothing new.
+func (s *survivor) wantAllLost(t *testing.T, what string) {
+	t.Helper()
+	select {
+	case reason := <-s.lost:
+		if reason != backend.ReasonHistoryLost {
+			t.Errorf("the hold was lost as %s", reason)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the holder was not told within 30s")
+	}
+	select {
+	case o := <-s.waiting:
+		if !errors.Is(o.err, backend.ErrHistoryLost) {
+			t.Errorf("the waiter: %+v, %v", o.grant, o.err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the waiter did not end within 30s")
+	}
+	_, err := s.d.Acquire(t.Context(), request("another", false))
+	lost := (*backend.HistoryError)(nil)
+	if !errors.As(err, &lost) || !errors.Is(err, backend.ErrHistoryLost) || errors.Is(err, backend.ErrUnknown) {
+		t.Fatalf("Acquire = %v", err)
+	}
+	t.Logf("answered: %v", err)
+	if !strings.HasPrefix(lost.What, what) || lost.Was == lost.Now {
+		t.Errorf("%+v, want the sign %q", lost, what)
+	}
+	if err := s.d.Ping(t.Context()); !errors.Is(err, backend.ErrHistoryLost) {
+		t.Errorf("Ping = %v", err)
+	}
+	renewal := s.d.Renew(t.Context(), []backend.Grant{s.held})[0]
+	if gone := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &gone) || gone.Reason != backend.ReasonHistoryLost {
+		t.Errorf("Renew = %v", renewal.Err)
+	}
+	if _, err := s.d.Look(t.Context(), "held"); err != nil {
+		t.Errorf("what there is can be looked at: %v", err)
+	}
+	if err := s.d.Release(t.Context(), s.held); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("Release = %v", err)
+	}
+}
+
+// wantFreshSpace checks that a driver that is made now begins anew, and that nobody had planted the old space before.
+func (s *survivor) wantFreshSpace(t *testing.T, addr string) {
+	t.Helper()
+	resp, err := dial(t, addr).Get(t.Context(), s.d.spaceKey())
+	if err != nil || len(resp.Kvs) > 0 && strings.Contains(string(resp.Kvs[0].Value), s.space) {
+		t.Errorf("the old space stands in the new cluster: %v, %v", resp, err)
+	}
+	fresh := newDriver(t, addr)
+	g := mustAcquire(t, fresh, request("held", false))
+	now := fresh.Describe().TokenSpace
+	t.Logf("a fresh driver got token %v of %s after %v of %s", g.Token, now, s.held.Token, s.space)
+	if now == "" || now == s.space {
+		t.Errorf("the space of the new cluster is %q", now)
+	}
+}
+
+// swapped returns an address behind which swap puts a server in the place of the first.
+func swapped(t *testing.T, first string) (addr string, swap func(second string)) {
+	t.Helper()
+	p, err := fault.NewProxy(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p.Addr(), func(second string) {
+		p.SetUpstream(second)
+		p.Reset()
+	}
+}
+
+func TestWipedClusterIsNoticed(t *testing.T) {
+	before, after := containers.Etcd(t, sameCluster()), containers.Etcd(t, sameCluster())
+	addr, swap := swapped(t, before.Addr())
+	someRevisions(t, addr, 100)
+	s := newSurvivor(t, addr)
+	swap(after.Addr())
+	s.wantAllLost(t, "revision")
+	s.wantFreshSpace(t, addr)
+}
+
+func TestOtherClusterIsNoticed(t *testing.T) {
+	before, after := containers.Etcd(t), containers.Etcd(t)
+	addr, swap := swapped(t, before.Addr())
+	s := newSurvivor(t, addr)
+	someRevisions(t, after.Addr(), 100)
+	swap(after.Addr())
+	s.wantAllLost(t, "cluster id")
+	s.wantFreshSpace(t, addr)
+}
+
+// A cluster that was wiped and has grown beyond all that the driver saw of the old one has the same id, and its revision and
+// term are not below: the token space tells.
+func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	for name, used := range map[string]bool{"and is in use": true, "and was not used": false} {
+		t.Run(name, func(t *testing.T) {
+			before, after := containers.Etcd(t, sameCluster()), containers.Etcd(t, sameCluster())
+			addr, swap := swapped(t, before.Addr())
+			s := newSurvivor(t, addr)
+			someRevisions(t, after.Addr(), 100)
+			if used {
+				mustAcquire(t, newDriver(t, after.Addr()), request("theirs", false))
+			}
+			swap(after.Addr())
+			if !used { // its holds go with their lease; what it wants next is not granted
+				<-s.lost
+				s.lost <- backend.ReasonHistoryLost
+			}
+			s.wantAllLost(t, "token space")
+			s.wantFreshSpace(t, addr)
+		})
+	}
+}
+
+// A server whose files are those of a backup: all that was acknowledged since is forgotten, the token space is not.
+func TestRestoredServerIsNoticed(t *testing.T) {
+	files, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
+	server := containers.Etcd(t, containers.AsProcess(), containers.Args("--data-dir", files))
+	step := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := newDriver(t, server.Addr())
+	forgotten := mustAcquire(t, first, request("before", false))
+	step(server.Stop(t.Context()))
+	step(os.CopyFS(backup, os.DirFS(files)))
+	step(server.Start(t.Context()))
+	someRevisions(t, server.Addr(), 100)
+	s := newSurvivor(t, server.Addr())
+
+	step(server.Stop(t.Context()))
+	step(os.RemoveAll(files))
+	step(os.CopyFS(files, os.DirFS(backup)))
+	step(server.Start(t.Context()))
+	s.wantAllLost(t, "revision")
+
+	fresh := newDriver(t, server.Addr())
+	g := mustAcquire(t, fresh, request("held", false))
+	t.Logf("a fresh driver got token %v of %s after %v of %s", g.Token, fresh.Describe().TokenSpace, s.held.Token, s.space)
+	if fresh.Describe().TokenSpace != s.space {
+		t.Error("the backup has another token space")
+	}
+	if g.Token <= forgotten.Token {
+		t.Errorf("token %v after %v, which the backup knew", g.Token, forgotten.Token)
+	}
+	// Nothing in such a cluster tells a fresh client what it has forgotten. Guards do: they refuse what is not greater.
+	if g.Token >= s.held.Token {
+		t.Errorf("token %v after %v: nothing was forgotten", g.Token, s.held.Token)
+	}
+}
+
+// Whoever deletes all keys of a cluster deletes the token space. Nothing tells that from a cluster that was made anew.
+func TestDeletionOfEverythingIsNoticed(t *testing.T) {
+	addr := containers.Etcd(t).Addr()
+	s := newSurvivor(t, addr)
+	if _, err := s.d.client.Delete(t.Context(), "\x00", clientv3.WithFromKey()); err != nil {
+		t.Fatal(err)
+	}
+	for renewed := false; !renewed; { // by the core, say
+		err := s.d.Renew(t.Context(), []backend.Grant{s.held})[0].Err
+		renewed = errors.Is(err, backend.ErrNotHeld)
+		if gone := (*backend.NotHeldError)(nil); errors.As(err, &gone) && gone.Reason != backend.ReasonHistoryLost {
+			t.Errorf("Renew = %v", err)
+		}
+	}
+	s.wantAllLost(t, "token space")
+	s.wantFreshSpace(t, addr)
+}
+
+func TestHistoryNote(t *testing.T) {
+	header := func(cluster, member uint64, revision int64, term uint64) *pb.ResponseHeader {
+		return &pb.ResponseHeader{ClusterId: cluster, MemberId: member, Revision: revision, RaftTerm: term}
+	}
+	for name, c := range map[string]struct {
+		answer       *pb.ResponseHeader
+		linearizable bool
+		sign         string
+	}{
+		"the same":                             {header(1, 7, 100, 5), true, ""},
+		"later":                                {header(1, 7, 101, 6), true, ""},
+		"another cluster":                      {header(2, 7, 101, 6), true, "cluster id"},
+		"another cluster, from a member alone": {header(2, 7, 101, 6), false, "cluster id"},
+		"an older revision":                    {header(1, 7, 99, 5), true, "revision"},
+		"an older revision, from a member that lags":  {header(1, 7, 99, 5), false, ""},
+		"an older term of the member":                 {header(1, 7, 100, 4), true, "raft term"},
+		"an older term of another member that lagged": {header(1, 8, 100, 4), true, ""},
+		"no header, as of a proxy":                    {nil, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var h history
+			early := h.mark()
+			if lost := h.note(header(1, 7, 100, 5), early); lost != nil {
+				t.Fatal(lost)
+			}
+			if c.linearizable { // asked for before: it may be older
+				if lost := h.note(header(1, 7, 1, 1), early); lost != nil {
+					t.Fatal(lost)
+				}
+			}
+			var since *mark
+			if c.linearizable {
+				since = h.mark()
+			}
+			lost := h.note(c.answer, since)
+			if (lost == nil) != (c.sign == "") || lost != nil && !strings.HasPrefix(lost.What, c.sign) {
+				t.Errorf("%v, want the sign %q", lost, c.sign)
+			}
+			if again := h.note(header(1, 7, 200, 9), h.mark()); again != lost {
+				t.Errorf("afterwards: %v, want %v", again, lost)
+			}
+		})
+	}
+}
+
+func TestExclusionIsThatOfTheMembers(t *testing.T) {
+	single := newDriver(t, containers.Etcd(t).Addr())
+	cluster := newDriver(t, containers.EtcdCluster(t).Endpoints()[0])
+	for d, want := range map[*Driver]backend.Exclusion{
+		single: backend.ExclusionDurableServer, cluster: backend.ExclusionQuorum,
+	} {
+		if err := d.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.Describe().Exclusion; got != want {
+			t.Errorf("exclusion %v, want %v", got, want)
+		}
+	}
+}

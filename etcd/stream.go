@@ -1,0 +1,114 @@
+package etcd
+
+import (
+	"context"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// keepAlives is the stream on which a session sends keepalives, one at a time, each answered before the next one is sent.
+// One stream each was rejected: with a user and a password the client authenticates for every stream, which costs the server
+// a slow hash and the cluster a proposal.
+//
+// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later one.
+type keepAlives struct {
+	d    *Driver
+	ctx  context.Context // of the session
+	stop context.CancelFunc
+
+	turn    chan struct{} // holds one token while a keepalive is under way, and protects the following fields
+	stream  pb.Lease_LeaseKeepAliveClient
+	opening chan opened        // not nil while the stream is opened
+	cancel  context.CancelFunc // ends stream, or the opening
+}
+
+type opened struct {
+	stream pb.Lease_LeaseKeepAliveClient
+	err    error
+}
+
+// openTime bounds the opening of a stream, which is not bounded by the keepalive that wants it: a server that is slow to
+// check a password would be asked to begin anew again and again.
+const openTime = 3 * attemptTime
+
+func newKeepAlives(d *Driver) *keepAlives {
+	k := &keepAlives{d: d, turn: make(chan struct{}, 1)}
+	k.ctx, k.stop = context.WithCancel(clientv3.WithRequireLeader(d.ctx))
+	return k
+}
+
+// ask sends a keepalive and returns the answer to it.
+func (k *keepAlives) ask(ctx context.Context, lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	answer, err := k.exchange(ctx, lease)
+	if isOneOf(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision) {
+		answer, err = k.exchange(ctx, lease) // on a stream with another token
+	}
+	return answer, err
+}
+
+// open makes sure that there is a stream. If ctx ends first, the next call finds the opening under way.
+func (k *keepAlives) open(ctx context.Context) error {
+	if k.stream != nil {
+		return nil
+	}
+	if k.opening == nil {
+		if err := k.d.enter(); err != nil {
+			return err
+		}
+		streamCtx, cancel := context.WithCancel(k.ctx)
+		result := make(chan opened, 1)
+		k.opening, k.cancel = result, cancel
+		go func() {
+			defer k.d.work.Done()
+			defer time.AfterFunc(openTime, cancel).Stop()
+			stream, err := pb.NewLeaseClient(k.d.client.ActiveConnection()).LeaseKeepAlive(streamCtx)
+			result <- opened{stream, err}
+		}()
+	}
+	select {
+	case o := <-k.opening:
+		k.opening, k.stream = nil, o.stream
+		if o.err != nil {
+			k.stream = nil
+			k.cancel()
+		}
+		return o.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
+	if err := k.open(ctx); err != nil {
+		return nil, err
+	}
+	inTime := context.AfterFunc(ctx, k.cancel)
+	answer, err := k.sendAndReceive(lease)
+	if !inTime() || err != nil {
+		k.cancel()
+		k.stream = nil
+	}
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return answer, err
+}
+
+func (k *keepAlives) sendAndReceive(lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
+	if err := k.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)}); err != nil {
+		if _, why := k.stream.Recv(); why != nil { // Send only says that the stream has ended
+			err = why
+		}
+		return nil, err
+	}
+	return k.stream.Recv()
+}

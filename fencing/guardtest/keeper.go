@@ -1,0 +1,96 @@
+package guardtest
+
+import (
+	"errors"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+var keeperClauses = []Clause{
+	{
+		ID: "K1", Group: "keeper", Slug: "begins-anew", needs: needKeeper | needSpace, run: beginsAnew,
+		Rule: "after Accept only tokens of the new space, from its floor on, are admitted, and what was seen is forgotten",
+	},
+	{
+		ID: "K2", Group: "keeper", Slug: "floor", needs: needKeeper, run: floor,
+		Rule: "a floor refuses what is below it on every resource, and is never lowered by Raise",
+	},
+	{
+		ID: "K3", Group: "keeper", Slug: "clean", needs: needKeeper, run: clean,
+		Rule: "Clean forgets only what the floor or the epoch refuses anyway",
+	},
+}
+
+// anew makes the guard begin anew, with everybody else's space, when the clause ends.
+func (t *trial) anew(c *Client) {
+	if err := c.Keeper.Accept(t.ctx, t.h.Space, 0); err != nil {
+		t.errorf("Accept(%q, 0) = %v", t.h.Space, err)
+	}
+}
+
+func beginsAnew(t *trial) {
+	c, known, fresh := t.client(), t.resource(), t.resource()
+	t.admit(c, known, 2000)
+	before, err := c.Keeper.Terms(t.ctx)
+	if err != nil || before.Space != t.h.Space {
+		t.errorf("Terms = %+v, %v, want the space %q", before, err, t.h.Space)
+	}
+	if err := c.Keeper.Accept(t.ctx, "replaced", 1000); err != nil {
+		t.fatalf("Accept = %v", err)
+	}
+	defer t.anew(c)
+	of := func(name string, token fencing.Token) fencing.Claim {
+		return fencing.Claim{Resource: name, Token: token, Space: "replaced"}
+	}
+	for _, name := range []string{known, fresh} {
+		t.refuse(c, t.claim(name, 3000), fencing.ErrSpace, "of the old space")
+		t.refuse(t.client(), of(name, 999), fencing.ErrStale, "below the floor")
+		if err := t.check(c, of(name, 1000)); err != nil {
+			t.errorf("check of the floor's token = %v, want it admitted", err)
+		}
+		if seen, err := c.Keeper.Seen(t.ctx, name); err != nil || seen.Token != 1000 {
+			t.errorf("Seen = %+v, %v, want 1000", seen, err)
+		}
+	}
+	after, err := c.Keeper.Terms(t.ctx)
+	if want := (fencing.Terms{Epoch: before.Epoch + 1, Space: "replaced", Floor: 1000}); after != want || err != nil {
+		t.errorf("Terms = %+v, %v, want %+v", after, err, want)
+	}
+}
+
+func floor(t *trial) {
+	c, known, fresh := t.client(), t.resource(), t.resource()
+	t.admit(c, known, 5)
+	defer t.anew(c)
+	if err := c.Keeper.Raise(t.ctx, 50); err != nil {
+		t.fatalf("Raise(50) = %v", err)
+	}
+	if err := c.Keeper.Raise(t.ctx, 49); !errors.Is(err, fencing.ErrInvalid) {
+		t.errorf("Raise(49) = %v, want ErrInvalid", err)
+	}
+	for _, name := range []string{known, fresh} {
+		t.refuse(c, t.claim(name, 49), fencing.ErrStale, "below the floor")
+		t.admit(c, name, 50)
+	}
+}
+
+func clean(t *trial) {
+	c, low, high := t.client(), t.resource(), t.resource()
+	t.admit(c, low, 5)
+	t.admit(c, high, 60)
+	defer t.anew(c)
+	if err := c.Keeper.Raise(t.ctx, 50); err != nil {
+		t.fatalf("Raise(50) = %v", err)
+	}
+	removed, err := c.Keeper.Clean(t.ctx)
+	if err != nil {
+		t.fatalf("Clean = %v", err)
+	}
+	if seen, err := c.Keeper.Seen(t.ctx, low); err != nil || removed > 0 && seen != (fencing.Seen{}) {
+		t.errorf("after Clean = %d the guard remembers %+v, %v", removed, seen, err)
+	}
+	t.notef("%d resources were forgotten", removed)
+	t.refuse(c, t.claim(low, 49), fencing.ErrStale, "below the floor")
+	t.refuse(c, t.claim(high, 59), fencing.ErrStale, "below what was admitted")
+	t.admit(c, high, 60)
+}

@@ -1,0 +1,73 @@
+package fencing
+
+import "errors"
+
+// Terms is what a guard remembers as a whole, beside what it remembers of each resource. The first claim sets them; later
+// only an operator does (Keeper).
+type Terms struct {
+	// Epoch counts how often an operator made the guard begin anew. What was seen in an earlier epoch is forgotten.
+	Epoch uint64
+	// Space is the only one whose tokens are admitted. Empty: the first claim did not tell one, and none is compared.
+	Space string
+	// Floor is the smallest token that is admitted, whatever was seen.
+	Floor Token
+}
+
+// Seen is what a guard remembers of one resource. The zero value is that of one it does not know.
+type Seen struct {
+	Epoch    uint64
+	Token    Token  // the highest one admitted
+	Sequence uint64 // the last one admitted with that token; zero if none had one
+}
+
+// First returns the terms that the first claim of all sets.
+func First(c Claim) Terms { return Terms{Space: c.Space} }
+
+// Judge is the rule that all guards share. It returns what to remember of the claim's resource if the guard admits the
+// claim, and otherwise the error that says why not.
+//
+// Judging, and remembering what was admitted, must be one atomic step of the store: Judge is for guards that hold a lock on
+// what they remember, or translate what the store has decided.
+func Judge(c Claim, t Terms, seen Seen) (Seen, error) {
+	if seen.Epoch < t.Epoch {
+		seen = Seen{Epoch: t.Epoch}
+	}
+	highest := max(seen.Token, t.Floor)
+	switch {
+	case !c.Token.Valid():
+		return seen, &NoTokenError{Resource: c.Resource, Highest: highest}
+	case !c.Token.Exclusive():
+		return seen, &NotExclusiveError{Resource: c.Resource, Token: c.Token, Highest: highest}
+	case t.Space != "" && c.Space != t.Space:
+		return seen, &SpaceError{Resource: c.Resource, Token: c.Token, Highest: highest, Space: c.Space, Want: t.Space}
+	case c.Token < highest:
+		return seen, &StaleError{Resource: c.Resource, Token: c.Token, Highest: highest}
+	case c.Token > seen.Token:
+		return Seen{Epoch: t.Epoch, Token: c.Token, Sequence: c.Sequence}, nil
+	case c.Sequence == 0:
+		return seen, nil
+	case c.Sequence <= seen.Sequence:
+		return seen, &SequenceError{Resource: c.Resource, Token: c.Token, Sequence: c.Sequence, Last: seen.Sequence}
+	}
+	seen.Sequence = c.Sequence
+	return seen, nil
+}
+
+// JudgeAll is Judge for the claims of one write, in the order of Sorted. Recall answers what is remembered of a resource.
+// It returns what to remember of each, if all are admitted, and else a refusal; ErrRepeated only if nothing else refuses.
+func JudgeAll(claims []Claim, t Terms, recall func(resource string) (Seen, error)) ([]Seen, error) {
+	remember := make([]Seen, len(claims))
+	var repeated error
+	for i, c := range claims {
+		seen, err := recall(c.Resource)
+		if err != nil {
+			return nil, err
+		}
+		if remember[i], err = Judge(c, t, seen); errors.Is(err, ErrRepeated) {
+			repeated = err
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return remember, repeated
+}

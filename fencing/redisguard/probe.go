@@ -1,0 +1,43 @@
+package redisguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	// ErrEvicts: the server throws keys away that have no expiry, those of guards among them.
+	ErrEvicts = errors.New("redisguard: the server may evict what a guard remembers")
+	// ErrForgets: the server forgets at a restart what it has acknowledged.
+	ErrForgets = errors.New("redisguard: the server forgets what a guard remembers when it restarts")
+	// ErrReplica: the server takes its data from another one, which may not have sent all.
+	ErrReplica = errors.New("redisguard: the server is a replica")
+)
+
+// Probe asks the server whether it may lose the keys of guards: ErrEvicts, ErrForgets or ErrReplica if so. It takes the
+// INFO command, and sees one server: of a cluster the one that answers. What a failover forgets it cannot tell.
+func Probe(ctx context.Context, client redis.Cmdable) error {
+	text, err := client.Info(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("redisguard: probe: %w", err)
+	}
+	info := map[string]string{}
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		info[key] = value
+	}
+	limit, policy := info["maxmemory"], info["maxmemory_policy"]
+	switch {
+	case limit != "" && limit != "0" && strings.HasPrefix(policy, "allkeys-"):
+		return fmt.Errorf("%w: maxmemory is %s, maxmemory-policy %s, want noeviction or volatile-*", ErrEvicts, limit, policy)
+	case info["aof_enabled"] == "0":
+		return fmt.Errorf("%w: appendonly is no, want yes", ErrForgets)
+	case info["role"] == "slave":
+		return fmt.Errorf("%w of %s:%s", ErrReplica, info["master_host"], info["master_port"])
+	}
+	return nil
+}

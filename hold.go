@@ -1,0 +1,295 @@
+package fencelock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// instant is a moment on the driver's clock.
+type instant = backend.Instant
+
+// hold is one hold in the service, and what the core believes of it. Usually one lease stands for it; with Reentrant
+// there are several, and with RequestID a later one may replace an earlier one.
+//
+//	new ──► held ──► ended (cause: released, or lost and why)
+//
+// A held one is believed until its deadline, which only a proof moves, and only to later; the holder alone may shorten
+// it (Extend). The end is final. Whether renewals fail meanwhile is an event and no state.
+type hold struct {
+	client *Client
+	name   string          // without the namespace
+	renew  bool            // by itself, not only for Extend
+	values context.Context // the acquire's: for events
+	repeat *repeat         // what the client finds it by; nil without RequestID
+
+	deadline atomic.Int64          // an instant: local and conservative, the hold is not believed beyond
+	cause    atomic.Pointer[error] // set once, at the end
+
+	mu       sync.Mutex // protects the following fields; taken before heart.mu
+	began    bool       // start has accepted it
+	grant    backend.Grant
+	ttl      time.Duration // what renewals ask for: grant.TTL, or what Extend wants instead
+	since    instant       // when it was acquired
+	leases   []*Lease      // those that live
+	one      [1]*Lease     // room for them
+	key      string        // the attempt's, before there is a grant
+	pushed   Reason        // the driver told of a loss before it told of the grant
+	renewing bool          // a renewal is in flight
+	extends  []*extension  // that wait for a proof
+	lastErr  error         // of the latest renewal
+	told     bool          // the observer knows of it
+	unused   bool          // nobody ran under it
+	bodies   int           // functions of Do and Lead that run under it
+	cleaning *cleanJob     // gives it back
+	release  flight        // the release, while it is in flight
+
+	// The following fields are protected by heart.mu.
+
+	at    instant       // when heart looks at it next: a renewal is due, or the deadline
+	early time.Duration // how long before that it may ride along with others
+	index int           // in heart's heap; -1 if not there
+}
+
+// newLease returns a lease with a hold of its own, which is not granted yet.
+func (c *Client) newLease(l line, name string, renew bool) *Lease {
+	both := &struct {
+		lease Lease
+		hold  hold
+	}{}
+	h := &both.hold
+	h.client, h.name, h.renew, h.values, h.index = c, name, renew, l.base, -1
+	both.lease = Lease{of: h, line: l}
+	h.leases = append(h.one[:0], &both.lease)
+	return &both.lease
+}
+
+// token returns the token as the tier shows it. The caller holds mu, or the hold has begun: it never changes then.
+func (h *hold) token() fencing.Token {
+	if h.client.tier != Correctness {
+		return 0
+	}
+	return h.grant.Token
+}
+
+func (h *hold) believedUntil() instant { return instant(h.deadline.Load()) }
+
+// validity is how long after its sending a proof of ttl is believed.
+func (h *hold) validity(ttl time.Duration) time.Duration {
+	c := h.client
+	return c.set.validity(c.driver.Describe(), ttl)
+}
+
+// start puts a granted hold under watch, and calls granted, if not nil, before anything else can happen to it. A
+// *LostError: it has ended already; ErrClosed: the client has been closed.
+func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
+	c := h.client
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := c.set.Clock.Now()
+	h.grant, h.ttl, h.since = *g, g.TTL, now
+	deadline := g.SentAt.Add(h.validity(g.TTL))
+	h.deadline.Store(int64(deadline))
+	switch {
+	case h.pushed != "":
+		return h.lostFor(h.pushed, nil)
+	case now >= deadline:
+		return h.lostFor(ReasonExpired, &overError{driver: c.driver.Describe().Name, sent: g.SentAt, ttl: g.TTL, now: now})
+	}
+	at, early := h.renewalDue(g.SentAt, c.spread())
+	if !c.heart.add(h, at, early, now) {
+		return ErrClosed
+	}
+	h.began = true
+	if granted != nil {
+		granted(h)
+	}
+	return nil
+}
+
+// lostFor makes the error of a loss.
+func (h *hold) lostFor(reason Reason, err error) error {
+	return &LostError{Name: h.name, Token: h.token(), Reason: reason, Err: err}
+}
+
+// ended returns why the hold is over, and nil while it is held. It reads the clock, and takes no lock while it is held.
+func (h *hold) ended() error {
+	if cause := h.cause.Load(); cause != nil {
+		return *cause
+	}
+	now := h.client.set.Clock.Now()
+	if now < h.believedUntil() {
+		return nil
+	}
+	h.mu.Lock()
+	tell := h.expire(now)
+	h.mu.Unlock()
+	h.client.heart.announce(&tell, now)
+	return h.causeOrNil()
+}
+
+func (h *hold) causeOrNil() error {
+	if cause := h.cause.Load(); cause != nil {
+		return *cause
+	}
+	return nil
+}
+
+// expire ends the hold if its deadline has passed. The caller holds mu, and hands the result to heart.announce after
+// unlocking.
+func (h *hold) expire(now instant) ending {
+	if !h.began || h.cause.Load() != nil || now < h.believedUntil() {
+		return ending{}
+	}
+	return h.end(h.lostFor(ReasonExpired, h.lastErr))
+}
+
+// lose ends the hold if it is held. The caller is as with expire.
+func (h *hold) lose(reason Reason, err error) ending {
+	if !h.began || h.cause.Load() != nil {
+		return ending{}
+	}
+	return h.end(h.lostFor(reason, err))
+}
+
+// ending is a hold that has just ended, and what ends the contexts of its leases. The zero value: none has.
+type ending struct {
+	hold   *hold
+	cause  error
+	first  context.CancelCauseFunc
+	others []context.CancelCauseFunc
+}
+
+func (e *ending) cancel() {
+	if e.first == nil {
+		return
+	}
+	cause := e.cause
+	if cause == ErrNotHeld { //nolint:errorlint // released, and not lost for another reason
+		cause = nil
+	}
+	e.first(cause)
+	for _, cancel := range e.others {
+		cancel(cause)
+	}
+}
+
+// end is the one way for a hold to end. The caller holds mu and has seen that it is held.
+func (h *hold) end(cause error) ending {
+	if cause == ErrNotHeld { //nolint:errorlint // released, and not lost for another reason
+		h.cause.Store(&errNotHeld)
+	} else {
+		lost := cause
+		h.cause.Store(&lost)
+	}
+	h.client.heart.drop(h)
+	h.client.repeats.drop(h)
+	told := ending{hold: h, cause: cause}
+	told.take(h.leases)
+	h.leases = nil
+	for _, x := range h.extends {
+		x.done <- cause
+	}
+	h.extends = nil
+	return told
+}
+
+// take collects what ends the contexts of leases.
+func (e *ending) take(leases []*Lease) {
+	for _, l := range leases {
+		switch {
+		case l.cancel == nil:
+		case e.first == nil:
+			e.first = l.cancel
+		default:
+			e.others = append(e.others, l.cancel)
+		}
+	}
+}
+
+// renewalDue returns when a renewal should follow a proof that was sent at sent, and how much earlier it may ride along
+// with others: a third of the validity later, or up to a fifth of that sooner; the deadline for a hold that is not
+// renewed. The caller holds mu.
+func (h *hold) renewalDue(sent instant, spread float64) (at instant, early time.Duration) {
+	deadline := h.believedUntil()
+	switch {
+	case len(h.extends) > 0:
+		return sent, 0
+	case !h.renew:
+		return deadline, 0
+	}
+	validity := deadline.Sub(sent)
+	return sent.Add(time.Duration(float64(validity) / 3 * spread)), validity / 6
+}
+
+// pushedLoss is what the driver calls when it learns by itself of the loss of what was granted to the attempt with key.
+func (h *hold) pushedLoss(key string, reason Reason) {
+	h.mu.Lock()
+	if h.key != key { // an earlier attempt's
+		h.mu.Unlock()
+		return
+	}
+	if !h.began {
+		h.pushed = reason
+	}
+	tell := h.lose(reason, nil)
+	h.mu.Unlock()
+	h.client.heart.announce(&tell, h.client.set.Clock.Now())
+	if reason == ReasonHistoryLost {
+		h.client.forgot(&backend.HistoryError{What: "history", Was: "kept", Now: "lost, says the driver"})
+	}
+}
+
+// leave takes l out of the leases that live. The caller holds mu.
+func (h *hold) leave(l *Lease) {
+	if i := slices.Index(h.leases, l); i >= 0 {
+		h.leases = slices.Delete(h.leases, i, i+1)
+	}
+}
+
+// enter and exit count the functions of Do and Lead that run under the hold. What Close ended is given back by the last
+// of them: until then its function may be stopping.
+func (h *hold) enter() {
+	h.mu.Lock()
+	h.bodies++
+	h.mu.Unlock()
+}
+
+func (h *hold) exit() {
+	h.mu.Lock()
+	h.bodies--
+	h.returnIfClosed()
+	h.mu.Unlock()
+}
+
+// returnIfClosed has the hold given back if Close has ended it and nothing runs under it. The caller holds mu.
+func (h *hold) returnIfClosed() {
+	if lost := (*LostError)(nil); h.bodies == 0 && errors.As(h.causeOrNil(), &lost) && lost.Reason == ReasonClosed {
+		h.clean(0)
+	}
+}
+
+// returned is the grant as it is given back.
+func (h *hold) returned() backend.Grant {
+	if h.unused {
+		return withoutMinimum(h.grant)
+	}
+	return h.grant
+}
+
+// clean has the hold given back in the background, after a while; at once if it waits for that already. The caller
+// holds mu.
+func (h *hold) clean(after time.Duration) *cleanJob {
+	if h.cleaning == nil {
+		h.cleaning = h.client.cleaner.add(h.values, h.returned(), granted, after)
+	} else if after <= 0 {
+		h.client.cleaner.hurry(h.cleaning)
+	}
+	return h.cleaning
+}

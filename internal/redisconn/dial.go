@@ -1,0 +1,71 @@
+package redisconn
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// dialer connects to the servers of a URL.
+type dialer struct {
+	timeout time.Duration          // for the connection and the handshake together
+	tls     *tls.Config            // nil: none
+	failed  *atomic.Pointer[error] // why the last attempt failed
+}
+
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := d.connect(ctx, network, addr)
+	if err != nil {
+		d.failed.Store(&err)
+	}
+	return conn, err
+}
+
+// connect connects. A TLS handshake that fails says so: a server that does not speak TLS waits for the end of what it takes
+// for a command, and all that shows is that time is over.
+func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	defer cancel()
+	plain := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second}}
+	conn, err := plain.DialContext(ctx, network, addr)
+	if err != nil || d.tls == nil {
+		return conn, err
+	}
+	config := d.tls
+	if config.ServerName == "" {
+		config = config.Clone()
+		if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
+			config.ServerName = addr
+		}
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // the reason is err
+		return nil, handshakeFailure(addr, err)
+	}
+	return secure, nil
+}
+
+// handshakeFailure says what is wrong with a TLS handshake that ended with err.
+func handshakeFailure(addr string, err error) *Failure {
+	config := &backend.ConfigError{}
+	var untrusted *tls.CertificateVerificationError
+	var stranger tls.RecordHeaderError
+	switch {
+	case errors.As(err, &untrusted):
+		config.Setting, config.Value, config.Want = "TLS certificate", "not trusted", "signed by an authority of ca, for server-name"
+		config.Why = "the server at " + addr + " cannot be told from an impostor"
+	case errors.As(err, &stranger):
+		config.Setting, config.Value, config.Want = "TLS", "asked for", "left out for a port without it"
+		config.Why = "the server at " + addr + " does not speak TLS on this port"
+	default:
+		return &Failure{Cause: fmt.Errorf("TLS handshake with %s: %w: it does not speak TLS on this port, or is too slow", addr, err)}
+	}
+	return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
+}

@@ -1,0 +1,74 @@
+package stall
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Attempts is how often something is tried whose failures the machine may have caused.
+const Attempts = 3
+
+// InconclusiveError is the error of what failed each time that it was tried, and each time the machine stood still.
+type InconclusiveError struct {
+	Excused []string // what each attempt said, and what it lost
+	Err     error    // of the last one
+}
+
+// Error implements error.
+func (e *InconclusiveError) Error() string {
+	return fmt.Sprintf("inconclusive, the machine stood still in each of %d attempts: %s", len(e.Excused), strings.Join(e.Excused, "; "))
+}
+
+// Unwrap returns the error of the last attempt.
+func (e *InconclusiveError) Unwrap() error { return e.Err }
+
+// Conclusive marks an error that no stall excuses: two holders at once, tokens out of order. Of nil it is nil.
+func Conclusive(err error) error {
+	if err == nil {
+		return nil
+	}
+	return conclusive{err}
+}
+
+type conclusive struct{ error }
+
+func (c conclusive) Unwrap() error { return c.error }
+
+// Fairly calls attempt again, twice at most, where it failed while the machine lost time that Matters, unless the error is
+// Conclusive. It returns what was excused, and the error of the last attempt, which is an InconclusiveError if none was fair.
+func Fairly(slack time.Duration, attempt func() error) (excused []string, err error) {
+	return fairly(slack, func() func() Lost { return Begin().End }, attempt)
+}
+
+func fairly(slack time.Duration, measure func() (end func() Lost), attempt func() error) (excused []string, err error) {
+	for {
+		began := time.Now()
+		end := measure()
+		err := attempt()
+		lost, took := end(), time.Since(began)
+		if err == nil || errors.As(err, new(conclusive)) || !lost.Matters(slack, took) {
+			return excused, err
+		}
+		excused = append(excused, fmt.Sprintf("%v (%v lost, in %v)", err, lost, took.Round(time.Millisecond)))
+		if len(excused) == Attempts {
+			return excused, &InconclusiveError{excused, err}
+		}
+	}
+}
+
+// Report tells t of what Fairly returned: an inconclusive attempt fails with FENCELOCK_REQUIRE=all only.
+func Report(t testing.TB, what string, excused []string, err error) {
+	t.Helper()
+	switch inconclusive := (*InconclusiveError)(nil); {
+	case errors.As(err, &inconclusive) && os.Getenv("FENCELOCK_REQUIRE") != "all":
+		t.Logf("INCONCLUSIVE  %s: %v", what, err)
+	case err != nil:
+		t.Errorf("%s: %v", what, err)
+	case len(excused) > 0:
+		t.Logf("%s: passed after attempts that failed while the machine stood still: %s", what, strings.Join(excused, "; "))
+	}
+}

@@ -1,0 +1,83 @@
+package stall
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestOnlyAFairAttemptDecides(t *testing.T) {
+	const long = time.Second
+	failure, violation := errors.New("failure"), Conclusive(errors.New("violation"))
+	type attempt struct {
+		err  error
+		lost time.Duration
+	}
+	for what, c := range map[string]struct {
+		attempts []attempt
+		want     string // of the error's beginning
+		excused  int
+	}{
+		"passes":                             {[]attempt{{}}, "", 0},
+		"passes in spite of a stall":         {[]attempt{{lost: long}}, "", 0},
+		"fails":                              {[]attempt{{err: failure}}, "failure", 0},
+		"fails in a stall, then passes":      {[]attempt{{failure, long}, {}}, "", 1},
+		"fails in a stall, then fails":       {[]attempt{{failure, long}, {err: failure}}, "failure", 1},
+		"violates in a stall":                {[]attempt{{violation, long}}, "violation", 0},
+		"fails in a stall, violates in next": {[]attempt{{failure, long}, {fmt.Errorf("%w", violation), long}}, "violation", 1},
+		"fails in three stalls":              {[]attempt{{failure, long}, {failure, long}, {failure, long}}, "inconclusive", 3},
+	} {
+		n := 0
+		measure := func() func() Lost {
+			return func() Lost { return Lost{Longest: c.attempts[n-1].lost, Total: c.attempts[n-1].lost} }
+		}
+		excused, err := fairly(100*time.Millisecond, measure, func() error { n++; return c.attempts[n-1].err })
+		if n != len(c.attempts) || len(excused) != c.excused {
+			t.Errorf("what %s was tried %d times, and excused %q", what, n, excused)
+		}
+		if text := fmt.Sprint(err); c.want == "" && err != nil || !strings.HasPrefix(text, c.want) && c.want != "" {
+			t.Errorf("what %s ended with %v, want %q", what, err, c.want)
+		}
+		if c.excused > 0 && !strings.HasPrefix(excused[0], "failure (1s, 1s of it at once lost") {
+			t.Errorf("what %s is excused with %q", what, excused)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	inconclusive := &InconclusiveError{Excused: []string{"late"}, Err: errors.New("late")}
+	for _, c := range []struct {
+		require string
+		excused []string
+		err     error
+		failed  bool
+		says    string
+	}{
+		{"", nil, nil, false, ""},
+		{"", []string{"late"}, nil, false, "round: passed after"},
+		{"", nil, errors.New("broken"), true, "round: broken"},
+		{"", nil, inconclusive, false, "INCONCLUSIVE  round"},
+		{"all", nil, inconclusive, true, "round: inconclusive"},
+	} {
+		t.Setenv("FENCELOCK_REQUIRE", c.require)
+		r := &told{TB: t}
+		Report(r, "round", c.excused, c.err)
+		if r.failed != c.failed || !strings.HasPrefix(r.said, c.says) || c.says == "" && r.said != "" {
+			t.Errorf("%q, %v with FENCELOCK_REQUIRE=%q: failed: %v, %q", c.excused, c.err, c.require, r.failed, r.said)
+		}
+	}
+}
+
+type told struct {
+	testing.TB
+	failed bool
+	said   string
+}
+
+func (r *told) Helper()                         {}
+func (r *told) Logf(format string, args ...any) { r.said = fmt.Sprintf(format, args...) }
+func (r *told) Errorf(format string, args ...any) {
+	r.failed, r.said = true, fmt.Sprintf(format, args...)
+}

@@ -1,0 +1,337 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// Acquire implements backend.Driver: one statement and one commit for a free name, or a place in the name's queue. The
+// release before grants to the head of the queue in its own transaction and then notifies it.
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	if err := d.admit(ctx, &r); err != nil {
+		return backend.Grant{}, callError("acquire", r.Name, err)
+	}
+	defer d.work.Leave()
+	defer d.calling(r.RequestID)()
+	g, err := d.acquire(ctx, &r)
+	if err != nil {
+		return backend.Grant{}, callError("acquire", r.Name, err)
+	}
+	return g, nil
+}
+
+// admit counts a call in, if there is nothing wrong with its request.
+func (d *Driver) admit(ctx context.Context, r *backend.Request) error {
+	if d.unfit != nil {
+		return d.unfit
+	}
+	if err := validate(r); err != nil {
+		return err
+	}
+	if err := d.validTTL(r.TTL); err != nil {
+		return err
+	}
+	return d.enter(ctx)
+}
+
+// calling marks a request as one that somebody asks for, so that what it gets is not swept away.
+func (d *Driver) calling(ids ...string) (done func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		d.calls[id]++
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, id := range ids {
+			if d.calls[id]--; d.calls[id] == 0 {
+				delete(d.calls, id)
+			}
+		}
+	}
+}
+
+// acquire asks until there is a definite answer: the request id makes a repetition the same request.
+func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant, error) {
+	var w *waiter
+	if r.Wait {
+		w = d.waitFor(r)
+		defer w.stop()
+	}
+	sent := false // a request may have been carried out without an answer
+	for {
+		s, err := d.join(ctx, r.TTL)
+		if err == nil {
+			var g backend.Grant
+			g, err = d.acquireOn(ctx, s, r, w)
+			s.leave(1)
+			if err == nil {
+				return g, nil
+			}
+		}
+		if errors.Is(err, errNoSession) && ctx.Err() == nil {
+			continue
+		}
+		sent = sent || errors.Is(err, backend.ErrUnknown) || again(err) && sqlState(err) == ""
+		if again(err) && d.pause(ctx, background.RetryPause(time.Second)) {
+			continue
+		}
+		if sent && !errors.Is(err, backend.ErrUnknown) && !definite(err) {
+			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+		}
+		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) && !definite(err) {
+			err = fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		return backend.Grant{}, err
+	}
+}
+
+// acquireOn asks once, and waits for its turn where that is wanted. w is nil for an attempt.
+func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, w *waiter) (backend.Grant, error) {
+	if w != nil {
+		w.place(s)
+	}
+	a, err := d.ask(ctx, d.sql.acquire, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
+	if err != nil {
+		s.doubted(err)
+		if w != nil && ctx.Err() != nil {
+			return backend.Grant{}, d.giveUp(ctx, r, err)
+		}
+		return backend.Grant{}, err
+	}
+	if a.state == "waiting" {
+		if a, err = w.wait(ctx); err != nil {
+			if errors.Is(err, errGone) {
+				return backend.Grant{}, errNoSession // ask again
+			}
+			return backend.Grant{}, d.giveUp(ctx, r, err)
+		}
+		a.queued = true
+	}
+	return d.granted(ctx, s, r, a)
+}
+
+func arguments(s *session, r *backend.Request) []any {
+	return []any{
+		r.Name, r.RequestID, r.HoldID, s.id, r.Owner, int(r.Kind), r.Permits, r.Limit, metadataText(r.Metadata),
+	}
+}
+
+func metadataText(m map[string]string) *string {
+	if len(m) == 0 {
+		return nil
+	}
+	text, _ := json.Marshal(m) // a map of strings
+	s := string(text)
+	return &s
+}
+
+// granted makes a grant of the server's answer, or an error.
+func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a answer) (backend.Grant, error) {
+	switch a.state {
+	case "granted":
+	case "no-session":
+		return backend.Grant{}, s.expired(ctx)
+	case "mismatch":
+		return backend.Grant{}, fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Name)
+	case "held":
+		return backend.Grant{}, &backend.HeldError{
+			Name: r.Name, Holder: a.holder, HoldID: a.holdID, RetryAfter: time.Duration(a.retry) * time.Millisecond,
+		}
+	default:
+		return backend.Grant{}, fmt.Errorf("%w: the server answered %q", backend.ErrUnknown, a.state)
+	}
+	if err := s.fresh(ctx); err != nil { // after a long wait for the row of the name, say
+		return backend.Grant{}, err
+	}
+	proved, _ := s.state()
+	g := r.Grant()
+	g.TTL, g.SentAt, g.Queued = s.ttl, proved, a.queued
+	g.Token = tokenOf(r.Kind, a.token)
+	g.Incarnation = g.Token.String()
+	if a.minLeft > 0 && r.MinHold > 0 {
+		g.MinHoldUntil = d.clock.Now().Add(time.Duration(a.minLeft) * time.Millisecond)
+	}
+	d.keep(s, r, g)
+	return g, nil
+}
+
+func tokenOf(kind backend.Kind, order int64) fencing.Token {
+	token := fencing.Token(order)
+	if kind != backend.KindExclusive {
+		token = token.NotExclusive()
+	}
+	return token
+}
+
+// giveUpTime is how long a call goes on after its context has ended, in order to know what became of it.
+const giveUpTime = 30 * time.Millisecond
+
+// giveUp takes the place of a request whose caller has gone out of the queue, and what it may have been granted, too. What
+// is not known in time is ErrUnknown.
+func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
+	done := make(chan error, 1)
+	d.work.Do(func(work context.Context) {
+		bounded, cancel := context.WithTimeout(work, attemptTime)
+		defer cancel()
+		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false)
+		done <- err
+	})
+	patience := time.NewTimer(giveUpTime)
+	defer patience.Stop()
+	var err error
+	select {
+	case err = <-done:
+	case <-patience.C:
+		err = errors.New("the place in the queue is given back in the background")
+	}
+	ended := ctx.Err()
+	if ended == nil {
+		ended = cause // the driver is closing
+	}
+	if err == nil && !errors.Is(cause, backend.ErrUnknown) {
+		return ended
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
+}
+
+// AcquireAll implements backend.MultiAcquirer in one statement and one commit. A set that waits looks again whenever
+// something may have changed: it keeps no place in the queues, and those who wait for one name go first.
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	name := ""
+	if len(rs) > 0 {
+		name = rs[0].Name
+	}
+	grants, err := d.acquireAll(ctx, rs)
+	if err != nil {
+		return nil, callError("acquire", name, err)
+	}
+	return grants, nil
+}
+
+func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	if err := d.admitSet(ctx, rs); err != nil {
+		return nil, err
+	}
+	defer d.work.Leave()
+	ids := make([]string, len(rs))
+	for i := range rs {
+		ids[i] = rs[i].RequestID
+	}
+	defer d.calling(ids...)()
+	for {
+		grants, err := d.tryAll(ctx, rs)
+		switch {
+		case err == nil:
+			return grants, nil
+		case errors.Is(err, errNoSession) && ctx.Err() == nil, again(err):
+		case !rs[0].Wait || !errors.Is(err, backend.ErrHeld):
+			return nil, err
+		}
+		if !d.pause(ctx, background.RetryPause(time.Second)) {
+			if d.work.Closing() {
+				return nil, backend.ErrClosed
+			}
+			if sqlState(err) == "" && !errors.Is(err, backend.ErrHeld) {
+				return nil, fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
+			}
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (d *Driver) admitSet(ctx context.Context, rs []backend.Request) error {
+	if d.unfit != nil {
+		return d.unfit
+	}
+	if len(rs) == 0 {
+		return invalidOption("set of names", "of none", "it is empty")
+	}
+	seen := map[string]bool{}
+	for i := range rs {
+		r, first := &rs[i], &rs[0]
+		if err := validate(r); err != nil {
+			return err
+		}
+		if err := d.validTTL(r.TTL); err != nil {
+			return err
+		}
+		switch {
+		case seen[r.Name]:
+			return invalidOption("set of names", fmt.Sprintf("with %q twice", r.Name), "each name is taken once")
+		case r.Wait != first.Wait, r.TTL != first.TTL, r.MinHold != first.MinHold, !slices.Equal(r.Under, first.Under):
+			return invalidOption("set of names", fmt.Sprintf("with %q and %q", first.Name, r.Name),
+				"the requests of one set agree in Wait, TTL, MinHold and Under")
+		}
+		seen[r.Name] = true
+	}
+	return d.enter(ctx)
+}
+
+// tryAll asks once for all of rs.
+func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	s, err := d.join(ctx, rs[0].TTL)
+	if err != nil {
+		return nil, err
+	}
+	defer s.leave(1)
+	n := len(rs)
+	names, ids, holdIDs, owners := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	kinds, permits, limits, metadata := make([]int, n), make([]int, n), make([]int, n), make([]string, n)
+	for i := range rs {
+		r := &rs[i]
+		names[i], ids[i], holdIDs[i], owners[i] = r.Name, r.RequestID, r.HoldID, r.Owner
+		kinds[i], permits[i], limits[i] = int(r.Kind), r.Permits, r.Limit
+		if text := metadataText(r.Metadata); text != nil {
+			metadata[i] = *text
+		}
+	}
+	var answers []answer
+	before := d.position()
+	err = d.query(ctx, func(rows pgx.Rows) error {
+		var a answer
+		err := a.scan(rows)
+		answers = append(answers, a)
+		return err
+	}, d.sql.acquireAll, names, ids, holdIDs, owners, kinds, permits, limits, metadata, s.id, rs[0].MinHold.Milliseconds())
+	for i := range answers {
+		d.wake(answers[i].wake)
+	}
+	if err != nil {
+		s.doubted(err)
+		return nil, err
+	}
+	order := make([]int, n) // the answers come in the order of the names
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(rs[a].Name, rs[b].Name) })
+	grants := make([]backend.Grant, n)
+	for i, a := range answers {
+		if err := d.saw(before, a.here); err != nil {
+			return nil, err
+		}
+		r := &rs[order[min(i, n-1)]]
+		g, err := d.granted(ctx, s, r, a)
+		if err != nil {
+			return nil, err
+		}
+		grants[order[i]] = g
+	}
+	if len(answers) != n {
+		return nil, fmt.Errorf("%w: the server answered %d of %d requests", backend.ErrUnknown, len(answers), n)
+	}
+	return grants, nil
+}

@@ -1,0 +1,158 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+func urlOf(addr string) string {
+	return "postgres://postgres@" + addr + "/postgres?sslmode=disable"
+}
+
+func newPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 3 // each is a process of the server's
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// migrated starts a server with the schema.
+func migrated(t testing.TB) *containers.PostgresServer {
+	t.Helper()
+	server := containers.Postgres(t, containers.Args("-c", "fsync=on", "-c", "max_connections=800"))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if _, err := postgres.Migrate(ctx, newPool(t, server.URL()), nil); err != nil {
+		t.Fatal(err)
+	}
+	return server
+}
+
+// ways are all ways to make a driver.
+var ways = map[string]func(t testing.TB, addr string) backend.FencingDriver{
+	"New": func(t testing.TB, addr string) backend.FencingDriver {
+		return postgres.New(newPool(t, urlOf(addr)), nil)
+	},
+	"Open": func(t testing.TB, addr string) backend.FencingDriver {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		d, err := postgres.Open(ctx, urlOf(addr)+"&timeout=20s&pool_max_conns=3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	},
+}
+
+// TestConformance runs the suite over every way to make a driver, each on a server of its own. They come one after the
+// other: each connection is a process of the server's.
+func TestConformance(t *testing.T) {
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			if name != "New" {
+				deep.Only(t)
+			}
+			conformance.Run(t, harness(migrated(t), way))
+		})
+	}
+}
+
+// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+func TestConformanceAsPermits(t *testing.T) {
+	deep.Only(t)
+	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
+}
+
+func harness(s *containers.PostgresServer, way func(testing.TB, string) backend.FencingDriver) conformance.Harness {
+	return conformance.Harness{
+		New: func(t testing.TB) backend.Driver { return way(t, s.Addr()) },
+		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
+			addr, link := s.NewLink(t)
+			return way(t, addr), link
+		},
+		Server: conformance.Server{
+			Restart: containers.Within(s.Restart),
+			Stop:    containers.Within(s.Stop),
+			Start:   containers.Within(s.Start),
+			Pause:   containers.Within(s.Pause),
+			Resume:  containers.Within(s.Resume),
+			Evict: func(t testing.TB, name string) {
+				execute(t, s, `delete from fencelock.holds where name = $1`, name)
+			},
+			EvictWaiter: func(t testing.TB, name string) {
+				execute(t, s, `delete from fencelock.waits where name = $1`, name)
+			},
+			Wipe: func(t testing.TB) {
+				execute(t, s, `truncate fencelock.names, fencelock.holds, fencelock.waits, fencelock.sessions,
+					fencelock.revoked, fencelock.changes, fencelock.cluster`)
+			},
+			Compact: func(t testing.TB, name string) {
+				execute(t, s, `delete from fencelock.changes where name = $1`, name)
+				execute(t, s, `update fencelock.names set recorded_from = revision where name = $1`, name)
+			},
+		},
+		Leftovers: func() ([]string, error) { return leftovers(s) },
+		Intrude: func(t testing.TB, name string) {
+			execute(t, s, `create table if not exists fencelock.foreign_table (name text)`)
+			execute(t, s, `insert into fencelock.foreign_table values ($1)`, name)
+			execute(t, s, `insert into fencelock.names (name, token) values ($1, 7) on conflict do nothing`, name+" of others")
+			execute(t, s, `insert into fencelock.holds values ($1, 'foreign', '', 'foreign', '', 0, 0, 0, 7, now(), null, false, null)
+				on conflict do nothing`,
+				name+" of others")
+		},
+		TTL: 2 * time.Second, // a new connection is a new process of the server's
+	}
+}
+
+func execute(t testing.TB, s *containers.PostgresServer, sql string, args ...any) {
+	t.Helper()
+	containers.Within(func(ctx context.Context) error {
+		conn, err := pgx.Connect(ctx, s.URL())
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx)
+		_, err = conn.Exec(ctx, sql, args...)
+		return err
+	})(t)
+}
+
+// leftovers lists what lives on. Names and their greatest tokens are meant to; so are the sessions of clients that live,
+// see TestCloseEndsItsSessions.
+func leftovers(s *containers.PostgresServer) ([]string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, `select 'hold of ' || name from fencelock.holds where request_id <> 'foreign'
+		union all select 'wait for ' || name from fencelock.waits union all select 'session ' || id from fencelock.sessions
+			where expires_at < clock_timestamp()`)
+	if err != nil {
+		return nil, fmt.Errorf("leftovers: %w", err)
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

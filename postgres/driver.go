@@ -1,0 +1,231 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+const driverName = "postgres"
+
+const (
+	minTTL = time.Second
+	maxTTL = 24 * time.Hour
+)
+
+// Options are the settings of New. The zero value, or nil, means defaults.
+type Options struct {
+	// Schema is where the tables and functions are that Migrate made. 1 to 40 characters of a–z 0–9 _, not a digit
+	// first. Two schemas are two lock services. Default "fencelock".
+	Schema string
+
+	// NoListen makes waiters live on polling alone, every 0.5 to 1 s, also where LISTEN would work. Behind a pooler that
+	// does not pass notifications on (PgBouncer in transaction mode) the driver finds that out by itself.
+	NoListen bool
+
+	// Clock measures validity. Default backend.SystemClock.
+	Clock backend.Clock
+
+	// Logger is told what an operator should know: that notifications do not arrive, that a server was promoted. Default:
+	// nothing is logged.
+	Logger *slog.Logger
+}
+
+// Driver takes locks in a PostgreSQL database. It implements backend.FencingDriver, Inspector, Lister, Watcher,
+// ForceReleaser, MultiAcquirer and Pinger. It is safe for concurrent use.
+type Driver struct {
+	pool  *pgxpool.Pool // of the driver's own
+	unfit error         // why no call can work: bad arguments of New
+	sql   queries
+	clock backend.Clock
+	log   *slog.Logger
+	id    string // of this client: sessions and the channel begin with it
+
+	described atomic.Pointer[backend.Description]
+	probed    atomic.Bool // the last probe found the server fit
+	noListen  bool
+	work      background.Work
+	deaf      atomic.Bool   // notifications do not arrive
+	polls     chan struct{} // asks for a look at all who wait
+
+	mu       sync.Mutex // protects the following fields
+	sessions map[time.Duration]*session
+	holds    map[key]*hold
+	waiters  map[string]map[*waiter]struct{} // by hold id
+	calls    map[string]int                  // request ids of calls in flight
+	polling  bool                            // a loop looks at those who wait
+	listens  bool                            // a loop listens
+	wakes    []string                        // to notify: channel and hold id of each
+	waking   bool                            // a loop notifies
+	here     int64                           // the greatest position that the server told
+	lost     error                           // the service forgot; see saw
+	found    facts                           // of the last probe
+}
+
+var (
+	_ backend.FencingDriver = (*Driver)(nil)
+	_ backend.Pinger        = (*Driver)(nil)
+	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.Lister        = (*Driver)(nil)
+	_ backend.Watcher       = (*Driver)(nil)
+	_ backend.ForceReleaser = (*Driver)(nil)
+	_ backend.MultiAcquirer = (*Driver)(nil)
+)
+
+var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
+
+// New returns a driver for the database of pool. It does no I/O; what is wrong with the server shows in Ping or in the
+// first call, as an error that wraps backend.ErrMisconfigured.
+//
+// The driver opens connections of its own with the pool's settings, at most as many as the pool may have and one more to
+// listen: a lock must see the notices of its own commits, and must not wait behind the application's queries. Close closes
+// them, and leaves pool alone.
+func New(pool *pgxpool.Pool, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	d := &Driver{
+		clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: make(chan struct{}, 1),
+		id:       backend.NewRequestID()[:16],
+		sessions: map[time.Duration]*session{}, holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
+		calls: map[string]int{},
+	}
+	if d.clock == nil {
+		d.clock = backend.SystemClock()
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	schema := o.Schema
+	if schema == "" {
+		schema = defaultSchema
+	}
+	d.sql = queriesFor(schema)
+	d.described.Store(d.describe(facts{}))
+	d.work.Init()
+	switch {
+	case pool == nil:
+		d.unfit = invalidOption("pool", "nil", "it is nil")
+	case !schemaName.MatchString(schema):
+		d.unfit = invalidOption("Schema", strconv.Quote(schema), "want 1 to 40 characters of a-z 0-9 _, not a digit first")
+	default:
+		d.pool, d.unfit = ownPool(pool.Config())
+	}
+	return d
+}
+
+// IssuesFencingTokens promises what backend.FencingDriver says: a token is computed in the step that grants, on a row that
+// is never deleted, from the server's timeline and log position.
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
+
+// Describe implements backend.Driver. Exclusion and TokenSpace are known after the first Ping or call.
+func (d *Driver) Describe() backend.Description { return *d.described.Load() }
+
+// enter counts a call in; leave follows unless it fails.
+func (d *Driver) enter(ctx context.Context) error {
+	if d.unfit != nil {
+		return d.unfit
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !d.work.Enter() {
+		return backend.ErrClosed
+	}
+	if err := d.history(); err != nil {
+		d.work.Leave()
+		return err
+	}
+	if !d.probed.Load() {
+		if err := d.probe(ctx); err != nil {
+			d.work.Leave()
+			return err
+		}
+	}
+	return nil
+}
+
+// Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were not
+// released end with their sessions, at once if the server can be reached and after their TTL otherwise.
+func (d *Driver) Close(ctx context.Context) error {
+	if d.unfit != nil || !d.work.Close() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTime)
+	defer cancel()
+	d.mu.Lock()
+	sessions := make([]*session, 0, len(d.sessions))
+	for _, s := range d.sessions {
+		sessions = append(sessions, s)
+	}
+	d.mu.Unlock()
+	err := d.work.Wait(ctx)
+	for _, s := range sessions {
+		if err == nil {
+			err = s.end(ctx)
+		}
+	}
+	d.notify(ctx)
+	closed := make(chan struct{})
+	go func() { // ends when the last connection has: each is bounded by the calls above
+		d.pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
+	if err != nil {
+		return &backend.CallError{Driver: driverName, Call: "close", Err: classify(err)}
+	}
+	return nil
+}
+
+// closeTime bounds Close whatever its context allows: after it the sessions end by themselves.
+const closeTime = 10 * time.Second
+
+func invalidOption(what, value, why string) error {
+	return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
+}
+
+// validate refuses what the tables cannot hold.
+func validate(r *backend.Request) error {
+	permits := r.Kind == backend.KindPermits
+	switch {
+	case backend.ValidateName(r.Name) != nil:
+		return backend.ValidateName(r.Name)
+	case backend.ValidateRequestID(r.RequestID) != nil:
+		return backend.ValidateRequestID(r.RequestID)
+	case r.Kind > backend.KindPermits:
+		return fmt.Errorf("%v: %w", r.Kind, backend.ErrUnsupported)
+	case r.Hierarchical:
+		return fmt.Errorf("hierarchical names: %w", backend.ErrUnsupported)
+	case permits && (r.Permits < 1 || r.Limit < r.Permits || r.Limit > 1<<31-1):
+		return invalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "want at least one, at most the limit, below 1<<31")
+	case !permits && (r.Permits != 0 || r.Limit != 0):
+		return invalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "the kind of hold is "+r.Kind.String())
+	}
+	if err := backend.ValidateOwner(r.Owner); r.Owner != "" && err != nil {
+		return err
+	}
+	for k, v := range r.Metadata {
+		if strings.ContainsRune(k+v, 0) {
+			return invalidOption("metadata", strconv.Quote(k), "key or value contains NUL, which PostgreSQL does not store")
+		}
+	}
+	return nil
+}
+
+// validTTL refuses a TTL that no session can have.
+func (d *Driver) validTTL(ttl time.Duration) error { return d.Describe().ValidateTTL(ttl) }

@@ -1,0 +1,275 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+func TestBadArguments(t *testing.T) {
+	for what, d := range map[string]*postgres.Driver{
+		"nil pool":   postgres.New(nil, nil),
+		"bad schema": postgres.New(nil, &postgres.Options{Schema: `x"; drop`}),
+	} {
+		_, err := d.Acquire(t.Context(), request("x", time.Minute))
+		var invalid *backend.InvalidError
+		if !errors.As(err, &invalid) || strings.Contains(err.Error(), "%!") {
+			t.Errorf("%s: acquire = %v, want an *InvalidError", what, err)
+		}
+		if err := d.Ping(t.Context()); !errors.As(err, &invalid) {
+			t.Errorf("%s: ping = %v, want an *InvalidError", what, err)
+		}
+		if err := d.Close(t.Context()); err != nil {
+			t.Errorf("%s: close = %v", what, err)
+		}
+	}
+	if _, err := postgres.Migrations(&postgres.Options{Schema: "1"}); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("Migrations for schema 1 = %v", err)
+	}
+}
+
+func TestURLs(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	closed := port.Addresses(t, 1)[0]
+	for url, want := range map[string]struct {
+		class error
+		text  string
+	}{
+		"postgres://":                           {backend.ErrInvalidOption, "empty address"},
+		"postgres:///db":                        {backend.ErrInvalidOption, "empty address"},
+		"postgres://u@h/db?schema=a-b":          {backend.ErrInvalidOption, "schema"},
+		"postgres://u@h/db?no-listen=1":         {backend.ErrInvalidOption, "no-listen"},
+		"postgres://u@h/db?timeout=5":           {backend.ErrInvalidOption, "timeout"},
+		"postgres://u@h/db?schema=a&schema=b":   {backend.ErrInvalidOption, "2 times"},
+		"postgres://u@h/db?sslmode=perhaps":     {backend.ErrInvalidOption, "sslmode"},
+		"postgres://u:secret@" + closed + "/db": {backend.ErrUnavailable, "refused"},
+	} {
+		_, err := backend.Open(ctx, url)
+		if !errors.Is(err, want.class) || !strings.Contains(err.Error(), want.text) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %v with %q", url, err, want.class, want.text)
+		}
+	}
+}
+
+func TestMigrationsMeet(t *testing.T) {
+	server := migrated(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for _, schema := range []string{"", "other"} {
+				_, err := postgres.Migrate(t.Context(), newPool(t, server.URL()), &postgres.Options{Schema: schema})
+				if err != nil {
+					t.Errorf("schema %q: %v", schema, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	// Two schemas are two lock services; one that is missing says what to do.
+	pool := newPool(t, server.URL())
+	a, b, none := postgres.New(pool, nil), postgres.New(pool, &postgres.Options{Schema: "other"}), postgres.New(pool, &postgres.Options{Schema: "none"})
+	for _, d := range []*postgres.Driver{a, b, none} {
+		defer closeDriver(t, d)
+	}
+	take(t, a, "x")
+	take(t, b, "x")
+	if err := none.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "migrate") {
+		t.Errorf("without a schema: %v", err)
+	}
+}
+
+func TestCloseEndsItsSessions(t *testing.T) {
+	server := migrated(t)
+	d := postgres.New(newPool(t, server.URL()), nil)
+	for i, ttl := range []time.Duration{2 * time.Second, time.Minute} {
+		r := request(fmt.Sprint("x", i), ttl)
+		if _, err := d.Acquire(soon(t, 20*time.Second), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Close(soon(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var left int
+	row := conn.QueryRow(t.Context(), `select (select count(*) from fencelock.sessions) + (select count(*) from fencelock.holds)`)
+	if err := row.Scan(&left); err != nil || left != 0 {
+		t.Errorf("after Close %d sessions and holds, %v", left, err)
+	}
+}
+
+// Asking for a longer TTL moves a hold to another session; asking for a shorter one never ends it earlier.
+func TestRenewalNeverShortens(t *testing.T) {
+	server := migrated(t)
+	d := postgres.New(newPool(t, server.URL()), nil)
+	defer closeDriver(t, d)
+	g, err := d.Acquire(soon(t, 20*time.Second), request("x", 20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ttl := range []time.Duration{time.Hour, 2 * time.Second} {
+		g.TTL = ttl
+		if r := d.Renew(soon(t, 20*time.Second), []backend.Grant{g})[0]; r.Err != nil || r.TTL < ttl {
+			t.Fatalf("renewal for %v = %+v", ttl, r)
+		}
+	}
+	st, err := d.Look(soon(t, 20*time.Second), "x")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].ExpiresIn < 50*time.Minute {
+		t.Errorf("after renewals for an hour and for two seconds: %+v, %v", st, err)
+	}
+}
+
+func TestTx(t *testing.T) {
+	server := migrated(t)
+	pool := newPool(t, server.URL())
+	execute(t, server, `create table accounts (id text primary key, balance int)`)
+	execute(t, server, `insert into accounts values ('42', 100)`)
+	execute(t, server, `create trigger fenced before insert or update or delete on accounts
+		for each row execute function fencelock.require_guard('accounts/', 'id')`)
+	debit := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `update accounts set balance = balance - 10 where id = '42'`)
+		return err
+	}
+	balance := func() (n int) {
+		if err := pool.QueryRow(t.Context(), `select balance from accounts`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	claim := func(token fencing.Token) fencing.Claim {
+		return fencing.Claim{Resource: "accounts/42", Token: token, Space: "here"}
+	}
+	for _, token := range []fencing.Token{7, 7, 9} {
+		if err := postgres.Tx(t.Context(), pool, claim(token), debit); err != nil {
+			t.Fatalf("token %v: %v", token, err)
+		}
+	}
+	var stale *fencing.StaleError
+	if err := postgres.Tx(t.Context(), pool, claim(8), debit); !errors.As(err, &stale) || stale.Highest != 9 {
+		t.Errorf("a stale token: %v, want a *StaleError with 9", err)
+	}
+	elsewhere := claim(10)
+	elsewhere.Space = "there"
+	for what, c := range map[string]struct {
+		claim fencing.Claim
+		want  error
+	}{
+		"another space": {elsewhere, fencing.ErrSpace},
+		"no token":      {claim(0), fencing.ErrNoToken},
+		"shared":        {claim(fencing.Token(11).NotExclusive()), fencing.ErrNotExclusive},
+	} {
+		if err := postgres.Tx(t.Context(), pool, c.claim, debit); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+	}
+	// Who does not ask is refused, who asked for something else too, and a failed section leaves nothing.
+	var pg *pgconn.PgError
+	if _, err := pool.Exec(t.Context(), `update accounts set balance = 0`); !errors.As(err, &pg) || pg.Code != "FL403" {
+		t.Errorf("a write that did not ask: %v, want FL403", err)
+	}
+	other := fencing.Claim{Resource: "accounts/43", Token: 1, Space: "here"}
+	if err := postgres.Tx(t.Context(), pool, other, debit); !errors.As(err, &pg) || pg.Code != "FL403" {
+		t.Errorf("a write to another resource: %v, want FL403", err)
+	}
+	failed := errors.New("failed")
+	err := postgres.Tx(t.Context(), pool, claim(20), func(ctx context.Context, tx pgx.Tx) error {
+		return errors.Join(debit(ctx, tx), failed)
+	})
+	if !errors.Is(err, failed) {
+		t.Errorf("a section that fails = %v", err)
+	}
+	if err := postgres.Tx(t.Context(), pool, claim(12), debit); err != nil {
+		t.Errorf("after a section with token 20 was rolled back, token 12: %v", err)
+	}
+	if n := balance(); n != 60 {
+		t.Errorf("the balance is %d after four debits of 10 from 100", n)
+	}
+}
+
+// Behind a pooler in transaction mode notifications do not arrive. The driver finds that out, says so, and polls.
+func TestBehindATransactionPooler(t *testing.T) {
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer"
+		if _, err := os.Stat(program); err != nil {
+			if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+				t.Fatal("pgbouncer is missing: install Debian's package pgbouncer")
+			}
+			t.Skip("pgbouncer is missing: install Debian's package pgbouncer")
+		}
+	}
+	server := migrated(t)
+	host, number, _ := strings.Cut(server.Addr(), ":")
+	listen := port.Addresses(t, 1)[0]
+	_, own, _ := strings.Cut(listen, ":")
+	dir := t.TempDir()
+	config := filepath.Join(dir, "pgbouncer.ini")
+	text := fmt.Sprintf("[databases]\n* = host=%s port=%s user=postgres\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port=%s\n"+
+		"auth_type=any\npool_mode=transaction\nmax_client_conn=200\ndefault_pool_size=10\nunix_socket_dir=\n", host, number, own)
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, config)
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
+		if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	pool := newPool(t, urlOf(listen))
+	ctx := soon(t, 60*time.Second)
+	for pool.Ping(ctx) != nil && ctx.Err() == nil {
+		time.Sleep(20 * time.Millisecond) // until it listens
+	}
+	a, b := postgres.New(pool, nil), postgres.New(pool, nil)
+	defer closeDriver(t, a)
+	defer closeDriver(t, b)
+	g := take(t, a, "x")
+	got := make(chan backend.Grant, 1)
+	go func() {
+		r := request("x", 10*time.Second)
+		r.Wait = true
+		next, err := b.Acquire(ctx, r)
+		if err != nil {
+			t.Errorf("the waiter: %v", err)
+		}
+		got <- next
+	}()
+	for b.Describe().Capabilities.Has(backend.CapPushLoss) && ctx.Err() == nil {
+		time.Sleep(20 * time.Millisecond) // until it has found out
+	}
+	if err := a.Release(ctx, g); err != nil {
+		t.Fatal(err)
+	}
+	if next := <-got; next.Token <= g.Token {
+		t.Errorf("the waiter has token %v after %v", next.Token, g.Token)
+	}
+	if b.Describe().Capabilities.Has(backend.CapPushLoss) {
+		t.Error("behind the pooler pushed losses are declared")
+	}
+}

@@ -1,0 +1,120 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// callError names the call, and maps what PostgreSQL and pgx say to the errors of the contract.
+func callError(call, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: classify(err)}
+}
+
+// known are the errors that need no translation.
+var known = []error{
+	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
+	backend.ErrMisconfigured, backend.ErrInvalidName, backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed,
+	backend.ErrCompacted, backend.ErrLimitMismatch, backend.ErrHistoryLost,
+}
+
+// errNotice: the server said something between the statement and the end of its commit. "Canceling wait for synchronous
+// replication" is such a notice, in the server's language; the commit then is answered as a success and is none.
+var errNotice = errors.New("the server raised a notice while it committed")
+
+// classify gives an error its class. What nobody knows is ErrUnknown: the caller looks again, and loses nothing by it.
+func classify(err error) error {
+	for _, k := range known {
+		if errors.Is(err, k) {
+			return err
+		}
+	}
+	switch {
+	case unsent(err), rolledBack(err):
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	case misconfigured(err):
+		return fmt.Errorf("%w: %w%s", backend.ErrMisconfigured, err, remedy(err))
+	case isContext(err):
+		return err // what was sent and not answered has been marked where it was sent
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+}
+
+func isContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// unsent reports whether no byte of the request left.
+func unsent(err error) bool {
+	var dial *pgconn.ConnectError
+	return pgconn.SafeToRetry(err) || errors.As(err, &dial) && !misconfigured(err)
+}
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// rolledBack reports whether the server said that the transaction left nothing: it is busy, starting, stopping, or made a
+// choice among transactions that were in each other's way.
+func rolledBack(err error) bool {
+	switch code := sqlState(err); {
+	case code == "57P01", code == "08006", code == "08003", code == "":
+		return false // it may have been stopped between the commit and the answer
+	case strings.HasPrefix(code, "40"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "55"),
+		strings.HasPrefix(code, "57"), code == "FL001", code == "25006":
+		return true
+	}
+	return false
+}
+
+// again reports whether another try of the same request may do better at once: the connection broke, or the transaction
+// was in another one's way.
+func again(err error) bool {
+	if definite(err) || errors.Is(err, errNotice) || isContext(err) || unsent(err) {
+		return false
+	}
+	code := sqlState(err)
+	return code == "" || code == "FL001" || code == "57P01" || strings.HasPrefix(code, "40")
+}
+
+// definite reports whether err is an answer of the contract's that another try would only repeat.
+func definite(err error) bool {
+	if errors.Is(err, backend.ErrUnknown) {
+		return false
+	}
+	for _, k := range known {
+		if errors.Is(err, k) {
+			return true
+		}
+	}
+	return errors.Is(err, errNoSession) || misconfigured(err)
+}
+
+// misconfigured reports whether the server refuses what it will refuse tomorrow too.
+func misconfigured(err error) bool {
+	code := sqlState(err)
+	return strings.HasPrefix(code, "28") || strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3D") ||
+		strings.HasPrefix(code, "3F") || code == "0A000"
+}
+
+func remedy(err error) string {
+	switch sqlState(err) {
+	case "3F000", "42883", "42P01":
+		return ": the schema is missing or older than this driver; run `fencelock postgres migrate` or postgres.Migrate"
+	case "42501":
+		return ": the role may not use the schema; grant usage on it, and execute on its functions"
+	}
+	return ""
+}

@@ -1,0 +1,301 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// key names a request: its name and its id.
+type key struct{ name, requestID string }
+
+// hold is a grant of this driver's that nobody has released yet.
+type hold struct {
+	grant   backend.Grant
+	session *session // protected by Driver.mu
+	lost    func(backend.Reason)
+}
+
+func (h *hold) lose(reason backend.Reason) {
+	if h.lost != nil {
+		h.lost(reason)
+	}
+}
+
+// keep remembers a grant: its session lives as long as it does.
+func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k := key{g.Name, g.RequestID}
+	if old := d.holds[k]; old != nil {
+		old.session.users--
+	}
+	s.users++
+	d.holds[k] = &hold{grant: g, session: s, lost: r.Lost}
+	if r.Lost != nil {
+		d.listen()
+	}
+}
+
+// forget drops a hold that has ended.
+func (d *Driver) forget(g *backend.Grant) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k := key{g.Name, g.RequestID}
+	if h := d.holds[k]; h != nil && (g.Token == 0 || h.grant.Token == g.Token) {
+		h.session.users--
+		delete(d.holds, k)
+	}
+}
+
+// holdsOf returns the holds on s, and forgets them. The caller holds d.mu.
+func (d *Driver) holdsOf(s *session) (all []*hold) {
+	for k, h := range d.holds {
+		if h.session == s {
+			all = append(all, h)
+			delete(d.holds, k)
+		}
+	}
+	return all
+}
+
+// loseAll ends every session of the driver's, without asking the server.
+func (d *Driver) loseAll(reason backend.Reason) {
+	d.mu.Lock()
+	all := make([]*session, 0, len(d.sessions))
+	for _, s := range d.sessions {
+		all = append(all, s)
+	}
+	d.mu.Unlock()
+	for _, s := range all {
+		s.ended(reason)
+	}
+}
+
+// knownTo lists the requests on s that somebody here knows, or may come to know.
+func (d *Driver) knownTo(s *session) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	known := []string{}
+	for k, h := range d.holds {
+		if h.session == s {
+			known = append(known, k.requestID)
+		}
+	}
+	for id := range d.calls {
+		known = append(known, id)
+	}
+	return known
+}
+
+// doubted notes that a request on the session may be carried out although nobody will know its answer. It could then live
+// as long as the session does, so the session looks after each renewal for what nobody knows.
+func (s *session) doubted(err error) {
+	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
+		return
+	}
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	s.doubt = true
+}
+
+// Release implements backend.Driver. In the same transaction the lock goes to the head of the queue.
+func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
+	if err := backend.ValidateName(g.Name); err != nil {
+		return callError("release", g.Name, err)
+	}
+	if err := d.enter(ctx); err != nil {
+		return callError("release", g.Name, err)
+	}
+	defer d.work.Leave()
+	keep := g.MinHoldUntil > d.clock.Now()
+	for {
+		a, err := d.ask(ctx, d.sql.release, g.Name, g.RequestID, int64(g.Token.Order()), keep)
+		switch {
+		case err == nil && a.state == "ended":
+			d.forget(&g)
+			return nil
+		case err == nil:
+			d.forget(&g)
+			return callError("release", g.Name, &backend.NotHeldError{Name: g.Name, Reason: backend.Reason(a.reason)})
+		case again(err) && d.pause(ctx, giveUpTime):
+			continue // a second answer "not held" is right too: the first may have been carried out
+		case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+			err = fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
+		}
+		return callError("release", g.Name, err)
+	}
+}
+
+// Renew implements backend.Driver: one round trip for each TTL among the grants.
+func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	out := make([]backend.Renewal, len(grants))
+	fail := func(at []int, err error) {
+		for _, i := range at {
+			out[i].Err = callError("renew", grants[i].Name, err)
+		}
+	}
+	all := make([]int, len(grants))
+	for i := range all {
+		all[i] = i
+	}
+	if err := d.enter(ctx); err != nil {
+		fail(all, err)
+		return out
+	}
+	defer d.work.Leave()
+	bySession := map[*session][]int{}
+	d.mu.Lock()
+	for i := range grants {
+		h := d.holds[key{grants[i].Name, grants[i].RequestID}]
+		if h == nil || h.grant.Token != grants[i].Token {
+			out[i].Err = callError("renew", grants[i].Name, &backend.NotHeldError{Name: grants[i].Name, Reason: d.goneWhy()})
+			continue
+		}
+		bySession[h.session] = append(bySession[h.session], i)
+	}
+	d.mu.Unlock()
+	done := make(chan struct{}, len(bySession))
+	for s, at := range bySession {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			if err := d.renewOn(ctx, s, grants, at, out); err != nil {
+				fail(at, err)
+			}
+		}()
+	}
+	for range bySession {
+		<-done // each is bounded by ctx
+	}
+	return out
+}
+
+// goneWhy is the reason for a hold that this driver no longer has. The caller holds d.mu.
+func (d *Driver) goneWhy() backend.Reason {
+	if d.lost != nil {
+		return backend.ReasonHistoryLost
+	}
+	return backend.ReasonSessionExpired
+}
+
+// renewOn renews the grants at some places of grants, which live on s.
+func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant, at []int, out []backend.Renewal) error {
+	for wanted, some := range d.longer(s, grants, at) {
+		if err := d.move(ctx, s, wanted, grants, some, out); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	var stay []int
+	var holds []backend.Grant
+	for _, i := range at {
+		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == s {
+			stay, holds = append(stay, i), append(holds, grants[i])
+		}
+	}
+	d.mu.Unlock()
+	if len(stay) == 0 {
+		return nil
+	}
+	gone, reasons, err := s.renew(ctx, holds, 0)
+	if errors.Is(err, errNoSession) {
+		return &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+	}
+	if err != nil {
+		return err
+	}
+	proved, _ := s.state()
+	for _, i := range stay {
+		out[i] = backend.Renewal{SentAt: proved, TTL: s.ttl}
+	}
+	for j, place := range gone {
+		i := stay[place-1]
+		reason := backend.Reason(reasons[j])
+		if reason == "" {
+			reason = backend.ReasonEvicted
+		}
+		d.forget(&grants[i])
+		out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, &backend.NotHeldError{Name: grants[i].Name, Reason: reason})}
+	}
+	return nil
+}
+
+// longer finds the grants that want a longer TTL than their session has. One that wants a shorter one stays: a renewal
+// never shortens.
+func (d *Driver) longer(s *session, grants []backend.Grant, at []int) map[*session][]int {
+	var some map[*session][]int
+	for _, i := range at {
+		if grants[i].TTL <= s.ttl {
+			continue
+		}
+		if some == nil {
+			some = map[*session][]int{}
+		}
+		wanted := d.sessionFor(grants[i].TTL)
+		some[wanted] = append(some[wanted], i)
+	}
+	return some
+}
+
+// move brings grants to another session, and renews them there.
+func (d *Driver) move(ctx context.Context, from, to *session, grants []backend.Grant, at []int, out []backend.Renewal) error {
+	defer to.leave(len(at))
+	if err := to.fresh(ctx); err != nil {
+		return err
+	}
+	some := make([]backend.Grant, len(at))
+	for j, i := range at {
+		some[j] = grants[i]
+	}
+	names, ids, tokens := columns(some)
+	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
+		to.doubted(err)
+		return err
+	}
+	d.mu.Lock()
+	for _, i := range at {
+		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == from {
+			h.session.users--
+			h.session = to
+			to.users++
+		}
+	}
+	d.mu.Unlock()
+	return d.renewOn(ctx, to, grants, at, out)
+}
+
+// checkHolds looks whether the holds with a hold id are still there, and tells their holders if not. All holds if it is
+// empty.
+func (d *Driver) checkHolds(ctx context.Context, holdID string) {
+	bySession := map[*session][]backend.Grant{}
+	d.mu.Lock()
+	for _, h := range d.holds {
+		if holdID == "" || h.grant.HoldID == holdID {
+			bySession[h.session] = append(bySession[h.session], h.grant)
+		}
+	}
+	d.mu.Unlock()
+	for s, grants := range bySession {
+		gone, reasons, err := s.renew(ctx, grants, 0)
+		for j, place := range gone {
+			if err != nil {
+				break
+			}
+			g := &grants[place-1]
+			d.mu.Lock()
+			h := d.holds[key{g.Name, g.RequestID}]
+			d.mu.Unlock()
+			if h == nil || h.grant.Token != g.Token {
+				continue
+			}
+			d.forget(g)
+			reason := backend.Reason(reasons[j])
+			if reason == "" {
+				reason = backend.ReasonEvicted
+			}
+			h.lose(reason)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const heldColumns = `select name, owner, hold_id, kind::int, permits, token, since, coalesce(expires_in_ms, 0),
+	coalesce(metadata, '{}')::text from fencelock.held`
+
+// heldRow reads a row of heldColumns.
+func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
+	var kind int
+	var token, left int64
+	var metadata string
+	if err = rows.Scan(&name, &h.Owner, &h.HoldID, &kind, &h.Permits, &token, &h.Since, &left, &metadata); err != nil {
+		return "", h, err
+	}
+	h.Kind = backend.Kind(kind)
+	h.Token = tokenOf(h.Kind, token)
+	h.ExpiresIn = time.Duration(left) * time.Millisecond
+	if metadata != "{}" {
+		err = json.Unmarshal([]byte(metadata), &h.Metadata)
+	}
+	return name, h, err
+}
+
+// Look implements backend.Inspector. From then on the database keeps what happens to the name, for ten minutes, so that
+// Watch can follow State.Revision without a gap.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
+	if err := backend.ValidateName(name); err != nil {
+		return backend.State{}, callError("look", name, err)
+	}
+	if err := d.enter(ctx); err != nil {
+		return backend.State{}, callError("look", name, err)
+	}
+	defer d.work.Leave()
+	st := backend.State{Name: name}
+	// The revision first: what happens between the two statements is told again by Watch, and not missed.
+	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&st.Revision, &st.Waiters) }, d.sql.look, name)
+	if err == nil {
+		err = d.query(ctx, func(rows pgx.Rows) error {
+			_, h, err := heldRow(rows)
+			st.Holders = append(st.Holders, h)
+			return err
+		}, d.sql.holders, name)
+	}
+	st.Held = len(st.Holders) > 0
+	if err != nil {
+		return backend.State{}, callError("look", name, err)
+	}
+	return st, nil
+}
+
+const listPage = 500
+
+// List implements backend.Lister, in the order of the names' bytes, a page of 500 holds at a time. Waiters and Revision are
+// not told.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
+		if err := d.enter(ctx); err != nil {
+			yield(backend.State{}, callError("list", prefix, err))
+			return
+		}
+		defer d.work.Leave()
+		after := ""
+		for {
+			page, err := d.page(ctx, prefix, after)
+			if err != nil {
+				yield(backend.State{}, callError("list", prefix, err))
+				return
+			}
+			for _, st := range page {
+				if !yield(st, nil) {
+					return
+				}
+				after = st.Name
+			}
+			if len(page) == 0 {
+				return
+			}
+		}
+	}
+}
+
+// page returns the states of some names after one, each whole.
+func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend.State, err error) {
+	n := 0
+	err = d.query(ctx, func(rows pgx.Rows) error {
+		name, h, err := heldRow(rows)
+		if n++; len(page) == 0 || page[len(page)-1].Name != name {
+			page = append(page, backend.State{Name: name, Held: true})
+		}
+		last := &page[len(page)-1]
+		last.Holders = append(last.Holders, h)
+		return err
+	}, d.sql.list, after, prefix, listPage)
+	if n == listPage && len(page) > 1 {
+		page = page[:len(page)-1] // the last name may have more holds than fitted
+	}
+	return page, err
+}
+
+// Watch implements backend.Watcher. It asks the database four to five times a second.
+func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
+	return func(yield func(backend.Change, error) bool) {
+		fail := func(err error) { yield(backend.Change{}, callError("watch", name, err)) }
+		if err := backend.ValidateName(name); err != nil {
+			fail(err)
+			return
+		}
+		if err := d.enter(ctx); err != nil {
+			fail(err)
+			return
+		}
+		defer d.work.Leave()
+		at := int64(since)
+		for first := true; ; first = false {
+			changes, revision, compacted, err := d.changes(ctx, name, at)
+			switch {
+			case first && since == 0 && err == nil:
+				at = revision
+			case err == nil && compacted:
+				fail(fmt.Errorf("%w: revision %d of %d", backend.ErrCompacted, at, revision))
+				return
+			case err != nil && (ctx.Err() != nil || !passing(err)):
+				fail(err)
+				return
+			case err == nil:
+				for _, c := range changes {
+					if !yield(c, nil) {
+						return
+					}
+					at = int64(c.Revision)
+				}
+			}
+			if !d.pause(ctx, watchEvery*3/4+rand.N(watchEvery/2)) {
+				if d.work.Closing() {
+					fail(backend.ErrClosed)
+				} else {
+					fail(ctx.Err())
+				}
+				return
+			}
+		}
+	}
+}
+
+const watchEvery = 220 * time.Millisecond
+
+// passing reports whether a watch goes on after err.
+func passing(err error) bool {
+	return again(err) || unsent(err) || rolledBack(err)
+}
+
+func (d *Driver) changes(ctx context.Context, name string, since int64) (
+	out []backend.Change, revision int64, compacted bool, err error,
+) {
+	var types, owners, reasons, wake []string
+	var kinds []int
+	var tokens, revisions []int64
+	err = d.query(ctx, func(rows pgx.Rows) error {
+		return rows.Scan(&compacted, &revision, &wake, &types, &owners, &kinds, &tokens, &reasons, &revisions)
+	}, d.sql.changes, name, since)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	d.wake(wake)
+	for i := range types {
+		out = append(out, backend.Change{
+			Type: backend.ChangeType(types[i]), Name: name, Owner: owners[i], Reason: reasons[i],
+			Token: tokenOf(backend.Kind(kinds[i]), tokens[i]), Revision: uint64(revisions[i]),
+		})
+	}
+	return out, revision, compacted, nil
+}
+
+// ForceRelease implements backend.ForceReleaser.
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
+	if err := backend.ValidateName(name); err != nil {
+		return callError("force-release", name, err)
+	}
+	if err := d.enter(ctx); err != nil {
+		return callError("force-release", name, err)
+	}
+	defer d.work.Leave()
+	a, err := d.ask(ctx, d.sql.force, name, reason)
+	if err == nil && a.state != "ended" {
+		err = &backend.NotHeldError{Name: name}
+	}
+	return callError("force-release", name, err)
+}

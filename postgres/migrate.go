@@ -1,0 +1,107 @@
+package postgres
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// Migration is one numbered step of the schema.
+type Migration struct {
+	Version int    // from 1, without a gap
+	Name    string // its file: 0001_locks.sql
+	SQL     string
+}
+
+func migrations() []Migration {
+	var all []Migration
+	files, _ := fs.Glob(migrationFiles, "migrations/*.sql") // sorted; the pattern is right
+	for i, file := range files {
+		text, err := migrationFiles.ReadFile(file)
+		if err != nil {
+			panic(err) // embedded
+		}
+		all = append(all, Migration{Version: i + 1, Name: strings.TrimPrefix(file, "migrations/"), SQL: string(text)})
+	}
+	return all
+}
+
+// Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a tool
+// also runs, after each, the statement that the step's last line gives.
+func Migrations(o *Options) ([]Migration, error) {
+	schema := defaultSchema
+	if o != nil && o.Schema != "" {
+		schema = o.Schema
+	}
+	if !schemaName.MatchString(schema) {
+		return nil, &backend.CallError{Driver: driverName, Call: "migrate", Err: invalidOption("Schema", strconv.Quote(schema),
+			"want 1 to 40 characters of a-z 0-9 _, not a digit first")}
+	}
+	all := migrations()
+	for i := range all {
+		all[i].SQL = inSchema(all[i].SQL+fmt.Sprintf("\ninsert into fencelock.migrations (version) values (%d);\n", i+1), schema)
+	}
+	return all, nil
+}
+
+// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many steps it
+// applied. Programs that do so at the same time wait for each other. The role must be allowed to create a schema, or to
+// create in it.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
+	all, err := Migrations(o)
+	if err != nil {
+		return 0, err
+	}
+	if pool == nil {
+		return 0, callError("migrate", "", invalidOption("pool", "nil", "it is nil"))
+	}
+	schema := defaultSchema
+	if o != nil && o.Schema != "" {
+		schema = o.Schema
+	}
+	applied := 0
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtextextended($1, 0))`, "fencelock migrate "+schema); err != nil {
+			return err
+		}
+		version := 0
+		var there bool
+		if err := tx.QueryRow(ctx, `select to_regclass($1) is not null`, schema+".migrations").Scan(&there); err != nil {
+			return err
+		}
+		if there {
+			row := tx.QueryRow(ctx, inSchema(`select coalesce(max(version), 0) from fencelock.migrations`, schema))
+			if err := row.Scan(&version); err != nil {
+				return err
+			}
+		}
+		if version > len(all) {
+			return &backend.ConfigError{
+				Setting: "version of schema " + schema, Value: strconv.Itoa(version), Want: strconv.Itoa(len(all)),
+				Why: "a later version of this package made it",
+			}
+		}
+		for _, m := range all[version:] {
+			if _, err := tx.Conn().PgConn().Exec(ctx, m.SQL).ReadAll(); err != nil {
+				return fmt.Errorf("%s: %w", m.Name, err)
+			}
+			applied++
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, callError("migrate", "", err)
+	}
+	return applied, nil
+}

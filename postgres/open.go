@@ -1,0 +1,118 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+func init() {
+	backend.Register("postgres", openDriver)
+	backend.Register("postgresql", openDriver)
+}
+
+func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
+	d, err := Open(ctx, rawURL)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Open connects to the database that a URL names, and probes it. Close disconnects.
+//
+//	postgres://[user[:password]@]host[:port][,host[:port]…]/database[?option=value&…]
+//
+// Several hosts are tried in turn, and with target_session_attrs=read-write the one that is primary is taken. Options:
+//
+//	schema             Options.Schema
+//	no-listen          true or false: Options.NoListen
+//	timeout            how long to wait for a connection, 5s by default
+//	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
+//
+// All others are those of libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
+//
+// A bad URL is an error that wraps backend.ErrInvalidOption; a server that does not answer, backend.ErrUnavailable; one
+// that is unfit, lets the user not in or has not been migrated, backend.ErrMisconfigured.
+func Open(ctx context.Context, rawURL string) (*Driver, error) {
+	config, o, timeout, err := parseURL(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.ConnectTimeout = timeout
+	d := New(nil, o)
+	d.pool, d.unfit = ownPool(config)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := d.Ping(ctx); err != nil {
+		_ = d.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return d, nil
+}
+
+// renamed are options with the names that all drivers of fencelock share, and libpq's for them.
+var renamed = map[string]string{"ca": "sslrootcert", "cert": "sslcert", "key": "sslkey"}
+
+func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
+	bad := func(why string) (*pgxpool.Config, *Options, time.Duration, error) {
+		return nil, nil, 0, &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(rawURL), Why: why,
+		}
+	}
+	base, query, _ := strings.Cut(rawURL, "?")
+	scheme, rest, ok := strings.Cut(base, "://")
+	if !ok || scheme != "postgres" && scheme != "postgresql" {
+		return bad("its scheme is neither postgres nor postgresql")
+	}
+	host := rest[strings.LastIndexByte(rest, '@')+1:]
+	if host == "" || strings.HasPrefix(host, "/") {
+		return bad("it has an empty address; write postgres://user@host:5432/database")
+	}
+	options, err := url.ParseQuery(query)
+	if err != nil {
+		return bad("its options cannot be read")
+	}
+	o, timeout := &Options{}, 5*time.Second
+	for name, values := range options {
+		if len(values) != 1 {
+			return bad(fmt.Sprintf("option %s is given %d times", name, len(values)))
+		}
+		value := values[0]
+		switch name {
+		case "schema":
+			if !schemaName.MatchString(value) {
+				return bad("schema wants 1 to 40 characters of a-z 0-9 _, not a digit first")
+			}
+			o.Schema = value
+		case "no-listen":
+			if value != "true" && value != "false" {
+				return bad("no-listen is neither true nor false")
+			}
+			o.NoListen = value == "true"
+		case "timeout":
+			if timeout, err = time.ParseDuration(value); err != nil || timeout <= 0 {
+				return bad("timeout is no positive duration such as 5s")
+			}
+		case "ca", "cert", "key":
+			options.Set(renamed[name], value)
+			if !options.Has("sslmode") {
+				options.Set("sslmode", "verify-full")
+			}
+		default:
+			continue
+		}
+		options.Del(name)
+	}
+	config, err := pgxpool.ParseConfig(base + "?" + options.Encode())
+	if err != nil {
+		return bad("pgx says: " + strings.ReplaceAll(err.Error(), rawURL, "…"))
+	}
+	return config, o, timeout, nil
+}

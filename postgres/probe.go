@@ -1,0 +1,165 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// facts are what a probe has found out about the server.
+type facts struct {
+	probed           bool
+	recovery         bool
+	version          int
+	fsync, fullPages string
+	readOnly         string
+	standbys         int    // that receive its log
+	synchronous      string // synchronous_standby_names
+	system           string // what initdb drew
+	database         uint32
+	schema           int    // the highest migration; 0: there are none
+	incarnation      string // of the tables: it changes when all that they held is deleted; empty: nobody has begun anew
+	position         int64
+}
+
+// Ping implements backend.Pinger. It looks at the server's settings and at the schema.
+func (d *Driver) Ping(ctx context.Context) error {
+	if d.unfit != nil {
+		return callError("ping", "", d.unfit)
+	}
+	if err := ctx.Err(); err != nil {
+		return callError("ping", "", err)
+	}
+	if !d.work.Enter() {
+		return callError("ping", "", backend.ErrClosed)
+	}
+	defer d.work.Leave()
+	return callError("ping", "", d.probe(ctx))
+}
+
+// probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit.
+func (d *Driver) probe(ctx context.Context) error {
+	var f facts
+	err := d.query(ctx, func(rows pgx.Rows) error {
+		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous, &f.system,
+			&f.database, &f.position)
+	}, `select pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
+		current_setting('full_page_writes'), current_setting('transaction_read_only'),
+		(select count(*)::int from pg_stat_replication), current_setting('synchronous_standby_names'),
+		(select system_identifier::text from pg_control_system()),
+		(select oid from pg_database where datname = current_database()),
+		case when pg_is_in_recovery() then 0 else
+			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end`)
+	if err != nil {
+		return err
+	}
+	if err := d.judge(&f); err != nil {
+		d.probed.Store(false)
+		return err
+	}
+	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
+		inSchema(`select coalesce(max(version), 0)::int,
+			coalesce((select incarnation::text from fencelock.cluster), '') from fencelock.migrations`, d.sql.schema))
+	if err == nil && f.schema != len(migrations()) {
+		err = &backend.ConfigError{
+			Setting: "version of schema " + d.sql.schema, Value: fmt.Sprint(f.schema), Want: fmt.Sprint(len(migrations())),
+			Why: "run `fencelock postgres migrate` or postgres.Migrate with the version of this program",
+		}
+	}
+	if err != nil {
+		d.probed.Store(false)
+		return err
+	}
+	f.probed = true
+	return d.learn(f)
+}
+
+// judge refuses servers that cannot keep what they acknowledge.
+func (d *Driver) judge(f *facts) error {
+	refuse := func(setting, value, want, why string) error {
+		return &backend.ConfigError{Setting: setting, Value: value, Want: want, Why: why}
+	}
+	switch {
+	case f.version < 130000:
+		return refuse("server_version_num", fmt.Sprint(f.version), "130000 or more", "earlier versions lack functions of the schema")
+	case f.recovery:
+		return refuse("pg_is_in_recovery()", "true", "false", "a standby grants nothing; name the primary, or several hosts with target_session_attrs=read-write")
+	case f.readOnly != "off":
+		return refuse("transaction_read_only", f.readOnly, "off", "a lock is written")
+	case f.fsync != "on":
+		return refuse("fsync", f.fsync, "on", "a crash would forget locks that were granted, and tokens")
+	case f.fullPages != "on":
+		return refuse("full_page_writes", f.fullPages, "on", "a crash may tear a page that holds locks")
+	case f.position >= 1<<10:
+		return refuse("timeline", fmt.Sprint(f.position), "less than 1024", "a token has 10 bits for it")
+	}
+	return nil
+}
+
+// learn publishes what was found. Another system or database is another history.
+func (d *Driver) learn(f facts) error {
+	next := d.describe(f)
+	d.mu.Lock()
+	last := d.described.Load()
+	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
+		d.lost = &backend.HistoryError{What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace}
+	}
+	if was := d.found.incarnation; was != "" && was != f.incarnation && d.lost == nil {
+		d.lost = &backend.HistoryError{What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none")}
+	}
+	lost := d.lost
+	if lost == nil {
+		d.found = f
+	}
+	d.mu.Unlock()
+	if lost != nil {
+		d.loseAll(backend.ReasonHistoryLost)
+		return lost
+	}
+	if last.Exclusion != next.Exclusion {
+		d.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
+	}
+	d.described.Store(next)
+	d.probed.Store(true)
+	return nil
+}
+
+func (d *Driver) facts() facts {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.found
+}
+
+func (d *Driver) describe(f facts) *backend.Description {
+	desc := &backend.Description{
+		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f),
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits | backend.CapMinHold |
+			backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay |
+			backend.CapForceRelease | backend.CapMultiAcquire,
+		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
+	}
+	if !d.noListen && !d.deaf.Load() {
+		desc.Capabilities |= backend.CapPushLoss
+	}
+	if f.probed {
+		desc.TokenSpace = fmt.Sprintf("postgres-%s-%d-%s", f.system, f.database, d.sql.schema)
+	}
+	return desc
+}
+
+// exclusionOf says what keeps two holders apart when the server fails. Before a probe it says what any PostgreSQL with
+// fsync is; the probe precedes the first grant.
+func exclusionOf(f facts) backend.Exclusion {
+	switch {
+	case strings.TrimSpace(f.synchronous) != "":
+		return backend.ExclusionQuorum
+	case f.standbys > 0:
+		return backend.ExclusionAsyncReplica
+	}
+	return backend.ExclusionDurableServer
+}

@@ -1,0 +1,240 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+const defaultSchema = "fencelock"
+
+// queries are the statements of the driver, one round trip and one transaction each.
+type queries struct {
+	schema string
+
+	acquire, acquireAll, release, renew, move, begin, sweep, reap, poll, settle, force, look, holders, list, changes string
+}
+
+const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
+	coalesce(hold_id, ''), coalesce(retry, 0), coalesce(reason, ''), coalesce(wake, '{}'), here`
+
+func queriesFor(schema string) queries {
+	in := func(sql string) string { return inSchema(sql, schema) }
+	request := `row(%s::text, %s::text, %s::text, %s::text, %s::text, %s::smallint, %s::int, %s::int, 0, null, null, false,
+		%s::jsonb)::fencelock.holds`
+	one := fmt.Sprintf(request, "$1", "$2", "$3", "$4", "$5", "$6", "$7", "$8", "$9")
+	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "$9", "u.own", "u.knd", "u.prm", "u.lim", "nullif(u.meta, '')")
+	return queries{
+		schema: schema,
+		acquire: in(`select ` + answerFields + ` from fencelock.acquire(` + one + `, $10::boolean,
+			nullif($11::bigint, 0) * interval '1 ms')`),
+		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(
+			(select array_agg(` + each + ` order by u.name collate "C") from unnest($1::text[], $2::text[], $3::text[],
+				$4::text[], $5::int[], $6::int[], $7::int[], $8::text[]) u(name, req, hid, own, knd, prm, lim, meta)),
+			nullif($10::bigint, 0) * interval '1 ms')`),
+		release: in(`select ` + answerFields + ` from fencelock.release($1, $2, $3, $4)`),
+		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), here
+			from fencelock.renew($1, $2::text[], $3::text[], $4::bigint[])`),
+		move:    in(`select fencelock.move($1, $2::text[], $3::text[], $4::bigint[])`),
+		begin:   in(`select fencelock.begin_session($1, $2, $3)`),
+		sweep:   in(`select fencelock.sweep($1, $2::text[], $3)`),
+		reap:    in(`select fencelock.reap()`),
+		poll:    in(`select * from fencelock.poll($1::text[], $2::text[])`),
+		settle:  in(`select fencelock.settle_names($1::text[])`),
+		force:   in(`select ` + answerFields + ` from fencelock.force_release($1, $2)`),
+		look:    in(`select fencelock.interest($1), (select count(*) from fencelock.waits where name = $1)`),
+		holders: in(heldColumns + ` where name = $1 order by since`),
+		list:    in(heldColumns + ` where name > $1 and starts_with(name, $2) order by name, since limit $3`),
+		changes: in(`select compacted, revision, coalesce(wake, '{}'),
+			(select coalesce(array_agg(c.type order by c.revision), '{}') from unnest(news) c),
+			(select coalesce(array_agg(c.owner order by c.revision), '{}') from unnest(news) c),
+			(select coalesce(array_agg(c.kind::int order by c.revision), '{}') from unnest(news) c),
+			(select coalesce(array_agg(c.token order by c.revision), '{}') from unnest(news) c),
+			(select coalesce(array_agg(c.reason order by c.revision), '{}') from unnest(news) c),
+			(select coalesce(array_agg(c.revision order by c.revision), '{}') from unnest(news) c)
+			from fencelock.changes_since($1, $2)`),
+	}
+}
+
+// inSchema writes the default schema's statements for another one. The name has been checked.
+func inSchema(sql, schema string) string {
+	if schema == defaultSchema {
+		return sql
+	}
+	sql = strings.ReplaceAll(sql, "fencelock.", schema+".")
+	return strings.ReplaceAll(sql, "schema if not exists fencelock", "schema if not exists "+schema)
+}
+
+// ownPool makes the driver's pool out of another one's settings.
+func ownPool(config *pgxpool.Config) (*pgxpool.Pool, error) {
+	config = config.Copy()
+	config.MinConns, config.MinIdleConns = 0, 0
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // calls are repeated anyway
+	told := config.ConnConfig.OnNotice
+	config.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
+		notices(c, 1)
+		if told != nil {
+			told(c, n)
+		}
+	}
+	return pgxpool.NewWithConfig(context.Background(), config)
+}
+
+// notices counts the notices of a connection, of which one goroutine at a time has the use.
+func notices(c *pgconn.PgConn, more int) int {
+	const field = "fencelock notices"
+	n, _ := c.CustomData()[field].(int)
+	if more > 0 {
+		c.CustomData()[field] = n + more
+	}
+	return n
+}
+
+// attemptTime bounds one statement: a server that says nothing for so long is asked again, on another connection.
+const attemptTime = 5 * time.Second
+
+// query runs one statement and gives its rows to scan. An error of errNotice's class says that the statement was answered,
+// and that the answer is not to be believed.
+func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+	bounded, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	conn, err := d.pool.Acquire(bounded)
+	if err != nil {
+		return notSent(ctx, err)
+	}
+	defer conn.Release()
+	before := notices(conn.Conn().PgConn(), 0)
+	rows, err := conn.Query(bounded, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return attemptEnded(ctx, err)
+	}
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			rows.Close()
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return attemptEnded(ctx, err)
+	}
+	if notices(conn.Conn().PgConn(), 0) != before {
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, errNotice)
+	}
+	return nil
+}
+
+// notSent says that no connection could be had, so that nothing was done.
+func notSent(ctx context.Context, err error) error {
+	if ended := ctx.Err(); ended != nil {
+		return fmt.Errorf("%w: %w: %w", backend.ErrUnavailable, ended, err)
+	}
+	if misconfigured(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+}
+
+// attemptEnded keeps apart the end of the caller's context and that of the attempt.
+func attemptEnded(ctx context.Context, err error) error {
+	if ctx.Err() == nil && isContext(err) {
+		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, attemptTime, err)
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
+	}
+	return err
+}
+
+// answer is what a verb's function returns.
+type answer struct {
+	state          string
+	token          int64
+	queued         bool
+	minLeft        int64
+	holder, holdID string
+	retry          int64
+	reason         string
+	wake           []string
+	here           int64
+}
+
+func (a *answer) scan(rows pgx.Rows) error {
+	return rows.Scan(&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here)
+}
+
+// ask runs a verb, once.
+func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, error) {
+	var a answer
+	began := d.position()
+	err := d.query(ctx, a.scan, sql, args...)
+	if len(a.wake) > 0 {
+		d.wake(a.wake) // also if the answer is in doubt: a wake-up in vain does no harm
+	}
+	if err == nil {
+		err = d.saw(began, a.here)
+	}
+	return a, err
+}
+
+// exec runs a function that returns whom to wake.
+func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
+	var wake []string
+	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&wake) }, sql, args...)
+	if len(wake) > 0 {
+		d.wake(wake)
+	}
+	return err
+}
+
+// write runs a function that returns the server's position.
+func (d *Driver) write(ctx context.Context, sql string, args ...any) error {
+	before := d.position()
+	var here int64
+	if err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&here) }, sql, args...); err != nil {
+		return err
+	}
+	return d.saw(before, here)
+}
+
+func (d *Driver) position() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.here
+}
+
+// saw takes note of the server's position in its history. One that lies before what was known when the request was sent
+// means that the server has forgotten what it acknowledged: then every hold is lost, and nothing is granted any more.
+func (d *Driver) saw(before, here int64) error {
+	d.mu.Lock()
+	if here >= before {
+		d.here = max(d.here, here)
+		err := d.lost
+		d.mu.Unlock()
+		return err
+	}
+	if d.lost == nil {
+		d.lost = &backend.HistoryError{What: "timeline and log position", Was: showPosition(before), Now: showPosition(here)}
+	}
+	err := d.lost
+	d.mu.Unlock()
+	d.loseAll(backend.ReasonHistoryLost)
+	return err
+}
+
+func (d *Driver) history() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lost
+}
+
+func showPosition(p int64) string {
+	return strconv.FormatInt(p>>43, 10) + "/" + strconv.FormatInt(p&(1<<43-1)<<6, 16)
+}

@@ -1,0 +1,253 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/background"
+)
+
+// session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are renewed
+// by writing one row.
+type session struct {
+	d   *Driver
+	id  string
+	ttl time.Duration
+
+	renewing chan struct{} // holds a token while a renewal is under way: one at a time
+
+	// The following fields are protected by d.mu.
+
+	users  int             // holds, waits and calls
+	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
+	doubt  bool            // a request on it went unanswered, and may be carried out late
+	over   bool            // the server has ended it
+}
+
+var errNoSession = errors.New("the session is over")
+
+// join returns the session for ttl, alive for at least half of it, and adds a user. leave follows.
+func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) {
+	s := d.sessionFor(ttl)
+	if err := s.fresh(ctx); err != nil {
+		s.leave(1)
+		return nil, err
+	}
+	return s, nil
+}
+
+// sessionFor returns the session for ttl and adds a user.
+func (d *Driver) sessionFor(ttl time.Duration) *session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.sessions[ttl]
+	if s == nil {
+		s = &session{d: d, id: d.id + "-" + backend.NewRequestID()[:16], ttl: ttl, renewing: make(chan struct{}, 1)}
+		d.sessions[ttl] = s
+		d.work.Do(s.keepAlive)
+	}
+	s.users++
+	return s
+}
+
+// leave takes users away.
+func (s *session) leave(users int) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	s.users -= users
+}
+
+// state tells when the last renewal that was confirmed was sent, and whether the session is over.
+func (s *session) state() (proved backend.Instant, over bool) {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.proved, s.over
+}
+
+// fresh sees to it that the session has been proved within the last half of its TTL.
+func (s *session) fresh(ctx context.Context) error {
+	for {
+		proved, over := s.state()
+		switch {
+		case over:
+			return errNoSession
+		case !proved.IsZero() && s.d.clock.Now().Sub(proved) < s.ttl/2:
+			return nil
+		}
+		if _, _, err := s.renew(ctx, nil, s.ttl/2); err != nil {
+			return err
+		}
+	}
+}
+
+// renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are none.
+func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
+	gone []int, reasons []string, err error,
+) {
+	select {
+	case s.renewing <- struct{}{}:
+		defer func() { <-s.renewing }()
+	case <-ctx.Done():
+		return nil, nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, ctx.Err())
+	}
+	proved, over := s.state()
+	now := s.d.clock.Now()
+	switch {
+	case over:
+		return nil, nil, errNoSession
+	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
+		return nil, nil, nil
+	case proved.IsZero():
+		if err := s.begin(ctx); err != nil || len(holds) == 0 {
+			return nil, nil, err
+		}
+		now = s.d.clock.Now()
+	}
+	names, ids, tokens := columns(holds)
+	var state string
+	var here int64
+	before := s.d.position()
+	err = s.d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&state, &gone, &reasons, &here) },
+		s.d.sql.renew, s.id, names, ids, tokens)
+	if err == nil {
+		err = s.d.saw(before, here)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if state == "no-session" {
+		return nil, nil, s.expired(ctx)
+	}
+	s.d.mu.Lock()
+	s.proved = max(s.proved, now)
+	s.d.mu.Unlock()
+	return gone, reasons, nil
+}
+
+func (s *session) begin(ctx context.Context) error {
+	now := s.d.clock.Now()
+	if err := s.d.write(ctx, s.d.sql.begin, s.id, s.d.channel(), s.ttl.Milliseconds()); err != nil {
+		return err
+	}
+	s.d.mu.Lock()
+	s.proved = now
+	s.d.mu.Unlock()
+	return nil
+}
+
+// expired looks why the server does not know the session: its time was over, or all was deleted.
+func (s *session) expired(ctx context.Context) error {
+	if err := s.d.probe(ctx); err != nil {
+		return err
+	}
+	s.ended(backend.ReasonSessionExpired)
+	return errNoSession
+}
+
+// ended tells everybody who lives on the session that it is over, and makes room for another one.
+func (s *session) ended(reason backend.Reason) {
+	d := s.d
+	d.mu.Lock()
+	if s.over {
+		d.mu.Unlock()
+		return
+	}
+	s.over = true
+	if d.sessions[s.ttl] == s {
+		delete(d.sessions, s.ttl)
+	}
+	lost := d.holdsOf(s)
+	waiting := d.waitersOf(s)
+	d.mu.Unlock()
+	for _, h := range lost {
+		h.lose(reason)
+	}
+	for _, w := range waiting {
+		w.look() // its place is gone: it asks for another one
+	}
+}
+
+// keepAlive renews the session while anybody uses it, and ends it when nobody has for a while.
+func (s *session) keepAlive(ctx context.Context) {
+	d, idle, beats := s.d, 0, 0
+	for {
+		pause := s.ttl/3 - s.ttl/30
+		if proved, _ := s.state(); !proved.IsZero() {
+			pause = max(pause-d.clock.Now().Sub(proved), background.RetryPause(s.ttl))
+		}
+		if !d.pause(ctx, pause) {
+			return
+		}
+		d.mu.Lock()
+		over, users, doubt := s.over, s.users, s.doubt
+		d.mu.Unlock()
+		switch {
+		case over:
+			return
+		case users > 0:
+			idle = 0
+		default:
+			if idle++; idle > 9 { // three TTLs
+				if s.end(ctx) == nil {
+					return
+				}
+			}
+		}
+		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
+		if _, _, err := s.renew(bounded, nil, s.ttl/4); err == nil && doubt {
+			_ = d.exec(bounded, d.sql.sweep, s.id, d.knownTo(s), false) // what fails is done after the next renewal
+		}
+		if beats++; beats%4 == 0 {
+			_ = d.exec(bounded, d.sql.reap)
+			_ = d.probe(bounded)
+		}
+		cancel()
+	}
+}
+
+// end ends the session in the service, with all that may be left on it, unless somebody uses it again.
+func (s *session) end(ctx context.Context) error {
+	d := s.d
+	d.mu.Lock()
+	closing := d.work.Closing()
+	if s.users > 0 && !closing || s.over {
+		d.mu.Unlock()
+		return nil
+	}
+	s.over = true
+	if d.sessions[s.ttl] == s {
+		delete(d.sessions, s.ttl)
+	}
+	begun := !s.proved.IsZero()
+	d.mu.Unlock()
+	if !begun {
+		return nil
+	}
+	return d.exec(ctx, d.sql.sweep, s.id, []string{}, true)
+}
+
+// pause waits, and is false if the driver closes meanwhile.
+func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+	case <-d.work.Shut:
+	}
+	return false
+}
+
+func columns(holds []backend.Grant) (names, ids []string, tokens []int64) {
+	names, ids, tokens = make([]string, len(holds)), make([]string, len(holds)), make([]int64, len(holds))
+	for i := range holds {
+		names[i], ids[i], tokens[i] = holds[i].Name, holds[i].RequestID, int64(holds[i].Token.Order())
+	}
+	return names, ids, tokens
+}

@@ -1,0 +1,124 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// lateLink is a proxy that keeps back one request, and all that its connection carries behind it, while the other connections
+// go on.
+type lateLink struct {
+	addr    string
+	request []byte        // what the one contains
+	first   atomic.Bool   // it has come
+	held    chan struct{} // closed then
+	pass    chan struct{} // closed when it may go on
+	removal chan struct{} // receives when a removal of the same request comes
+}
+
+func newLateLink(t *testing.T, to string, request string) *lateLink {
+	t.Helper()
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lateLink{
+		addr: in.Addr().String(), request: []byte(request), held: make(chan struct{}), pass: make(chan struct{}),
+		removal: make(chan struct{}, 1),
+	}
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		in.Close()
+		all.Wait()
+	})
+	all.Go(func() {
+		for {
+			client, err := in.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			all.Go(func() { l.carry(server.(*net.TCPConn), client) })
+			all.Go(func() {
+				io.Copy(client, server)
+				client.Close()
+			})
+		}
+	})
+	return l
+}
+
+// carry passes on what client sends, and its end behind it.
+func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
+	defer server.CloseWrite()
+	chunk := make([]byte, 1<<16)
+	for {
+		n, err := client.Read(chunk)
+		switch {
+		case !bytes.Contains(chunk[:n], l.request):
+		case l.first.CompareAndSwap(false, true):
+			close(l.held)
+			<-l.pass
+		case bytes.Contains(chunk[:n], []byte("\r\n"+redisscript.Cancel+"\r\n")):
+			select {
+			case l.removal <- struct{}{}:
+			default:
+			}
+		}
+		if _, failed := server.Write(chunk[:n]); failed != nil || err != nil {
+			return
+		}
+	}
+}
+
+// What tidies up behind a cancelled acquire comes after it, although it takes another connection, and the server reads that
+// one first.
+func TestCancelledRequestArrivesLast(t *testing.T) {
+	for _, wait := range []bool{false, true} {
+		s := startServer(t)
+		r := request("n", time.Minute, wait)
+		link := newLateLink(t, s.addr, r.RequestID)
+		d, other := openAt(t, link.addr), s.open(t)
+		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
+		ctx, cancel := context.WithCancel(context.Background())
+		failed := make(chan error, 1)
+		go func() {
+			_, err := d.Acquire(ctx, r)
+			failed <- err
+		}()
+		<-link.held
+		cancel()
+		if err := <-failed; !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.Canceled) {
+			t.Errorf("wait %v: cancelled: %v", wait, err)
+		}
+		if err := d.Release(within(t, slack), r.Grant()); !errors.Is(err, backend.ErrNotHeld) { // as the core does
+			t.Errorf("wait %v: release by request: %v", wait, err)
+		}
+		select {
+		case <-link.removal:
+			t.Errorf("wait %v: the removal went out before the request had arrived", wait)
+		case <-time.After(200 * time.Millisecond): // it would have come at once
+		}
+		close(link.pass)
+		g, err := other.Acquire(within(t, 10*slack), request("n", time.Minute, true))
+		if err != nil {
+			t.Fatalf("wait %v: the name stays closed: %v", wait, err)
+		}
+		mustRelease(t, other, g)
+		nothingLeft(t, s)
+	}
+}

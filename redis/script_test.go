@@ -1,0 +1,64 @@
+package redis
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// run calls the script with one step a lock, each with one argument.
+func run(t *testing.T, c *goredis.Client, steps ...[3]string) []any {
+	t.Helper()
+	var locks []string
+	args := []any{redisscript.Channel("fencelock:", ""), "0"}
+	for _, s := range steps {
+		keys := redisscript.KeysOf("fencelock:", s[0])
+		locks = append(locks, keys.Lock, keys.Queue, keys.Seen)
+		args = append(args, s[1], 1, s[2])
+	}
+	answers, err := c.Eval(context.Background(), redisscript.Source, locks, args...).Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answers
+}
+
+// A release on a name that has become one of permits gives nobody a waiter of the step before it in the same call.
+func TestStepsOfOneCallAreSeparate(t *testing.T) {
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	hold := func(client string) redisscript.Hold {
+		return redisscript.Hold{PX: time.Minute, Client: client, Nonce: "1", Request: "request-of-" + client}
+	}
+	a, b, waiter := hold("a"), hold("b"), hold("waiter")
+	ctx := within(t, 10*time.Second)
+	keysA, keysB := redisscript.KeysOf("fencelock:", "A"), redisscript.KeysOf("fencelock:", "B")
+	if err := admin.Set(ctx, keysA.Lock, a.Value(), time.Minute).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.RPush(ctx, keysA.Queue, waiter.Value()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	// b's hold was deleted from outside, and the name was taken for permits since.
+	permits := mustAcquire(t, d, taking(request("B", time.Minute, false), 1, 2))
+	listen := admin.Subscribe(ctx, redisscript.Channel("fencelock:", "waiter"))
+	defer listen.Close()
+	if _, err := listen.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answers := run(t, admin, [3]string{"A", redisscript.ReleaseFast, a.Start()}, [3]string{"B", redisscript.ReleaseFast, b.Start()})
+	if answers[0] != int64(1) || answers[1] != int64(0) {
+		t.Errorf("released: %v, want 1 and 0", answers)
+	}
+	if v := admin.Get(ctx, keysA.Lock).Val(); v != waiter.Value() {
+		t.Errorf("A is %q, want the waiter's", v)
+	}
+	if kind := admin.Type(ctx, keysB.Lock).Val(); kind != "hash" {
+		t.Errorf("B is a %s, want the hash of permits", kind)
+	}
+	mustRelease(t, d, permits)
+}

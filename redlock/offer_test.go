@@ -1,0 +1,67 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not a TTL,
+// also where somebody else's subscription hides that nobody listens.
+func TestDeadWaiters(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	d, other := s.driver(t, nil), s.driver(t, nil)
+	r := request("name")
+	g := take(t, d, r)
+	eventually(t, "all servers vote", func() bool { return s.votes(t, r.Name) == 3 })
+	for i := range s {
+		listener := goredis.NewClient(&goredis.Options{Addr: s[i].Addr()})
+		defer listener.Close()
+		listen := listener.PSubscribe(context.Background(), "*")
+		defer listen.Close()
+		if _, err := listen.Receive(within(t, 5*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
+			for n := range 20 {
+				ghost := redisscript.Hold{PX: time.Minute, Client: "ghost", Nonce: fmt.Sprint(n), Request: fmt.Sprint("request-", n)}
+				if err := c.RPush(ctx, redisscript.KeysOf("fencelock:", r.Name).Queue, ghost.Value()).Err(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	got := make(chan error, 1)
+	next := request(r.Name)
+	next.Wait = true
+	go func() {
+		g, err := other.Acquire(within(t, 40*time.Second), next)
+		if err == nil {
+			err = other.Release(within(t, 5*time.Second), g)
+		}
+		got <- err
+	}()
+	eventually(t, "it waits", func() bool {
+		state, err := d.Look(within(t, 5*time.Second), r.Name)
+		return err == nil && state.Waiters == 21
+	})
+	start := time.Now()
+	if err := d.Release(within(t, 5*time.Second), g); err != nil {
+		t.Error(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took > 15*time.Second { // the TTL is twice that
+		t.Errorf("granted after %v", took)
+	} else {
+		t.Logf("granted after %v", took)
+	}
+}

@@ -1,0 +1,73 @@
+package zookeeper_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/zookeeper"
+)
+
+// peer listens, and does the same with each connection.
+func peer(t *testing.T, do func(net.Conn)) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go do(c)
+		}
+	}()
+	return l.Addr().String()
+}
+
+// TestWrongPeer connects to what is no ZooKeeper, or not as it is spoken to: the error says what was met.
+func TestWrongPeer(t *testing.T) {
+	closed := peer(t, func(c net.Conn) { c.Close() })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing := l.Addr().String()
+	l.Close()
+	says := func(text string) func(net.Conn) {
+		return func(c net.Conn) {
+			_, _ = c.Read(make([]byte, 1))
+			_, _ = c.Write([]byte(text))
+			// The client closes it.
+		}
+	}
+	for name, test := range map[string]struct{ url, want string }{
+		"nobody listens":          {"zk://" + refusing, "connection refused"},
+		"no such host":            {"zk://nowhere.invalid", "nowhere.invalid"},
+		"closes every time":       {"zk://" + closed, closed + " answered no connect request"},
+		"a web server":            {"zk://" + peer(t, says("HTTP/1.1 400 Bad Request\r\n\r\n")), "no ZooKeeper"},
+		"a server that wants TLS": {"zk://" + peer(t, says("\x15\x03\x03\x00\x02\x02\x46 and the rest of it")), "wants TLS"},
+		"TLS with a plain peer":   {"zks://" + peer(t, says("no TLS spoken here, sorry")), "TLS"},
+		"TLS with a ZooKeeper":    {"zks://" + containers.ZooKeeper(t).Addr(), "TLS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, err := zookeeper.Open(ctx, test.url+"?timeout=1500ms")
+			if !errors.Is(err, backend.ErrUnavailable) || !strings.Contains(fmt.Sprint(err), test.want) ||
+				strings.Contains(fmt.Sprint(err), "%!") {
+				t.Errorf("Open = %v, want ErrUnavailable with %q", err, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,215 @@
+package zookeeper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// What the driver remembers of the ensemble, to notice that the ensemble has forgotten it:
+//
+//   - the highest zxid of any answer. It goes with every connect request, also of a new session, and a server that has
+//     seen less closes the connection. That may be a server which lags behind; so the driver then asks, on a session
+//     that claims to have seen nothing, for a transaction. Its zxid comes from a leader with a majority. If it is not
+//     above what was seen before, the history was lost: zxids only grow.
+//   - the token space, a random id in the root node. Every session reads and watches it. Another one there, or none,
+//     means that somebody has deleted everything, or that this is another ensemble.
+
+// rootValue is what stands in the root node.
+type rootValue struct {
+	Space string `json:"fencelock_space"`
+}
+
+func newSpace() string { return "zookeeper-" + backend.NewRequestID() }
+
+func (d *Driver) tokenSpace() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.space
+}
+
+// saw notes the zxid of an answer.
+func (d *Driver) saw(zxid int64) {
+	for seen := d.zxid.Load(); zxid > seen && !d.zxid.CompareAndSwap(seen, zxid); seen = d.zxid.Load() {
+	}
+}
+
+// historyLost returns why the driver does nothing any more, or nil.
+func (d *Driver) historyLost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.forgotten
+}
+
+// forgot ends every session and every hold of the driver, for ever: the ensemble has lost its history.
+func (d *Driver) forgot(what, was, now string) error {
+	d.mu.Lock()
+	if d.forgotten == nil {
+		d.forgotten = &backend.HistoryError{What: what, Was: was, Now: now}
+	}
+	err := d.forgotten
+	var all []*session
+	for _, s := range d.sessions {
+		all = append(all, s)
+	}
+	d.mu.Unlock()
+	for _, s := range all {
+		s.end(backend.ReasonHistoryLost)
+	}
+	return err
+}
+
+// suspect finds out, in the background, why a server has refused a client that has seen more than it. It must not
+// block.
+func (d *Driver) suspect() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.suspecting || d.forgotten != nil {
+		return
+	}
+	d.suspecting = true
+	d.work.Go(func() {
+		d.recall()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.suspecting = false
+	})
+}
+
+// recall compares what the ensemble's leader knows with what the driver has seen, on a session of its own.
+func (d *Driver) recall() {
+	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
+	defer cancel()
+	s, err := d.connectProbe(ctx)
+	if err == nil {
+		err = s.prove(ctx, d.clock.Now())
+	}
+	if errors.Is(err, backend.ErrHistoryLost) {
+		d.respace(ctx, s)
+	}
+	s.end(backend.ReasonHistoryLost) // nobody holds anything on it
+}
+
+// respace gives an ensemble that was restored from a backup, with its old token space, a new one: it will count from
+// the past. Clients that live through it do that for those who come later and cannot know.
+func (d *Driver) respace(ctx context.Context, s *session) {
+	root, err := s.readRoot(ctx)
+	if err != nil || root.space != d.tokenSpace() {
+		return // it has none, or somebody else was first
+	}
+	if err := s.writeSpace(ctx, root.version); err != nil {
+		d.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
+	}
+}
+
+// checkZxid compares a zxid that a leader has given to a transaction with what was seen before the transaction was
+// sent.
+func (d *Driver) checkZxid(seen, given int64) error {
+	if given >= seen {
+		return nil
+	}
+	return d.forgot("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
+}
+
+// recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one that
+// the driver knew, the error is backend.ErrHistoryLost.
+func (d *Driver) recognize(ctx context.Context, s *session) error {
+	for {
+		root, err := s.readRoot(ctx)
+		if err != nil {
+			return err
+		}
+		switch known := d.learnSpace(root.space); {
+		case known != root.space:
+			return d.forgot("token space", known, root.String())
+		case known != "":
+			return nil
+		}
+		if err := d.plant(ctx, s, root); err != nil {
+			return err
+		}
+	}
+}
+
+// learnSpace returns the token space that the driver knows, which is this one if it has not known any.
+func (d *Driver) learnSpace(space string) (known string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.space == "" {
+		d.space = space
+	}
+	return d.space
+}
+
+// rootChanged looks at the root after it has changed under a session.
+func (d *Driver) rootChanged(s *session) {
+	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
+	defer cancel()
+	_ = d.recognize(ctx, s) // where there is no answer, whoever reads the root next finds out
+}
+
+// root is the root node as it was read.
+type root struct {
+	space   string // empty if there is none
+	exists  bool
+	version int32
+}
+
+func (r root) String() string {
+	if r.space == "" {
+		return "none"
+	}
+	return r.space
+}
+
+// readRoot reads the root node and watches it, where it is there.
+func (s *session) readRoot(ctx context.Context) (root, error) {
+	r, err := do(ctx, s, nil, func(c *zk.Conn) (root, error) {
+		data, stat, _, err := c.GetW(s.d.root)
+		if err != nil {
+			return root{}, err
+		}
+		var v rootValue
+		if json.Unmarshal(data, &v) != nil || v.Space == "" {
+			if len(data) > 0 { // not ours to overwrite
+				v.Space = fmt.Sprintf("zookeeper-%x-%x", stat.Czxid, stat.Ctime)
+			}
+		}
+		return root{space: v.Space, exists: true, version: stat.Version}, nil
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return root{}, nil
+	}
+	return r, err
+}
+
+// plant gives the root a new random token space, and makes the root where it is missing. Another client may be faster:
+// what counts is what is read next.
+func (d *Driver) plant(ctx context.Context, s *session, r root) error {
+	if !r.exists {
+		return d.makeRoot(ctx, s)
+	}
+	err := s.writeSpace(ctx, r.version)
+	if errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode) {
+		return nil
+	}
+	return err
+}
+
+// writeSpace writes a new random token space into the root if its version is still that one.
+func (s *session) writeSpace(ctx context.Context, version int32) error {
+	text, err := json.Marshal(rootValue{newSpace()})
+	if err != nil {
+		return err
+	}
+	_, err = do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
+		_, err := c.Set(s.d.root, text, version)
+		return struct{}{}, err
+	})
+	return err
+}
