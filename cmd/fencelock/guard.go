@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"database/sql"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"strings"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
 	goredis "github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -25,7 +29,9 @@ import (
 const guardHelp = `Usage: fencelock guard show [RESOURCE] --store URL [options]
        fencelock guard raise FLOOR --store URL [--clean] [options]
        fencelock guard accept SPACE --store URL [--floor TOKEN] [options]
-       fencelock guard install [--print] [--store URL] [--protect TABLE --resource EXPRESSION]
+       fencelock guard install --store URL [options]
+       fencelock guard install --print postgres|mysql [--protect TABLE --resource EXPRESSION] [options]
+       fencelock guard install --print s3 --protect BUCKET[/PREFIX]
 
 Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token that
 was granted now is printed by "fencelock run -- printenv FENCELOCK_TOKEN", and its space is FENCELOCK_TOKEN_SPACE.
@@ -33,13 +39,15 @@ was granted now is printed by "fencelock run -- printenv FENCELOCK_TOKEN", and i
   show     prints the guard's terms, and the highest token of RESOURCE
   raise    makes FLOOR the smallest token that is admitted; --clean forgets what needs not be remembered then
   accept   begins anew: forgets all tokens, and admits those of SPACE from --floor on. No holder of before may write any more
-  install  makes the guard's table in PostgreSQL, or prints the statements; with --protect it prints a trigger, too, that
-           refuses a write to TABLE whose transaction has shown no claim for EXPRESSION: "'accounts/' || row.id"
+  install  makes the guard's table in PostgreSQL or MySQL; with --print it prints the statements instead, and with --protect
+           triggers, too, that refuse a write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id" in PostgreSQL,
+           "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what names no condition
 
 Options:
 
-  --store URL  postgres://…, redis://… or etcd://host:port,… where the guard remembers
-  --table T    the guard's table in PostgreSQL. Default: fencing_tokens
+  --store URL  postgres://…, mysql://user:password@host:port/database (MariaDB, too), redis://… or etcd://host:port,…
+               where the guard remembers
+  --table T    the guard's table in PostgreSQL or MySQL. Default: fencing_tokens
   --prefix P   what the guard's keys begin with in Redis and etcd. Default: the guards' own
 
 Exit codes:
@@ -122,8 +130,12 @@ func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context
 		return func(ctx context.Context) error {
 			return errors.Join(s.keeper.Accept(ctx, rest[0], floor), s.show(ctx, nil))
 		}, nil
-	case word == "install" && len(rest) == 0 && (s.printOnly || s.store != ""):
+	case word == "install" && s.printOnly && len(rest) == 1 && printers[rest[0]] != nil:
+		return func(context.Context) error { return printers[rest[0]](s) }, nil
+	case word == "install" && !s.printOnly && len(rest) == 0 && s.store != "":
 		return s.install, nil
+	case word == "install":
+		return nil, errors.New("install wants --store URL, or --print postgres, mysql or s3")
 	}
 	return nil, fmt.Errorf("%q: not what guard takes", s.args)
 }
@@ -142,6 +154,17 @@ func (s *guardSettings) open(ctx context.Context) error {
 		}
 		s.closeStore = pool.Close
 		guard, err := pgxguard.New(pool, &pgxguard.Options{Table: s.table})
+		if err != nil {
+			return err
+		}
+		s.keeper, s.create = guard, guard.Create
+	case "mysql", "mariadb":
+		db, err := openMySQL(s.store)
+		if err != nil {
+			return bad("want mysql://user:password@host:port/database?options of go-sql-driver")
+		}
+		s.closeStore = func() { _ = db.Close() }
+		guard, err := sqlguard.New(db, sqlguard.MySQL, &sqlguard.Options{Table: s.table})
 		if err != nil {
 			return err
 		}
@@ -166,9 +189,38 @@ func (s *guardSettings) open(ctx context.Context) error {
 			return err
 		}
 	default:
-		return bad("want postgres://, redis:// or etcd://")
+		return bad("want postgres://, mysql://, redis:// or etcd://")
 	}
 	return nil
+}
+
+// openMySQL opens the database of a URL. Nothing is sent yet.
+func openMySQL(text string) (*sql.DB, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	c := mysql.NewConfig()
+	c.Net, c.Addr, c.DBName, c.User = "tcp", u.Host, strings.TrimPrefix(u.Path, "/"), u.User.Username()
+	c.Passwd, _ = u.User.Password()
+	if u.Hostname() == "" || c.DBName == "" {
+		return nil, errors.New("the host or the database is missing")
+	}
+	if u.Port() == "" {
+		c.Addr = net.JoinHostPort(u.Hostname(), "3306")
+	}
+	dsn := c.FormatDSN()
+	if u.RawQuery != "" {
+		dsn += map[bool]string{true: "&", false: "?"}[strings.Contains(dsn, "?")] + u.RawQuery
+	}
+	if c, err = mysql.ParseDSN(dsn); err != nil {
+		return nil, err
+	}
+	connector, err := mysql.NewConnector(c)
+	if err != nil {
+		return nil, err
+	}
+	return sql.OpenDB(connector), nil
 }
 
 func (s *guardSettings) show(ctx context.Context, resource []string) error {
@@ -206,27 +258,80 @@ func (s *guardSettings) raise(ctx context.Context, floor fencing.Token) error {
 }
 
 func (s *guardSettings) install(ctx context.Context) error {
-	if !s.printOnly {
-		if s.create == nil || s.protect != "" {
-			return &backend.InvalidError{
-				Kind: backend.ErrInvalidOption, What: "install", Value: s.protect,
-				Why: "without --print it makes the guard's table in PostgreSQL, and nothing else",
-			}
+	if s.create == nil || s.protect != "" {
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "install", Value: s.protect,
+			Why: "without --print it makes the guard's table in PostgreSQL or MySQL, and nothing else",
 		}
-		return s.create(ctx)
 	}
-	guard, err := pgxguard.New(new(pgxpool.Pool), &pgxguard.Options{Table: s.table})
+	return s.create(ctx)
+}
+
+// printers print what install --print is asked for.
+var printers = map[string]func(*guardSettings) error{
+	"postgres": func(s *guardSettings) error { return s.printSQL(sqlguard.PostgreSQL, ";", "", "") },
+	// Some statements have semicolons inside, at which the client would cut them.
+	"mysql": func(s *guardSettings) error {
+		return s.printSQL(sqlguard.MySQL, "//", "DELIMITER //\n", "DELIMITER ;\n")
+	},
+	"s3": (*guardSettings).printPolicy,
+}
+
+func (s *guardSettings) printSQL(d sqlguard.Dialect, end, before, after string) error {
+	guard, err := sqlguard.New(new(sql.DB), d, &sqlguard.Options{Table: s.table})
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s;\n", guard.Schema())
-	if s.protect == "" {
-		return nil
+	statements := []string{guard.Schema()}
+	if s.protect != "" {
+		more, err := sqlguard.Enforce(d, s.protect, s.resource, s.table)
+		if err != nil {
+			return err
+		}
+		statements = append(statements, more...)
 	}
-	text, err := sqlguard.Enforce(s.protect, s.resource, s.table)
+	fmt.Print(before)
+	for _, each := range statements {
+		fmt.Printf("%s%s\n", each, end)
+	}
+	fmt.Print(after)
+	return nil
+}
+
+// printPolicy prints a bucket policy. Who writes says which object it replaces, or that there is none; nobody deletes.
+func (s *guardSettings) printPolicy() error {
+	bucket, prefix, _ := strings.Cut(s.protect, "/")
+	if bucket == "" || strings.ContainsAny(s.protect, "*? \"") {
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "--protect", Value: s.protect, Why: "want BUCKET or BUCKET/PREFIX",
+		}
+	}
+	type statement struct {
+		Sid, Effect, Principal string
+		Action                 []string
+		Resource               string
+		Condition              map[string]map[string]string `json:",omitempty"`
+	}
+	objects := "arn:aws:s3:::" + bucket + "/" + prefix + "*"
+	text, err := json.MarshalIndent(map[string]any{
+		"Version": "2012-10-17",
+		"Statement": []statement{
+			{
+				Sid: "FencingConditionalWritesOnly", Effect: "Deny", Principal: "*", Action: []string{"s3:PutObject"},
+				Resource: objects, Condition: map[string]map[string]string{
+					"Null": {"s3:if-match": "true", "s3:if-none-match": "true"},
+					"Bool": {"s3:ObjectCreationOperation": "true"},
+				},
+			},
+			{
+				Sid: "FencingNothingIsDeleted", Effect: "Deny", Principal: "*",
+				Action: []string{"s3:DeleteObject", "s3:DeleteObjectVersion"}, Resource: objects,
+			},
+		},
+	}, "", "  ")
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\n%s", text)
+	fmt.Printf("%s\n", text)
 	return nil
 }

@@ -45,7 +45,7 @@ func TestPostgreSQL(t *testing.T) {
 	server := containers.Postgres(t)
 	postgres.run(t, "postgres", server.URL(), restart(server.Server))
 	postgres.levels(t, server.URL())
-	t.Run("enforced", func(t *testing.T) { enforced(t, postgres.connect(t, server.URL())) })
+	t.Run("enforced", func(t *testing.T) { postgres.enforced(t, server.URL(), "'enforced/' || row.id") })
 	postgres.races(t, "postgres", server.URL())
 }
 
@@ -53,6 +53,7 @@ func TestMariaDB(t *testing.T) {
 	server := containers.MariaDB(t)
 	mariaDB.run(t, "mariadb", server.DSN(), restart(server.Server))
 	mariaDB.levels(t, server.DSN())
+	t.Run("enforced", func(t *testing.T) { mariaDB.enforced(t, server.DSN(), "CONCAT('enforced/', row.id)") })
 	mariaDB.races(t, "mariadb", server.DSN())
 
 	// Settings of the client that change how values travel, and what is answered to a statement.

@@ -49,10 +49,16 @@ func (g *Guard) section(ctx context.Context, call string, claims fencing.Claims,
 		if err := g.sql.Check(ctx, conn{tx}, list, true); err != nil {
 			return named(err)
 		}
-		if f == nil {
+		if f != nil {
+			if err := f(context.WithValue(ctx, sectionKey{}, g), tx); err != nil {
+				return err
+			}
+		}
+		if g.sql.End == "" {
 			return nil
 		}
-		return f(context.WithValue(ctx, sectionKey{}, g), tx)
+		_, err := tx.ExecContext(ctx, g.sql.End)
+		return err
 	})
 }
 

@@ -25,6 +25,7 @@ type Set struct {
 	Remember string // epoch, token, sequence, resource
 	Terms    string // → epoch, space, token: as Seen
 	Pin      string // space: sets the terms unless they are set
+	End      string // before the commit: what the claims allowed ends here; empty where it ends with the transaction
 
 	Alone    string // keeps checks out until the operator's transaction ends; empty where Terms does
 	SetTerms string // epoch, space, token
@@ -98,6 +99,8 @@ ON CONFLICT (resource) DO UPDATE SET epoch = excluded.epoch, space = excluded.sp
 // Names are binary: with a collation of its own the table would take "a" and "A", or "a" and "a ", for one resource. The
 // engine is named because one without transactions would remember what was rolled back.
 //
+// End takes back the mark by which triggers know a session that has shown a claim; see sqlguard.Enforce.
+//
 // Lock changes nothing in a row that is there. So View, read before Remember, is what the transaction's view of the data
 // tells: a view that is older than the last check is one in which the caller would read the past.
 func MySQL(table string) Set {
@@ -117,6 +120,7 @@ func MySQL(table string) Set {
 	s.Alone = s.Terms + ` FOR UPDATE`
 	s.Terms += ` LOCK IN SHARE MODE`
 	s.Pin = s.fill(`INSERT INTO {table} (resource, space) VALUES ('', ?) ON DUPLICATE KEY UPDATE resource = resource`)
+	s.End = `SET @fencing_mark = NULL`
 	s.SetTerms = s.fill(`REPLACE INTO {table} (resource, epoch, space, token) VALUES ('', ?, ?, ?)`)
 	return s
 }
