@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/golden"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
@@ -91,6 +92,18 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	var value int
 	if err := db.QueryRowContext(ctx, `SELECT value FROM enforced WHERE id = 1`).Scan(&value); err != nil || value != 5 {
 		t.Errorf("the value is %d (%v) after 5 writes that were taken", value, err)
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for name, d := range map[string]sqlguard.Dialect{"postgresql": sqlguard.PostgreSQL, "mysql": sqlguard.MySQL} {
+		text, err := sqlguard.Enforce(d, "accounts", map[sqlguard.Dialect]string{
+			sqlguard.PostgreSQL: "'accounts/' || row.id", sqlguard.MySQL: "CONCAT('accounts/', row.id)",
+		}[d], "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden.Compare(t, "enforce-"+name+".sql", strings.Join(text, "\n\n")+"\n")
 	}
 }
 

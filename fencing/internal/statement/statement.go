@@ -1,4 +1,4 @@
-// Package statement is the check of the guards in SQL: one table, and what each dialect says to it. docs/FENCING.md
+// Package statement is the check of the guards in SQL: one table, and what each dialect says to it. docs/FENCING-SPEC.md
 // specifies both for writers in other languages.
 //
 // The row of a resource is locked first, and created if it is not there; the caller's transaction keeps that lock until it
