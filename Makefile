@@ -21,6 +21,10 @@ quick: ## what to run after every save, in ten seconds: the core, the memory dri
 test: ## run all tests but those of the deep tier; says what it skips for lack of a server
 	go test ./...
 
+.PHONY: times
+times: ## where the time of the tests goes: the slowest packages and tests of PKG (all)
+	go test -count=1 -json $(or $(PKG),./...) | go run .ci/failed/main.go slow
+
 .PHONY: race
 race: ## what make quick runs, with two drivers, with the race detector; make deep runs all with it
 	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./builtin/server

@@ -53,6 +53,7 @@ func soon(t *testing.T, what string, is func() bool) {
 }
 
 func TestAdminStatusFindsAllMembers(t *testing.T) {
+	t.Parallel()
 	servers := startMembers(t, 3)
 	admin, err := builtin.OpenAdmin("fencelock://" + servers[0].Addr().String() + ",127.0.0.1:1")
 	if err != nil {
@@ -79,6 +80,7 @@ func TestAdminStatusFindsAllMembers(t *testing.T) {
 }
 
 func TestAdminChangesMembers(t *testing.T) {
+	t.Parallel()
 	servers := startMembers(t, 3)
 	admin := builtin.NewAdmin([]string{servers[0].Addr().String(), servers[1].Addr().String(), servers[2].Addr().String()}, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -131,6 +133,7 @@ func TestAdminChangesMembers(t *testing.T) {
 }
 
 func TestAdminWithoutAnswer(t *testing.T) {
+	t.Parallel()
 	admin := builtin.NewAdmin([]string{"127.0.0.1:1"}, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()

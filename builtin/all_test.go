@@ -62,6 +62,7 @@ func beginAll(t *testing.T, d *builtin.Driver, rs []backend.Request) (<-chan []b
 }
 
 func TestSetIsAllOrNone(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, rival := attached(t, n), attached(t, n)
 	b := take(t, rival, request("b", time.Minute))
@@ -92,6 +93,7 @@ func TestSetIsAllOrNone(t *testing.T) {
 }
 
 func TestSetIsOneByItsRequestIDs(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, other := attached(t, n), attached(t, n)
 	told := make(chan backend.Reason, 8)
@@ -144,6 +146,7 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 }
 
 func TestSetThatStopsWaitingLeavesNothing(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, rival := attached(t, n), attached(t, n)
 	b := take(t, rival, request("b", time.Minute))
@@ -168,6 +171,7 @@ func TestSetThatStopsWaitingLeavesNothing(t *testing.T) {
 }
 
 func TestSetBeyondTheServersLimit(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	var names []string
@@ -312,6 +316,7 @@ func (c *contenders) run(drivers []*builtin.Driver, while func()) {
 }
 
 func TestSetsThatOverlap(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	drivers := []*builtin.Driver{attached(t, n), attached(t, n), attached(t, n)}
 	c := newContenders(t, 9)
@@ -320,6 +325,7 @@ func TestSetsThatOverlap(t *testing.T) {
 
 // The leader is killed while sets are taken, waited for, given up and given back.
 func TestSetsAcrossTheDeathOfTheLeader(t *testing.T) {
+	t.Parallel()
 	p := startProcesses(t, 3)
 	var drivers []*builtin.Driver
 	for range 2 {

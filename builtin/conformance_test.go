@@ -29,14 +29,16 @@ func TestConformanceInProcess(t *testing.T) {
 	h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
 	h.Server.Stop, h.Server.Start = n.stop, n.start
 	h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
-	conformance.Run(t, h)
+	conformance.Run(t, h, deep.Some(t, "exclusion", "lease", "waiting", "cancellation", "capabilities", "outages",
+		"leftovers")...)
 }
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
-	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
+	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3),
+		deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 // TestConformanceProcess runs it on one server in a process of its own, which is killed and paused.

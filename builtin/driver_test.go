@@ -26,6 +26,7 @@ func once[T any](reply *lockpb.Reply) func(*peer, *lockpb.Request) (*lockpb.Repl
 }
 
 func TestLostAnswerIsAskedForAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		lost := false
 		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -53,6 +54,7 @@ func TestLostAnswerIsAskedForAgain(t *testing.T) {
 }
 
 func TestLeaderIsFollowed(t *testing.T) {
+	t.Parallel()
 	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 		a, b := all.members["a"], all.members["b"]
 		g := take(t, d, request("x"))
@@ -75,6 +77,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 }
 
 func TestLeaderThatIsNotInTheListIsFound(t *testing.T) {
+	t.Parallel()
 	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 		d.addresses = []string{"b"}
 		all.members["b"].change(func(f *fake) { f.welcome.LeaderAddress = "a" })
@@ -103,6 +106,7 @@ func TestElectionIsWaitedFor(t *testing.T) {
 }
 
 func TestRefusedIsUnavailableSoon(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.change(func(f *fake) { f.refuses = true })
 		began := time.Now()
@@ -117,6 +121,7 @@ func TestRefusedIsUnavailableSoon(t *testing.T) {
 
 // Who waits for an election is served soon after it, and asks less often where none comes.
 func TestElectedIsFoundSoon(t *testing.T) {
+	t.Parallel()
 	for _, election := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second} {
 		runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 			a, b := all.members["a"], all.members["b"]
@@ -178,6 +183,7 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 }
 
 func TestEndedSessionIsTold(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		told := make(chan backend.Reason, 8)
 		r := request("x")
@@ -266,6 +272,7 @@ func TestWaiterThatLeftLeavesNothing(t *testing.T) {
 
 // An attempt that was not answered may be asked for again, or given back by its caller: it is not undone, only stopped.
 func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -322,6 +329,7 @@ func TestHoldOfAnAttemptThatNobodyClaimsIsGivenBack(t *testing.T) {
 }
 
 func TestBusyServerIsAskedAgain(t *testing.T) {
+	t.Parallel()
 	for _, code := range []lockpb.Code{lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_UNKNOWN} {
 		t.Run(code.String(), func(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -352,6 +360,7 @@ func TestBusyServerIsAskedAgain(t *testing.T) {
 }
 
 func TestForceReleaseIsNotRepeated(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
 			if q.GetForceRelease() == nil {
@@ -370,6 +379,7 @@ func TestForceReleaseIsNotRepeated(t *testing.T) {
 }
 
 func TestServerThatIsNotDurable(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.change(func(f *fake) { f.welcome.Durable = false })
 		client, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: ttl})
@@ -419,6 +429,7 @@ func TestAnotherClusterIsRefused(t *testing.T) {
 }
 
 func TestCloseEndsTheSessions(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		long := request("x")
 		long.TTL = time.Minute
@@ -477,6 +488,7 @@ func TestPagesOfASession(t *testing.T) {
 }
 
 func TestAcknowledgedSequences(t *testing.T) {
+	t.Parallel()
 	s := &session{unsettled: map[uint64]struct{}{}}
 	one, two, three := s.number(), s.number(), s.number()
 	for _, step := range []struct{ settled, want uint64 }{{two, 0}, {one, 2}, {three, 3}} {
@@ -491,6 +503,7 @@ func TestAcknowledgedSequences(t *testing.T) {
 
 // What cannot be sent is refused before it breaks the connection that all share.
 func TestUnfitRequestsHarmNobody(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		g := take(t, d, request("x"))
 		for what, c := range map[string]struct {

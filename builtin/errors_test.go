@@ -9,6 +9,7 @@ import (
 )
 
 func TestEveryCodeHasAnError(t *testing.T) {
+	t.Parallel()
 	want := map[lockpb.Code]error{
 		lockpb.Code_CODE_UNSPECIFIED:    backend.ErrUnknown,
 		lockpb.Code_CODE_HELD:           backend.ErrHeld,

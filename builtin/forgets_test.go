@@ -16,6 +16,7 @@ import (
 // A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client that lived
 // through it; a fresh client gets nothing smaller than before in the same token space.
 func TestServerThatForgetsUnderALiveClient(t *testing.T) {
+	t.Parallel()
 	for what, c := range map[string]struct {
 		forget    func(t *testing.T, n *node, backup []byte, copied string)
 		sameSpace bool // and greater tokens
@@ -92,6 +93,7 @@ func opened(t *testing.T, n *node) *builtin.Driver {
 
 // Nothing that others see of a hold releases it or moves it.
 func TestWhatIsShownMovesNothing(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, thief := attached(t, n), attached(t, n)
 	r := request("x", time.Minute)

@@ -84,6 +84,7 @@ func TestHistoryLost(t *testing.T) {
 
 // A server that keeps nothing forgets by nature: who uses it for efficiency goes on after its restart.
 func TestVolatileServerMayForget(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.change(func(f *fake) { f.welcome.Durable, f.token = false, 300 })
 		take(t, d, request("x"))
@@ -100,6 +101,7 @@ func TestVolatileServerMayForget(t *testing.T) {
 }
 
 func TestExclusionIsThatOfTheServer(t *testing.T) {
+	t.Parallel()
 	for voters, want := range map[uint32]backend.Exclusion{1: backend.ExclusionDurableServer, 3: backend.ExclusionQuorum} {
 		run(t, func(t *testing.T, f *fake, d *Driver) {
 			f.change(func(f *fake) { f.welcome.Voters = voters })
@@ -113,6 +115,7 @@ func TestExclusionIsThatOfTheServer(t *testing.T) {
 
 // What New and Attach were not given shows in every call, as what it is.
 func TestConstructorsWithoutAServer(t *testing.T) {
+	t.Parallel()
 	for name, d := range map[string]*Driver{
 		"New without addresses":     New(nil, nil),
 		"New with an empty address": New([]string{"a:1", ""}, nil),

@@ -119,6 +119,7 @@ func holdersOf(t *testing.T, d *builtin.Driver, name string) []backend.Holder {
 }
 
 func TestWaitingWriterStopsReaders(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	a, b := attached(t, n), attached(t, n)
 	first, second := take(t, a, sharedOf("x")), take(t, b, sharedOf("x"))
@@ -147,6 +148,7 @@ func TestWaitingWriterStopsReaders(t *testing.T) {
 }
 
 func TestSharedHoldIsRenewedAndMoved(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, other := attached(t, n), attached(t, n)
 	g := take(t, d, sharedOf("x"))
@@ -165,6 +167,7 @@ func TestSharedHoldIsRenewedAndMoved(t *testing.T) {
 }
 
 func TestPermits(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	two, three := take(t, d, permitsOf("pool", 2, 8)), take(t, d, permitsOf("pool", 3, 8))
@@ -188,6 +191,7 @@ func TestPermits(t *testing.T) {
 
 // Permits and shared holds of a client that is gone come back when its session has ended.
 func TestHoldsOfAClientThatIsGoneComeBack(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	victim, link := linked(t, n.addr())
 	defer victim.Close(context.Background())
@@ -206,6 +210,7 @@ func TestHoldsOfAClientThatIsGoneComeBack(t *testing.T) {
 }
 
 func TestKindsThatDoNotMix(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	permits := take(t, d, permitsOf("pool", 1, 8))
@@ -234,6 +239,7 @@ func TestKindsThatDoNotMix(t *testing.T) {
 }
 
 func TestHierarchy(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	a, b := attached(t, n), attached(t, n)
 	readBelow := func(name string) backend.Request {
@@ -267,6 +273,7 @@ func TestHierarchy(t *testing.T) {
 
 // All holders of a name are told when it is taken away.
 func TestForceReleaseOfSharedHolds(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	a, b := attached(t, n), attached(t, n)
 	told := make(chan backend.Reason, 8)
@@ -293,6 +300,7 @@ func TestForceReleaseOfSharedHolds(t *testing.T) {
 
 // Events, lists and looks tell what the holds are.
 func TestKindsAreShown(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	before := take(t, d, request("before", time.Minute))
@@ -322,6 +330,7 @@ func TestKindsAreShown(t *testing.T) {
 }
 
 func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	a, b, c := attached(t, n), attached(t, n), attached(t, n)
 	as := func(who, name string) backend.Request {
@@ -364,6 +373,7 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 
 // Callers of one program wait for each other as those of two do, unless one is made under the hold of the other.
 func TestDeadlocksOfOneClient(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	waiting := func(name string, holds ...backend.Grant) backend.Request {

@@ -12,6 +12,7 @@ import (
 )
 
 func TestParseURL(t *testing.T) {
+	t.Parallel()
 	for raw, want := range map[string]struct {
 		addresses []string
 		timeout   time.Duration
@@ -48,6 +49,7 @@ func TestParseURL(t *testing.T) {
 }
 
 func TestOpenWithoutServer(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// Port 1 is reserved and nobody listens there.

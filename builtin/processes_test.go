@@ -19,6 +19,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
 )
 
@@ -27,6 +28,7 @@ const serverRole = "server"
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{serverRole: serve, nemesis.Role: nemesis.Client(openSoak)})
+	deep.Wide(8)
 	goleak.VerifyTestMain(m)
 }
 

@@ -16,6 +16,7 @@ import (
 // TestTLS: a client that shows a certificate is served; one that shows none, does not trust the server, or speaks in the
 // clear, is not.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	authority := testcert.New(t)
 	s, err := server.Start(t.Context(), server.Config{Listen: "127.0.0.1:0", TLS: authority.Server(t, "locks.test"), Log: quiet(t)})
 	if err != nil {

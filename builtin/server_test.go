@@ -47,6 +47,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 func TestExtendMovesAHold(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, other := attached(t, n), attached(t, n)
 	r := request("x", 2*time.Second)
@@ -86,6 +87,7 @@ func TestExtendMovesAHold(t *testing.T) {
 
 // A request that another client sends is the same request: it takes the hold over, and the first client is told.
 func TestRequestOfAnotherClient(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	a, b, c := attached(t, n), attached(t, n), attached(t, n)
 	told := make(chan backend.Reason, 8)
@@ -113,6 +115,7 @@ func TestRequestOfAnotherClient(t *testing.T) {
 }
 
 func TestForceReleaseReachesTheLease(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	locks, err := fencelock.ForCorrectness(attached(t, n), nil)
 	if err != nil {
@@ -139,6 +142,7 @@ func TestForceReleaseReachesTheLease(t *testing.T) {
 
 // A caller that is slow to take events gets all of them, as long as the server keeps them.
 func TestSlowWatcherMissesNothing(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := attached(t, n)
 	const rounds = 2200 // two events each: more than wait for a slow caller, fewer than the server keeps
@@ -190,6 +194,7 @@ func TestSlowWatcherMissesNothing(t *testing.T) {
 
 // A watch goes on across a restart of the server, without a gap.
 func TestWatchSurvivesARestart(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d, worker := attached(t, n), attached(t, n)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -233,6 +238,7 @@ func TestWatchSurvivesARestart(t *testing.T) {
 }
 
 func TestTTLIsTheServersMatter(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := builtin.New([]string{n.addr()}, nil)
 	defer d.Close(context.Background())
@@ -250,6 +256,7 @@ func TestTTLIsTheServersMatter(t *testing.T) {
 
 // Many callers share one stream.
 func TestManyCallers(t *testing.T) {
+	t.Parallel()
 	n := startNode(t)
 	d := builtin.New([]string{n.addr()}, nil)
 	defer d.Close(context.Background())

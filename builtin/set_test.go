@@ -61,6 +61,7 @@ func (f *fake) push(rs []backend.Request, tokens ...uint64) {
 }
 
 func TestSetWhoseAnswerIsLostIsAskedForAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		lost := false
 		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -152,6 +153,7 @@ func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 
 // What is left of a set is given back before the whole is asked for again.
 func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		rs := setOf(false, "x", "y")
 		told := make(chan backend.Reason, 8)
@@ -190,6 +192,7 @@ func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
 }
 
 func TestRequestIDOfAnotherSetIsRefused(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
 			switch {
@@ -263,6 +266,7 @@ func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 
 // An attempt is stopped and not undone: its caller may ask for the set again, or give each of its holds back.
 func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -321,6 +325,7 @@ func TestHoldsOfASetThatNobodyClaimsAreGivenBack(t *testing.T) {
 
 // What makes no sense, and what no server does, is refused before anything is sent.
 func TestUnfitKindsAndSets(t *testing.T) {
+	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		permits := func(n, limit int) func(*backend.Request) {
 			return func(r *backend.Request) { r.Kind, r.Permits, r.Limit = backend.KindPermits, n, limit }
@@ -377,6 +382,7 @@ func TestUnfitKindsAndSets(t *testing.T) {
 
 // Every field of a request is sent.
 func TestKindsOnTheWire(t *testing.T) {
+	t.Parallel()
 	r := request("a/b")
 	r.HoldID, r.Under = "shown", []string{"0123456789abcdef"}
 	r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 8

@@ -50,7 +50,7 @@ func TestMemory(t *testing.T) { conformance.RunSimulated(t, memoryHarness) }
 // TestMemoryInRealTime is how a driver of a real service runs the suite.
 func TestMemoryInRealTime(t *testing.T) {
 	deep.NotShort(t)
-	conformance.Run(t, memoryHarness(t))
+	conformance.Run(t, memoryHarness(t), deep.Some(t, "exclusion", "lease", "waiting", "cancellation")...)
 }
 
 // The suite runs through permits too: one of one, and two of three, of which no two fit at once.

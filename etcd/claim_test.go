@@ -13,6 +13,7 @@ func sharing() claim                  { return claim{kind: backend.KindShared} }
 func taking(permits, limit int) claim { return claim{backend.KindPermits, permits, limit} }
 
 func TestClaimIsReadBackFromItsKey(t *testing.T) {
+	t.Parallel()
 	for _, c := range []claim{exclusively(), sharing(), taking(1, 1), taking(2, 8), taking(8, 8), taking(1, 1<<40)} {
 		part, id := splitKey(c.part() + "4f2a")
 		if got := claimOf(part); got != c || id != "4f2a" {
@@ -31,6 +32,7 @@ func TestClaimIsReadBackFromItsKey(t *testing.T) {
 }
 
 func TestHoldersDoNotExcludeEachOther(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
 	claims := []claim{exclusively(), sharing(), sharing(), taking(1, 3), taking(2, 3), taking(3, 3), taking(1, 2)}
 	for range 20_000 {
@@ -63,6 +65,7 @@ func TestHoldersDoNotExcludeEachOther(t *testing.T) {
 
 // As long as all of its blockers stand a waiter is kept out, and no fewer of the nearest entries do that.
 func TestBlockersAreWhatHasToGo(t *testing.T) {
+	t.Parallel()
 	queue := func(claims ...claim) []entry {
 		var entries []entry
 		for i, c := range claims {

@@ -22,7 +22,8 @@ import (
 
 // dialer makes a driver in one of the ways that the package offers.
 type dialer struct {
-	prefix string // of every key, as the server sees it
+	prefix string   // of every key, as the server sees it
+	groups []string // of clauses, where it may differ from New
 	dial   func(t testing.TB, addrs ...string) backend.FencingDriver
 }
 
@@ -31,15 +32,15 @@ func (w dialer) dir(name string) string { return w.prefix + "+locks/" + url.Path
 
 // dialers are all ways to make a driver.
 var dialers = map[string]dialer{
-	"New": {"fencelock/", func(t testing.TB, addrs ...string) backend.FencingDriver {
+	"New": {"fencelock/", nil, func(t testing.TB, addrs ...string) backend.FencingDriver {
 		return etcd.New(newClient(t, addrs...), nil)
 	}},
-	"New-in-a-namespace": {"app/locks/", func(t testing.TB, addrs ...string) backend.FencingDriver {
+	"New-in-a-namespace": {"app/locks/", []string{"exclusion", "names", "capabilities", "leftovers"}, func(t testing.TB, addrs ...string) backend.FencingDriver {
 		c := newClient(t, addrs...)
 		c.KV, c.Watcher = namespace.NewKV(c.KV, "app/"), namespace.NewWatcher(c.Watcher, "app/")
 		return etcd.New(c, &etcd.Options{KeyPrefix: "locks/"})
 	}},
-	"Open": {"fencelock/", openDriver},
+	"Open": {"fencelock/", []string{"exclusion", "cancellation", "errors", "outages"}, openDriver},
 }
 
 // openDriver is etcd.Open.
@@ -67,9 +68,17 @@ func TestConformance(t *testing.T) {
 			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
 				addr, link := server.NewLink(t)
 				return []string{addr}, link
-			}))
+			}), way.some(t)...)
 		})
 	}
+}
+
+// some are the groups that run every time.
+func (w dialer) some(t *testing.T) []string {
+	if w.groups == nil {
+		return nil
+	}
+	return deep.Some(t, w.groups...)
 }
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
@@ -81,7 +90,7 @@ func TestConformanceAsPermits(t *testing.T) {
 		addr, link := server.NewLink(t)
 		return []string{addr}, link
 	})
-	conformance.Run(t, conformance.AsPermits(h, 2, 3))
+	conformance.Run(t, conformance.AsPermits(h, 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 // TestConformanceCluster runs it on three nodes, which fail all at once where the suite stops the service. What happens
@@ -202,6 +211,7 @@ func meantToStay(key string) bool {
 
 // A driver that is closed over a whole link takes its leases with it.
 func TestCloseLeavesNoLease(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	admin := newClient(t, server.Addr())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -127,6 +127,7 @@ func swapped(t *testing.T, first string) (addr string, swap func(second string))
 }
 
 func TestWipedClusterIsNoticed(t *testing.T) {
+	t.Parallel()
 	before, after := containers.Etcd(t, sameCluster()), containers.Etcd(t, sameCluster())
 	addr, swap := swapped(t, before.Addr())
 	someRevisions(t, addr, 100)
@@ -137,6 +138,7 @@ func TestWipedClusterIsNoticed(t *testing.T) {
 }
 
 func TestOtherClusterIsNoticed(t *testing.T) {
+	t.Parallel()
 	before, after := containers.Etcd(t), containers.Etcd(t)
 	addr, swap := swapped(t, before.Addr())
 	s := newSurvivor(t, addr)
@@ -173,6 +175,7 @@ func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 
 // A server whose files are those of a backup: all that was acknowledged since is forgotten, the token space is not.
 func TestRestoredServerIsNoticed(t *testing.T) {
+	t.Parallel()
 	files, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
 	server := containers.Etcd(t, containers.AsProcess(), containers.Args("--data-dir", files))
 	step := func(err error) {
@@ -212,6 +215,7 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 
 // Whoever deletes all keys of a cluster deletes the token space. Nothing tells that from a cluster that was made anew.
 func TestDeletionOfEverythingIsNoticed(t *testing.T) {
+	t.Parallel()
 	addr := containers.Etcd(t).Addr()
 	s := newSurvivor(t, addr)
 	if _, err := s.d.client.Delete(t.Context(), "\x00", clientv3.WithFromKey()); err != nil {
@@ -229,6 +233,7 @@ func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 }
 
 func TestHistoryNote(t *testing.T) {
+	t.Parallel()
 	header := func(cluster, member uint64, revision int64, term uint64) *pb.ResponseHeader {
 		return &pb.ResponseHeader{ClusterId: cluster, MemberId: member, Revision: revision, RaftTerm: term}
 	}
@@ -274,6 +279,7 @@ func TestHistoryNote(t *testing.T) {
 }
 
 func TestExclusionIsThatOfTheMembers(t *testing.T) {
+	t.Parallel()
 	single := newDriver(t, containers.Etcd(t).Addr())
 	cluster := newDriver(t, containers.EtcdCluster(t).Endpoints()[0])
 	for d, want := range map[*Driver]backend.Exclusion{

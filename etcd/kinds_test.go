@@ -16,6 +16,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
 // asks returns a request of the kind of c.
@@ -101,6 +102,7 @@ func keysOf(t testing.TB, d *Driver, name string) []string {
 }
 
 func TestKinds(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	for name, run := range map[string]func(*testing.T, *containers.EtcdServer){
 		"shared": sharedHolds, "permits": permits, "foreign keys": foreignKeysBesideEveryKind, "mix": kindsDoNotMix,
@@ -320,7 +322,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 			}
 			rand.Shuffle(limit, func(i, j int) { held[i], held[j] = held[j], held[i] })
 			const waiters = 12
-			began := time.Now()
+			end := stall.Late(t)
 			var waiting []<-chan outcome
 			for i := range waiters {
 				waiting = append(waiting, acquireLater(t, []*Driver{two, three}[i%2], taking(1, limit).asks(name, true)))
@@ -332,9 +334,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 					mustWait(t, "one that waits behind the next", later)
 				}
 			}
-			if took := time.Since(began); took > waiters*firstLook/2 {
-				t.Errorf("%d grants took %v: each came with the look after %v", waiters, took, firstLook/2)
-			}
+			end(waiters*firstLook/2, fmt.Sprintf("%d grants, each of which would come with a look after %v,", waiters, firstLook/2))
 			mustRelease(t, one, held[waiters:]...)
 		})
 	}
@@ -471,6 +471,7 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 }
 
 func TestPermitsOutOfRangeAreRefused(t *testing.T) {
+	t.Parallel()
 	d := New(nil, nil) // is not asked
 	for _, c := range []claim{
 		taking(0, 2), taking(3, 2), taking(-1, 2), taking(0, 0), {backend.KindShared, 1, 2}, {backend.KindExclusive, 0, 2},

@@ -16,6 +16,7 @@ import (
 // asked another node to remove whatever had come of it, and was told that there was nothing. The client's lease lives, as
 // it has another lock, and must not keep the name closed.
 func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
+	t.Parallel()
 	const ttl = 2 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

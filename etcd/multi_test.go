@@ -29,6 +29,7 @@ func mustAcquireAll(t testing.TB, d *Driver, rs []backend.Request) []backend.Gra
 }
 
 func TestAcquireAll(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	d, rival := newDriver(t, server.Addr()), newDriver(t, server.Addr())
 	wantFree := func(t *testing.T, names ...string) {

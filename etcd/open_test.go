@@ -23,6 +23,7 @@ import (
 )
 
 func TestParseURL(t *testing.T) {
+	t.Parallel()
 	for raw, want := range map[string]struct {
 		endpoints      []string
 		user, password string
@@ -61,6 +62,7 @@ func TestParseURL(t *testing.T) {
 }
 
 func TestLeaseDefects(t *testing.T) {
+	t.Parallel()
 	for version, fixed := range map[string]bool{
 		"3.4.23": false, "3.4.38": true, "3.5.0": false, "3.5.22": false, "3.5.23": true, "3.6.4": false, "3.6.5": true,
 		"3.6.10": true, "3.7.0": true, "3.7.3-rc.1": true, "4.0.0": true, "3.3.1": false, "": false,
@@ -92,6 +94,7 @@ func FuzzKeysAreInjective(f *testing.F) {
 
 // What is wrong with the address or its port is in the error.
 func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
+	t.Parallel()
 	closed := port.Addresses(t, 1)[0]
 	plain, secure := httptest.NewServer(http.NotFoundHandler()), httptest.NewUnstartedServer(http.NotFoundHandler())
 	t.Cleanup(plain.Close) // after the parallel subtests
@@ -122,6 +125,7 @@ func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 
 // Behind a proxy that answers keepalives by its own, no answer proves a lease.
 func TestProxyIsRefused(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t, containers.AsProcess())
 	addr := port.Addresses(t, 1)[0]
 	fault.Start(t, exec.Command("etcd", "grpc-proxy", "start", "--endpoints", server.Addr(), "--listen-addr", addr,

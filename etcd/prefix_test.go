@@ -13,6 +13,7 @@ import (
 )
 
 func TestPrefixIsValidated(t *testing.T) {
+	t.Parallel()
 	for prefix, good := range map[string]bool{
 		"": true, "a/": true, "/registry/locks/": true, "a+b/": true, "日本/": true,
 		"a": false, "locks:": false, "+a/": false, "a/+b/": false, "a/b\n/": false, "\xff/": false,
@@ -53,6 +54,7 @@ func FuzzPrefixesAreApart(f *testing.F) {
 }
 
 func TestPrefixesNeverMeet(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	prefixes := []string{"locks/", "locks/orders/", "locks/orders/17/", "lock/"}
 	names := []string{"orders", "17", "orders/17", "+locks", "s/orders"}
@@ -99,6 +101,7 @@ func TestPrefixesNeverMeet(t *testing.T) {
 
 // A user whose role covers the prefix and nothing else can do everything.
 func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
+	t.Parallel()
 	server := secured(t)
 	d, err := open(t, "etcd://ann:secret@"+server.Addr())
 	if err != nil {
@@ -126,6 +129,7 @@ func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
 
 // What others can see of a hold does not move it.
 func TestNobodySeesRequestIDs(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	d, other := newDriver(t, server.Addr()), newDriver(t, server.Addr())
 	before, err := other.Look(t.Context(), "x")
@@ -164,6 +168,7 @@ func TestNobodySeesRequestIDs(t *testing.T) {
 }
 
 func TestNoClientIsAnError(t *testing.T) {
+	t.Parallel()
 	for name, client := range map[string]*clientv3.Client{"nil": nil, "zero": {}, "without a connection": clientv3.NewCtxClient(t.Context())} {
 		d := New(client, nil)
 		for call, err := range map[string]error{

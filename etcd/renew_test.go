@@ -17,6 +17,7 @@ import (
 
 // A renewal for less leaves the hold where it is, until what was promised before has passed: then it moves.
 func TestRenewalForLessCutsNothingShort(t *testing.T) {
+	t.Parallel()
 	const long, short = 6 * time.Second, 2 * time.Second
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())
@@ -52,6 +53,7 @@ func TestRenewalForLessCutsNothingShort(t *testing.T) {
 
 // A renewal that moves a hold is answered after the hold was given back: nothing may stay behind in the driver.
 func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	addr, link := server.NewLink(t)
 	d, other := newDriver(t, addr), newDriver(t, server.Addr())
@@ -90,6 +92,7 @@ func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 
 // A server may allow fewer operations in a transaction than is usual. After an election all holds move, in parts that fit.
 func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
+	t.Parallel()
 	const holds = 70
 	server := containers.Etcd(t, containers.Args("--max-txn-ops", "9"))
 	d := newDriver(t, server.Addr())
@@ -130,6 +133,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 }
 
 func TestALearnersAnswerIsRefusedAndTriedElsewhere(t *testing.T) {
+	t.Parallel()
 	err := rpctypes.ErrGRPCNotSupportedForLearner
 	if !refused(err) || !transient(err) || !errors.Is(classify("acquire", err), backend.ErrUnavailable) {
 		t.Errorf("refused %v, transient %v, %v", refused(err), transient(err), classify("acquire", err))

@@ -33,6 +33,7 @@ func open(t testing.TB, rawURL string) (*Driver, error) {
 
 // TestTLS: a client that shows a certificate is served; one that shows none, or does not trust the server, is not.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	authority := testcert.New(t)
 	config := authority.Server(t, "etcd.test")
@@ -168,6 +169,7 @@ func TestServerForgetsAuthTokens(t *testing.T) {
 
 // TestAuthRefused: a wrong password and a missing right are told as what they are.
 func TestAuthRefused(t *testing.T) {
+	t.Parallel()
 	server := secured(t)
 	for what, rest := range map[string]string{
 		"a wrong password": "ann:wrong@" + server.Addr(),
@@ -182,6 +184,7 @@ func TestAuthRefused(t *testing.T) {
 
 // TestKeepalivesAuthenticateOnce: keepalives go on one stream, for which the client says once who it is.
 func TestKeepalivesAuthenticateOnce(t *testing.T) {
+	t.Parallel()
 	addr := securedFor(t, "300").Addr()
 	var authenticated, streams atomic.Int64
 	count := func(method string) {
@@ -238,6 +241,7 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 
 // TestSlowKeepaliveTakesItsStreamWithIt: a late answer is not taken for that to a later keepalive.
 func TestSlowKeepaliveTakesItsStreamWithIt(t *testing.T) {
+	t.Parallel()
 	addr, link := containers.Etcd(t).NewLink(t)
 	d := newDriver(t, addr)
 	r := request("x", false)

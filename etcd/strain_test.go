@@ -16,6 +16,7 @@ import (
 
 // Compaction under waiters and watchers takes nothing from them: both follow what is to come.
 func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())
 	first := mustAcquire(t, d, request("x", false))
 	waiter := acquireLater(t, d, request("x", true))
@@ -54,6 +55,7 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 // A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; whoever wants
 // one is told that the service is unavailable, and gets it when there is room.
 func TestFullServerKeepsHolds(t *testing.T) {
+	t.Parallel()
 	d := newDriver(t, containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576")).Addr())
 	r := request("x", false)
 	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }

@@ -9,6 +9,7 @@ import (
 )
 
 func TestLoopOfAWatchMayCloseTheDriver(t *testing.T) {
+	t.Parallel()
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())
 	start, err := d.Look(t.Context(), "x")

@@ -41,11 +41,13 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
+				groups = deep.Some(t, "exclusion", "waiting", "cancellation", "errors", "outages")
 			}
 			t.Parallel()
-			conformance.Run(t, harness(t, dial))
+			conformance.Run(t, harness(t, dial), groups...)
 		})
 	}
 }
@@ -56,7 +58,7 @@ func TestConformanceAsPermits(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
 		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
-	}), 2, 3))
+	}), 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 func newClient(t testing.TB, o *goredis.Options) *goredis.Client {

@@ -25,6 +25,7 @@ func pttl(t *testing.T, c *goredis.Client, name string) time.Duration {
 }
 
 func TestHoldExcludesAndReleaseFrees(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
 	r := request("n", 10*time.Second, false)
@@ -33,7 +34,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 	if g.SentAt < before || g.Token != 0 || g.TTL != r.TTL || g.Owner != r.Owner || g.RequestID != r.RequestID {
 		t.Errorf("grant %+v of %+v, made after %v", g, r, before)
 	}
-	_, err := b.Acquire(within(t, 5*time.Second), request("n", 10*time.Second, false))
+	_, err := b.Acquire(within(t, 30*time.Second), request("n", 10*time.Second, false))
 	var held *backend.HeldError
 	if !errors.Is(err, backend.ErrHeld) || !errors.As(err, &held) {
 		t.Fatalf("second acquire: %v", err)
@@ -46,7 +47,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 		t.Errorf("no call error with call and name: %#v", err)
 	}
 	mustRelease(t, a, g)
-	if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+	if err := a.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("second release: %v", err)
 	}
 	if found := keys(t, admin); len(found) != 0 {
@@ -56,6 +57,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 
 // A request id is compared whole: an id that starts like the holder's does not get its lock.
 func TestRequestIDsThatArePrefixes(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
 	long := request("n", 10*time.Second, false)
@@ -64,7 +66,7 @@ func TestRequestIDsThatArePrefixes(t *testing.T) {
 	short := long
 	short.RequestID = "worker-1-aaaaaaaaaa"
 	g := mustAcquire(t, d, long)
-	if _, err := d.Acquire(within(t, 5*time.Second), short); !errors.Is(err, backend.ErrHeld) {
+	if _, err := d.Acquire(within(t, 30*time.Second), short); !errors.Is(err, backend.ErrHeld) {
 		t.Fatalf("acquired by a prefix: %v", err)
 	}
 	for _, stranger := range []backend.Grant{
@@ -72,10 +74,10 @@ func TestRequestIDsThatArePrefixes(t *testing.T) {
 		{Name: "n", RequestID: short.RequestID, Incarnation: g.Incarnation, TTL: g.TTL},
 		{Name: "n", RequestID: g.RequestID, Incarnation: g.Incarnation[:len(g.Incarnation)-1], TTL: g.TTL},
 	} {
-		if err := d.Release(within(t, 5*time.Second), stranger); !errors.Is(err, backend.ErrNotHeld) {
+		if err := d.Release(within(t, 30*time.Second), stranger); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("released by %+v: %v", stranger, err)
 		}
-		if err := d.Renew(within(t, 5*time.Second), []backend.Grant{stranger})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+		if err := d.Renew(within(t, 30*time.Second), []backend.Grant{stranger})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("renewed by %+v: %v", stranger, err)
 		}
 	}
@@ -83,6 +85,7 @@ func TestRequestIDsThatArePrefixes(t *testing.T) {
 }
 
 func TestAcquireIsIdempotentByRequestID(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
 	for _, wait := range []bool{false, true} {
@@ -93,13 +96,13 @@ func TestAcquireIsIdempotentByRequestID(t *testing.T) {
 		if first.Incarnation == second.Incarnation {
 			t.Error("the later grant did not replace the earlier one")
 		}
-		if err := a.Release(within(t, 5*time.Second), first); !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.Release(within(t, 30*time.Second), first); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("release of the replaced grant: %v", err)
 		}
 		mustRelease(t, a, second)
 		third := mustAcquire(t, a, r)
 		mustRelease(t, b, r.Grant())
-		if err := a.Release(within(t, 5*time.Second), third); !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.Release(within(t, 30*time.Second), third); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("release after release by request: %v", err)
 		}
 	}
@@ -110,6 +113,7 @@ func TestAcquireIsIdempotentByRequestID(t *testing.T) {
 
 // A sub-second TTL reaches the server as it is, and no key ever lives for ever.
 func TestTTLIsExact(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	for _, ttl := range []time.Duration{100 * time.Millisecond, 900 * time.Millisecond, 1234 * time.Millisecond, maxTTL} {
@@ -118,36 +122,37 @@ func TestTTLIsExact(t *testing.T) {
 			t.Errorf("TTL %v: %v left", ttl, left)
 		}
 		if ttl > time.Second {
-			if err := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err; err != nil {
+			if err := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err; err != nil {
 				t.Error(err)
 			}
 			if left := pttl(t, admin, "n"); left > ttl || left < ttl-ttl/2 {
 				t.Errorf("TTL %v renewed: %v left", ttl, left)
 			}
 		}
-		if err := d.Release(within(t, 5*time.Second), g); err != nil && ttl > time.Second {
+		if err := d.Release(within(t, 30*time.Second), g); err != nil && ttl > time.Second {
 			t.Error(err)
 		}
 	}
 	for _, ttl := range []time.Duration{0, -1, time.Microsecond, 99 * time.Millisecond, time.Second + 1, maxTTL + time.Hour} {
 		r := request("n", ttl, false)
-		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
+		if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
 			t.Errorf("TTL %v: %v", ttl, err)
 		}
 	}
 }
 
 func TestRenewAfterAGapIsALoss(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
 	lost := mustAcquire(t, a, request("n", 100*time.Millisecond, false))
 	kept := mustAcquire(t, a, request("kept", 10*time.Second, false))
 	between := mustAcquire(t, b, request("n", 10*time.Second, true)) // waits for the expiry
-	if err := a.Renew(within(t, 5*time.Second), []backend.Grant{lost})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+	if err := a.Renew(within(t, 30*time.Second), []backend.Grant{lost})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("renewed under a rival: %v", err)
 	}
 	mustRelease(t, b, between)
-	answers := a.Renew(within(t, 5*time.Second), []backend.Grant{lost, kept})
+	answers := a.Renew(within(t, 30*time.Second), []backend.Grant{lost, kept})
 	var notHeld *backend.NotHeldError
 	if err := answers[0].Err; !errors.As(err, &notHeld) || notHeld.Reason != backend.ReasonExpired {
 		t.Errorf("renewed after a gap: %v", err)
@@ -161,13 +166,14 @@ func TestRenewAfterAGapIsALoss(t *testing.T) {
 	if err := admin.Del(context.Background(), redisscript.KeysOf("fencelock:", "kept").Lock).Err(); err != nil {
 		t.Fatal(err)
 	}
-	err := a.Renew(within(t, 5*time.Second), []backend.Grant{kept})[0].Err
+	err := a.Renew(within(t, 30*time.Second), []backend.Grant{kept})[0].Err
 	if !errors.As(err, &notHeld) || notHeld.Reason != backend.ReasonEvicted {
 		t.Errorf("renewed what was deleted: %v", err)
 	}
 }
 
 func TestRenewManyInOneRoundTrip(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	const n = 1000
@@ -177,7 +183,7 @@ func TestRenewManyInOneRoundTrip(t *testing.T) {
 		grants = append(grants, g)
 	}
 	before := calls(t, admin, "evalsha")
-	for i, answer := range d.Renew(within(t, 10*time.Second), grants) {
+	for i, answer := range d.Renew(within(t, 30*time.Second), grants) {
 		if answer.Err != nil || answer.TTL != 10*time.Second {
 			t.Errorf("%d: %+v", i, answer)
 		}
@@ -220,10 +226,10 @@ func TestMinimumHold(t *testing.T) {
 		t.Errorf("minimum hold until %v, granted after %v", g.MinHoldUntil, g.SentAt)
 	}
 	mustRelease(t, a, g)
-	if err := a.Release(within(t, 5*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+	if err := a.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("second release: %v", err)
 	}
-	if _, err := b.Acquire(within(t, 5*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+	if _, err := b.Acquire(within(t, 30*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("open before its time: %v", err)
 	}
 	next := mustAcquire(t, b, request("n", time.Second, true))
@@ -237,9 +243,9 @@ func TestMinimumHold(t *testing.T) {
 	g = mustAcquire(t, a, r)
 	done := make(chan time.Duration, 1)
 	go func() {
-		g, err := b.Acquire(within(t, 10*time.Second), request("n", time.Second, true))
+		g, err := b.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
 		if err == nil {
-			err = b.Release(within(t, 10*time.Second), g)
+			err = b.Release(within(t, 30*time.Second), g)
 		}
 		if err != nil {
 			t.Error(err)
@@ -268,9 +274,10 @@ func awaitQueue(t testing.TB, c *goredis.Client, name string, n int64) {
 }
 
 func TestInspectAndMetadata(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
-	info, err := d.Look(within(t, 5*time.Second), "n")
+	info, err := d.Look(within(t, 30*time.Second), "n")
 	if err != nil || info.Held || info.Waiters != 0 {
 		t.Errorf("free: %+v, %v", info, err)
 	}
@@ -285,7 +292,7 @@ func TestInspectAndMetadata(t *testing.T) {
 		gone <- err
 	}()
 	awaitQueue(t, admin, "n", 1)
-	info, err = d.Look(within(t, 5*time.Second), "n")
+	info, err = d.Look(within(t, 30*time.Second), "n")
 	if err != nil || !info.Held || info.Waiters != 1 || len(info.Holders) != 1 {
 		t.Fatalf("held: %+v, %v", info, err)
 	}
@@ -303,6 +310,7 @@ func TestInspectAndMetadata(t *testing.T) {
 }
 
 func TestUnsupportedRequests(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	for what, change := range map[string]func(*backend.Request){
@@ -311,10 +319,10 @@ func TestUnsupportedRequests(t *testing.T) {
 	} {
 		r := request("n", time.Second, false)
 		change(&r)
-		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := d.AcquireAll(within(t, 5*time.Second), []backend.Request{r}); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := d.AcquireAll(within(t, 30*time.Second), []backend.Request{r}); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s, in a set: %v", what, err)
 		}
 	}
@@ -324,28 +332,30 @@ func TestUnsupportedRequests(t *testing.T) {
 }
 
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
 	for _, name := range []string{"", strings.Repeat("x", 513), "a\x00", "a\n", "\xff"} {
-		if _, err := d.Acquire(within(t, 5*time.Second), request(name, time.Second, false)); !errors.Is(err, backend.ErrInvalidName) {
+		if _, err := d.Acquire(within(t, 30*time.Second), request(name, time.Second, false)); !errors.Is(err, backend.ErrInvalidName) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
 	r := request("n", time.Second, false)
 	r.RequestID = "worker-1"
-	if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidOption) {
+	if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("short request id: %v", err)
 	}
 	d = New(goredis.NewClient(fitOptions(s.addr)), &Options{KeyPrefix: "a{b}"})
 	d.own = true
 	defer d.Close(context.Background())
-	if err := d.Ping(within(t, 5*time.Second)); !errors.Is(err, backend.ErrInvalidOption) {
+	if err := d.Ping(within(t, 30*time.Second)); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("prefix with braces: %v", err)
 	}
 }
 
 // Foreign keys of other types where ours belong: an error, no panic, and nobody's data is changed.
 func TestForeignKeys(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	ctx := within(t, 20*time.Second)
@@ -393,6 +403,7 @@ func TestForeignKeys(t *testing.T) {
 }
 
 func TestClosedDriver(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
 	g := mustAcquire(t, d, request("n", time.Second, true))
@@ -411,7 +422,7 @@ func TestClosedDriver(t *testing.T) {
 		t.Errorf("waiter: %v", err)
 	}
 	awaitQueue(t, admin, "n", 0)
-	ctx := within(t, 5*time.Second)
+	ctx := within(t, 30*time.Second)
 	_, err1 := d.Acquire(ctx, request("n", time.Second, true))
 	_, err2 := d.Look(ctx, "n")
 	for i, err := range []error{err1, err2, d.Release(ctx, g), d.Ping(ctx), d.Renew(ctx, []backend.Grant{g})[0].Err} {

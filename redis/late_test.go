@@ -88,6 +88,7 @@ func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 // What tidies up behind a cancelled acquire comes after it, although it takes another connection, and the server reads that
 // one first.
 func TestCancelledRequestArrivesLast(t *testing.T) {
+	t.Parallel()
 	for _, wait := range []bool{false, true} {
 		s := startServer(t)
 		r := request("n", time.Minute, wait)

@@ -18,6 +18,7 @@ import (
 )
 
 func TestURLs(t *testing.T) {
+	t.Parallel()
 	authority := testcert.New(t)
 	cert, key := authority.Sign(t, "client")
 	for _, c := range []struct {
@@ -79,6 +80,7 @@ func TestURLs(t *testing.T) {
 
 // A URL that cannot be meant is refused before anything is dialled, with what to write in its place.
 func TestBadURLs(t *testing.T) {
+	t.Parallel()
 	for url, want := range map[string]string{
 		"redis://":                           "no host: write redis://localhost:6379",
 		"redis:///0":                         "no host: write redis://localhost:6379",
@@ -133,6 +135,7 @@ func TestBadURLs(t *testing.T) {
 
 // A URL that leads nowhere, or to the wrong place, says where the mistake is.
 func TestWrongURLs(t *testing.T) {
+	t.Parallel()
 	authority := testcert.New(t)
 	cert, key := authority.Sign(t, "localhost")
 	tlsPort := port.Addresses(t, 1)[0]
@@ -175,7 +178,7 @@ func TestWrongURLs(t *testing.T) {
 		"rediss://" + tlsPort + "?server-name=localhost&ca=" + authority.File:  {nil, ""},
 		"rediss://localhost:" + tlsNumber + "?protocol=2&ca=" + authority.File: {nil, ""},
 	} {
-		d, err := Open(within(t, 10*time.Second), url)
+		d, err := Open(within(t, 30*time.Second), url)
 		if want.err == nil {
 			if err != nil {
 				t.Errorf("%s: %v", url, err)
@@ -199,12 +202,13 @@ func TestWrongURLs(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
-	d, err := backend.Open(within(t, 5*time.Second), "redis://"+s.addr+"/3?prefix=mine:")
+	d, err := backend.Open(within(t, 30*time.Second), "redis://"+s.addr+"/3?prefix=mine:")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := d.Acquire(within(t, 5*time.Second), request("n", time.Second, true))
+	g, err := d.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +217,7 @@ func TestOpen(t *testing.T) {
 	if found := keys(t, admin); len(found) != 1 || found[0] != "mine:{n}" {
 		t.Errorf("keys: %v", found)
 	}
-	if err := d.Release(within(t, 5*time.Second), g); err != nil {
+	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
 	}
 	if err := d.Close(within(t, 5*time.Second)); err != nil {

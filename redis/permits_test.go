@@ -16,6 +16,7 @@ import (
 
 // So many permits as there are, and the first who waits is served first, however much it wants.
 func TestPermits(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	a, b := s.open(t), s.open(t)
 	two := mustAcquire(t, a, taking(request("n", time.Minute, false), 2, 4))
@@ -23,7 +24,7 @@ func TestPermits(t *testing.T) {
 	if two.Permits != 2 || two.Limit != 4 || two.Kind != backend.KindPermits {
 		t.Errorf("grant: %+v", two)
 	}
-	_, err := b.Acquire(within(t, 5*time.Second), taking(request("n", time.Second, false), 2, 4))
+	_, err := b.Acquire(within(t, 30*time.Second), taking(request("n", time.Second, false), 2, 4))
 	var refused *backend.HeldError
 	if !errors.As(err, &refused) || refused.Holder != "test/n" || refused.RetryAfter <= 0 || refused.RetryAfter > time.Minute {
 		t.Errorf("too many: %v", err)
@@ -39,14 +40,14 @@ func TestPermits(t *testing.T) {
 	g := <-big
 	mustRelease(t, b, g)
 	g1, g2 := <-small, <-small2
-	info, err := a.Look(within(t, 5*time.Second), "n")
+	info, err := a.Look(within(t, 30*time.Second), "n")
 	if err != nil || len(info.Holders) != 2 || info.Holders[0].Permits+info.Holders[1].Permits != 4 || info.Waiters != 1 {
 		t.Errorf("1 and 3 of 4, and one waits: %+v, %v", info, err)
 	}
 	notYet(t, last, "more permits than there are")
 	mustRelease(t, a, g1)
 	mustRelease(t, b, <-last)
-	if err := a.Release(within(t, 5*time.Second), g1); !errors.Is(err, backend.ErrNotHeld) {
+	if err := a.Release(within(t, 30*time.Second), g1); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("second release: %v", err)
 	}
 	mustRelease(t, b, g2)
@@ -69,19 +70,19 @@ func TestHolderOfPermitsDies(t *testing.T) {
 		} else {
 			eventually(t, "the permits come back", func() (ok bool) {
 				var err error
-				g, err = a.Acquire(within(t, 5*time.Second), taking(request("n", time.Minute, false), 2, 3))
+				g, err = a.Acquire(within(t, 30*time.Second), taking(request("n", time.Minute, false), 2, 3))
 				return err == nil
 			})
 		}
 		if now := backend.SystemClock().Now(); now < dead.SentAt.Add(ttl) {
 			t.Errorf("wait %v: granted %v before the end of the first hold", wait, dead.SentAt.Add(ttl).Sub(now))
 		}
-		if answer := b.Renew(within(t, 5*time.Second), []backend.Grant{dead})[0]; !errors.Is(answer.Err, backend.ErrNotHeld) {
+		if answer := b.Renew(within(t, 30*time.Second), []backend.Grant{dead})[0]; !errors.Is(answer.Err, backend.ErrNotHeld) {
 			t.Errorf("wait %v: renewed under a rival: %v", wait, answer.Err)
 		}
 		mustRelease(t, a, g)
 	}
-	if answer := a.Renew(within(t, 5*time.Second), []backend.Grant{living})[0]; answer.Err != nil {
+	if answer := a.Renew(within(t, 30*time.Second), []backend.Grant{living})[0]; answer.Err != nil {
 		t.Error(answer.Err)
 	}
 	mustRelease(t, a, living)
@@ -90,6 +91,7 @@ func TestHolderOfPermitsDies(t *testing.T) {
 
 // A name is of one kind and limit as long as somebody holds it or waits for it, and free for any other afterwards.
 func TestKindsDoNotMix(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, other := s.open(t), s.open(t)
 	writer := func() backend.Request { return request("n", time.Minute, false) }
@@ -131,7 +133,7 @@ func TestKindsDoNotMix(t *testing.T) {
 	// Those who are gone without a word do not count.
 	mustAcquire(t, other, taking(request("n", 200*time.Millisecond, false), 1, 5))
 	eventually(t, "the name is free for another use", func() bool {
-		g, err := d.Acquire(within(t, 5*time.Second), writer())
+		g, err := d.Acquire(within(t, 30*time.Second), writer())
 		if err != nil {
 			if !errors.Is(err, backend.ErrLimitMismatch) {
 				t.Error(err)
@@ -158,6 +160,7 @@ func TestKindsDoNotMix(t *testing.T) {
 
 // Clients that do not agree on the use of a name race for it: whoever is first decides, and all who hold agree.
 func TestMismatchRace(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	var drivers []*Driver
 	for range 4 {
@@ -212,6 +215,7 @@ func TestMismatchRace(t *testing.T) {
 // Readers, writers and holders of permits come, wait, give up and go at any moment: the holds always go together, and
 // nothing is left in the end.
 func TestSharesUnderRace(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	drivers := []*Driver{s.open(t), s.open(t), s.open(t)}
 	const limit = 5
@@ -271,6 +275,7 @@ func TestSharesUnderRace(t *testing.T) {
 
 // Those who wait for permits and whose clients are gone are passed by when nobody listens, and forgotten when nobody looks.
 func TestGoneWaitersForPermits(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	k := redisscript.KeysOf("fencelock:", "n")
@@ -305,6 +310,7 @@ func TestGoneWaitersForPermits(t *testing.T) {
 // Somebody deletes keys of a name that is used for permits: holders lose at most what was deleted, and the name is of use
 // again when they have gone.
 func TestDeletedKeysOfPermits(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	k := redisscript.KeysOf("fencelock:", "n")
@@ -313,11 +319,11 @@ func TestDeletedKeysOfPermits(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Without a subscription it would look first, and learn that the name is in use otherwise.
-	if err := d.push.ensure(within(t, 10*time.Second), d); err != nil {
+	if err := d.push.ensure(within(t, 30*time.Second), d); err != nil {
 		t.Fatal(err)
 	}
 	next := inLine(t, d, d, request("n", time.Minute, true), 1) // nothing tells that it does not belong here
-	if answer := d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
+	if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
 		t.Error(answer.Err)
 	}
 	notYet(t, next, "a lock beside permits")

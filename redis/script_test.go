@@ -29,13 +29,14 @@ func run(t *testing.T, c *goredis.Client, steps ...[3]string) []any {
 
 // A release on a name that has become one of permits gives nobody a waiter of the step before it in the same call.
 func TestStepsOfOneCallAreSeparate(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	hold := func(client string) redisscript.Hold {
 		return redisscript.Hold{PX: time.Minute, Client: client, Nonce: "1", Request: "request-of-" + client}
 	}
 	a, b, waiter := hold("a"), hold("b"), hold("waiter")
-	ctx := within(t, 10*time.Second)
+	ctx := within(t, 30*time.Second)
 	keysA, keysB := redisscript.KeysOf("fencelock:", "A"), redisscript.KeysOf("fencelock:", "B")
 	if err := admin.Set(ctx, keysA.Lock, a.Value(), time.Minute).Err(); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 // What looks at a lock shows the hold's id, and never the key that moves the hold.
 func TestShowsNoKeys(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	holder, other := s.open(t), s.open(t)
 	for name, kind := range map[string]func(backend.Request) backend.Request{
@@ -27,7 +28,7 @@ func TestShowsNoKeys(t *testing.T) {
 		if g.HoldID != r.HoldID {
 			t.Errorf("%s: granted as %q", name, g.HoldID)
 		}
-		state, err := other.Look(within(t, 5*time.Second), name)
+		state, err := other.Look(within(t, 30*time.Second), name)
 		if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID || state.Holders[0].Owner != r.Owner ||
 			state.Holders[0].Metadata["a"] != "|" {
 			t.Errorf("%s: %+v, %v", name, state, err)
@@ -36,7 +37,7 @@ func TestShowsNoKeys(t *testing.T) {
 		if name == "permits" {
 			rival = taking(rival, 1, 2)
 		}
-		_, err = other.Acquire(within(t, 5*time.Second), rival)
+		_, err = other.Acquire(within(t, 30*time.Second), rival)
 		var refused *backend.HeldError
 		if !errors.As(err, &refused) || refused.HoldID != r.HoldID || refused.Holder != r.Owner {
 			t.Errorf("%s: a rival is told %+v", name, refused)
@@ -49,7 +50,7 @@ func TestShowsNoKeys(t *testing.T) {
 		for _, key := range []string{r.HoldID + "-padding-", backend.NewRequestID(), r.RequestID[:31] + "x"} {
 			foreign := r
 			foreign.RequestID = key
-			if err := other.Release(within(t, 5*time.Second), foreign.Grant()); !errors.Is(err, backend.ErrNotHeld) {
+			if err := other.Release(within(t, 30*time.Second), foreign.Grant()); !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("%s: release with %q: %v", name, key, err)
 			}
 		}
@@ -60,11 +61,12 @@ func TestShowsNoKeys(t *testing.T) {
 
 // A hold id that could be read back as another one is refused, and so are clients that are none.
 func TestRefusedInput(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	r := request("n", time.Second, false)
 	for _, id := range []string{"a|b", "a\nb", "ä", strings.Repeat("x", 65)} {
 		r.HoldID = id
-		_, err := s.open(t).Acquire(within(t, 5*time.Second), r)
+		_, err := s.open(t).Acquire(within(t, 30*time.Second), r)
 		refused(t, fmt.Sprintf("hold id %q", id), err)
 	}
 	for name, client := range map[string]goredis.UniversalClient{
@@ -72,7 +74,7 @@ func TestRefusedInput(t *testing.T) {
 		"nil ring": (*goredis.Ring)(nil),
 	} {
 		d := New(client, nil)
-		ctx := within(t, 5*time.Second)
+		ctx := within(t, 30*time.Second)
 		r := request("n", time.Second, true)
 		_, acquire := d.Acquire(ctx, r)
 		_, all := d.AcquireAll(ctx, []backend.Request{r})
@@ -99,6 +101,7 @@ func refused(t *testing.T, what string, err error) {
 
 // A renewal for less than a hold has left changes nothing, of whatever kind the hold is; nor does acquiring it again.
 func TestRenewalsNeverShorten(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
 	for name, kind := range map[string]func(backend.Request) backend.Request{
@@ -110,14 +113,14 @@ func TestRenewalsNeverShorten(t *testing.T) {
 		g := mustAcquire(t, d, r)
 		lives := func(when string) {
 			t.Helper()
-			state, err := d.Look(within(t, 5*time.Second), name)
+			state, err := d.Look(within(t, 30*time.Second), name)
 			if err != nil || len(state.Holders) != 1 || state.Holders[0].ExpiresIn < 30*time.Second {
 				t.Errorf("%s: %s: %+v, %v", name, when, state, err)
 			}
 		}
 		short := g
 		short.TTL = time.Second
-		if answer := d.Renew(within(t, 5*time.Second), []backend.Grant{short})[0]; answer.Err != nil || answer.TTL != short.TTL {
+		if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{short})[0]; answer.Err != nil || answer.TTL != short.TTL {
 			t.Errorf("%s: renewed for less: %+v", name, answer)
 		}
 		lives("renewed for less")

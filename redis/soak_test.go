@@ -20,6 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
+	deep.Wide(8)
 	goleak.VerifyTestMain(m)
 }
 

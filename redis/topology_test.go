@@ -152,6 +152,7 @@ func TestCluster(t *testing.T) {
 
 // While a name's slot moves from one node to another, calls on it wait below the caller, and the hold is kept.
 func TestSlotMigration(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t)
 	ctx := within(t, 30*time.Second)
 	d, err := Open(ctx, "redis+cluster://"+nodes[0].addr)
@@ -230,6 +231,7 @@ func startSentinel(t *testing.T, s *testServer) string {
 }
 
 func TestSentinel(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, "--appendonly", "yes", "--appendfsync", "always")
 	addr := startSentinel(t, s)
 	ctx := within(t, 30*time.Second)
@@ -260,6 +262,7 @@ func TestSentinel(t *testing.T) {
 // A failover that was asked for is over within seconds for those who wait, whoever made the client: the old master says
 // that it is a replica now, and its connections are given up.
 func TestSentinelFailover(t *testing.T) {
+	t.Parallel()
 	master := startServer(t)
 	replica := startServer(t, "--replicaof", strings.Replace(master.addr, ":", " ", 1))
 	addr := startSentinel(t, master)

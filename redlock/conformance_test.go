@@ -46,11 +46,13 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
+				groups = deep.Some(t, "exclusion", "cancellation", "errors", "outages")
 			}
 			t.Parallel()
-			conformance.Run(t, harness(t, dial))
+			conformance.Run(t, harness(t, dial), groups...)
 		})
 	}
 }

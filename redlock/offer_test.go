@@ -9,6 +9,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
 // Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not a TTL,
@@ -25,7 +26,7 @@ func TestDeadWaiters(t *testing.T) {
 		defer listener.Close()
 		listen := listener.PSubscribe(context.Background(), "*")
 		defer listen.Close()
-		if _, err := listen.Receive(within(t, 5*time.Second)); err != nil {
+		if _, err := listen.Receive(within(t, 30*time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
@@ -44,24 +45,20 @@ func TestDeadWaiters(t *testing.T) {
 	go func() {
 		g, err := other.Acquire(within(t, 40*time.Second), next)
 		if err == nil {
-			err = other.Release(within(t, 5*time.Second), g)
+			err = other.Release(within(t, 30*time.Second), g)
 		}
 		got <- err
 	}()
 	eventually(t, "it waits", func() bool {
-		state, err := d.Look(within(t, 5*time.Second), r.Name)
+		state, err := d.Look(within(t, 30*time.Second), r.Name)
 		return err == nil && state.Waiters == 21
 	})
-	start := time.Now()
-	if err := d.Release(within(t, 5*time.Second), g); err != nil {
+	end := stall.Late(t)
+	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
 	}
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(start); took > 15*time.Second { // the TTL is twice that
-		t.Errorf("granted after %v", took)
-	} else {
-		t.Logf("granted after %v", took)
-	}
+	t.Logf("granted after %v", end(15*time.Second, "the grant")) // the TTL is twice that
 }

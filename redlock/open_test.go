@@ -17,7 +17,7 @@ func TestOpen(t *testing.T) {
 		addrs = append(addrs, server.Addr())
 	}
 	hosts := strings.Join(addrs, ",")
-	d, err := backend.Open(within(t, 10*time.Second), "redlock://"+hosts+
+	d, err := backend.Open(within(t, 30*time.Second), "redlock://"+hosts+
 		"/2?prefix=own:&node-timeout=300ms&max-ttl=20s&trust-fresh=true&pool-size=3")
 	if err != nil {
 		t.Fatal(err)
@@ -31,11 +31,11 @@ func TestOpen(t *testing.T) {
 	}
 	r := request("name")
 	r.TTL = time.Second
-	if _, err := d.Acquire(within(t, 5*time.Second), r); err != nil {
+	if _, err := d.Acquire(within(t, 30*time.Second), r); err != nil {
 		t.Error(err)
 	}
 	r.TTL = time.Minute
-	if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
+	if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
 		t.Errorf("a TTL above max-ttl = %v, want ErrInvalidTTL", err)
 	}
 
@@ -69,7 +69,7 @@ func TestWrongURLs(t *testing.T) {
 		"redlocks://" + hosts + "?timeout=500ms":            {backend.ErrUnavailable, "TLS"},
 		"redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3":     {backend.ErrUnavailable, "connection refused"},
 	} {
-		d, err := backend.Open(within(t, 10*time.Second), url)
+		d, err := backend.Open(within(t, 30*time.Second), url)
 		if !errors.Is(err, want.err) || d != nil {
 			t.Errorf("%s: %v, %v, want %v", url, d, err, want.err)
 			continue

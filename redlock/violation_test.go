@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/facts"
 )
 
-var violationRounds = flag.Int("violations", 12, "rounds of each row of TestViolationRate; of rows with restarts a third")
+var violationRounds = flag.Int("violations", 0, "rounds of each row of TestViolationRate; of rows with restarts a third")
 
 // TestViolationRate measures how often two clients hold a lock at once when what Redlock assumes does not hold. In each
 // round a holder takes the lock, then the fault strikes servers chosen at random, then a rival tries; both are sure of
@@ -27,6 +28,11 @@ var violationRounds = flag.Int("violations", 12, "rounds of each row of TestViol
 //	go test -run TestViolationRate -v ./redlock -violations 200
 func TestViolationRate(t *testing.T) {
 	t.Parallel()
+	if *violationRounds == 0 {
+		if *violationRounds = 3; deep.Wanted() {
+			*violationRounds = 12
+		}
+	}
 	s := start(t, 5)
 	for _, row := range []violation{
 		{fault: "clock jumps past the TTL on 1 server,  holder had 5 votes", struck: 1, reached: 5, want: never},
@@ -95,14 +101,14 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	for _, d := range []*Driver{holder, rival} { // both know all servers
 		d.quarantine = !v.off
 		defer closeSoon(d)
-		if err := d.Ping(within(t, 10*time.Second)); err != nil {
+		if err := d.Ping(within(t, 30*time.Second)); err != nil {
 			return false, err
 		}
 	}
 	for _, n := range rand.Perm(len(s))[v.reached:] {
 		links[n].Refuse()
 	}
-	first, err := holder.Acquire(within(t, 10*time.Second), long(name))
+	first, err := holder.Acquire(within(t, 30*time.Second), long(name))
 	if err != nil {
 		return false, fmt.Errorf("the holder: %w", err)
 	}
@@ -114,7 +120,7 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 			return false, fmt.Errorf("server %d does not come back: %w", i, err)
 		}
 	}
-	second, err := rival.Acquire(within(t, 10*time.Second), long(name))
+	second, err := rival.Acquire(within(t, 30*time.Second), long(name))
 	switch {
 	case errors.Is(err, backend.ErrHeld), errors.Is(err, backend.ErrUnavailable):
 		return false, nil // enough servers remember the holder, or too few have a vote

@@ -25,6 +25,7 @@ func hear(t testing.TB, text string) (any, error) {
 }
 
 func TestWireReceives(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]any{
 		":-2\r\n":           int64(-2),
 		"$5\r\na\r\nbc\r\n": "a\r\nbc",
@@ -63,6 +64,7 @@ func FuzzWireReceives(f *testing.F) {
 
 // A request is what the server expects of EVALSHA: as many arguments as it says, and as many keys.
 func TestWireSends(t *testing.T) {
+	t.Parallel()
 	ours, theirs := net.Pipe()
 	defer theirs.Close()
 	w := newWire(ours)

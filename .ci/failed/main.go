@@ -1,11 +1,13 @@
 // Command failed reads what `go test -json` printed and tells what failed and why, in few lines: of a test that failed its
 // own messages, not what servers and passing tests said meanwhile. Whoever sees the end of a log sees the reason. It lists
-// what was left out on purpose (package internal/deep), the failures that a busy machine excused, and the lines of the packages with the argument "packages". It exits with 1 if something
-// else was skipped, where the argument "noskip" is given.
+// what was left out on purpose (package internal/deep), the failures that a busy machine excused, with the argument "slow" the
+// tests that took longest, and with "packages" the lines of the packages. With "noskip" it exits with 1 if something else was
+// skipped, or if more than one test in a hundred had no verdict.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -18,6 +20,7 @@ import (
 
 type event struct {
 	Action, Package, Test, Output, ImportPath string
+	Elapsed                                   float64 // seconds
 }
 
 // telling are the lines worth a look: what a test says of itself, and what ends a program.
@@ -26,18 +29,25 @@ var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|
 // unfair is what tests say of failures that the machine may have caused (package internal/stall).
 var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|INCONCLUSIVE`)
 
+// noVerdict is what a test says that the machine left without one: two spaces, unlike in summaries.
+var noVerdict = regexp.MustCompile(`INCONCLUSIVE  `)
+
 // packageLine is what go test says of a package.
 var packageLine = regexp.MustCompile(`^(ok|[?]|FAIL)\s`)
 
 const (
 	most   = 6   // lines of a test
 	widest = 400 // bytes of a line
+
+	slowest = 60 // tests that are listed
 )
 
 func main() {
 	said := map[string][]string{} // by test
 	skipped := false
 	var left, packages, excused []string
+	tests, undecided := 0, 0
+	var slow []event
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
@@ -46,10 +56,19 @@ func main() {
 			continue
 		}
 		key := e.Package + e.ImportPath + " " + e.Test
+		if e.Action == "pass" || e.Action == "fail" {
+			tests++
+			if strings.Count(e.Test, "/") <= 1 {
+				slow = append(slow, e)
+			}
+		}
 		switch e.Action {
 		case "output", "build-output":
 			if telling.MatchString(e.Output) {
 				said[key] = append(said[key], e.Output)
+			}
+			if noVerdict.MatchString(e.Output) {
+				undecided++
 			}
 			if unfair.MatchString(e.Output) {
 				excused = append(excused, key+"\n"+e.Output)
@@ -91,6 +110,19 @@ func main() {
 	if slices.Contains(os.Args, "packages") {
 		slices.Sort(packages)
 		fmt.Print(strings.Join(packages, ""))
+	}
+	if slices.Contains(os.Args, "slow") {
+		slices.SortFunc(slow, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+		for _, e := range slow[:min(len(slow), slowest)] {
+			fmt.Printf("%7.1f s  %s %s\n", e.Elapsed, e.Package, e.Test)
+		}
+	}
+	if undecided > 0 {
+		fmt.Printf("%d of %d tests have no verdict, since the machine stood still each time\n", undecided, tests)
+		if undecided*100 > tests && slices.Contains(os.Args, "noskip") {
+			fmt.Println("that is too many: run them on a machine that is less busy")
+			os.Exit(1)
+		}
 	}
 	if skipped && slices.Contains(os.Args, "noskip") {
 		fmt.Println("tests were skipped although FENCELOCK_REQUIRE=all")

@@ -50,6 +50,7 @@ func expectCode(t *testing.T, err error, want codes.Code, part string) {
 }
 
 func TestStatusOfEveryMember(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, func(c *Config) { c.Version = "1.2.3" })
 	leader := c.leader()
 	for i, s := range c.servers {
@@ -67,6 +68,7 @@ func TestStatusOfEveryMember(t *testing.T) {
 }
 
 func TestListMembersTellsWhoAnswers(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	away := (leader + 1) % 3
@@ -93,6 +95,7 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 }
 
 func TestAddMember(t *testing.T) {
+	t.Parallel()
 	addresses := port.Addresses(t, 2)
 	first := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]})
 	o := operate(t, first.Addr().String())
@@ -131,6 +134,7 @@ func TestAddMember(t *testing.T) {
 const longTTL = 2 * patience
 
 func TestRemoveMember(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	dead, alive := c.servers[(leader+1)%3], c.servers[(leader+2)%3]
@@ -167,6 +171,7 @@ func TestRemoveMember(t *testing.T) {
 }
 
 func TestQuorumWithout(t *testing.T) {
+	t.Parallel()
 	servers := func(voters ...raft.ServerID) (all []raft.Server) {
 		for _, id := range voters {
 			all = append(all, raft.Server{ID: id})

@@ -41,6 +41,7 @@ func restored(t *testing.T, backup []byte, o RestoreOptions) (string, Restored) 
 }
 
 func TestRestoredServer(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []Store{StoreWAL, StoreBolt} {
 		t.Run(string(kind), func(t *testing.T) {
 			before := alone(t, Config{DataDir: t.TempDir(), MinTTL: time.Millisecond})
@@ -96,6 +97,7 @@ func TestRestoredServer(t *testing.T) {
 
 // What a restored server issues is below what comes after the next restore of the same backup.
 func TestRestoredTwice(t *testing.T) {
+	t.Parallel()
 	first := alone(t, Config{DataDir: t.TempDir()})
 	backup := backupOf(t, first)
 	last := uint64(0)
@@ -115,6 +117,7 @@ func TestRestoredTwice(t *testing.T) {
 }
 
 func TestRestoredAsAnotherCluster(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
 	dir, about := restored(t, backupOf(t, s), RestoreOptions{NewCluster: true})
 	copied := alone(t, Config{DataDir: dir})
@@ -126,6 +129,7 @@ func TestRestoredAsAnotherCluster(t *testing.T) {
 // Whoever belongs to what was there before the restore is not of the restored cluster, also if it does not know yet where it
 // belongs. New members are welcome.
 func TestMembersOfARestoredCluster(t *testing.T) {
+	t.Parallel()
 	addresses := port.Addresses(t, 3)
 	before := alone(t, Config{DataDir: t.TempDir(), PeerListen: addresses[0]})
 	x := attach(t, before)
@@ -163,6 +167,7 @@ func TestMembersOfARestoredCluster(t *testing.T) {
 }
 
 func TestWhatIsNotRestored(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
 	x := attach(t, s)
 	x.hold(x.open(longTTL), "x")
@@ -204,6 +209,7 @@ func TestWhatIsNotRestored(t *testing.T) {
 }
 
 func TestBackupOverTheNetwork(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	x := dial(t, c.configs[leader].Listen)

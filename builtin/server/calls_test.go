@@ -25,6 +25,7 @@ func holderOf(name string) *lockpb.Request {
 }
 
 func TestSessionExpires(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{MinTTL: 100 * time.Millisecond})
 	a, b := attach(t, s), attach(t, s)
 	dead, alive := a.open(400*time.Millisecond), b.open(time.Minute)
@@ -57,6 +58,7 @@ func TestSessionExpires(t *testing.T) {
 
 // Whatever a session asks for keeps it alive.
 func TestSessionIsKeptAlive(t *testing.T) {
+	t.Parallel()
 	const ttl = 2 * time.Second
 	for name, request := range map[string]func([]byte) *lockpb.Request{
 		"keepalive": keepAliveOf,
@@ -79,6 +81,7 @@ func TestSessionIsKeptAlive(t *testing.T) {
 }
 
 func TestCloseSession(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
@@ -96,6 +99,7 @@ func TestCloseSession(t *testing.T) {
 }
 
 func TestAttachTellsWhatHangsOnTheSession(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	a := attach(t, s)
 	session, other := a.open(time.Minute), a.open(time.Minute)
@@ -137,6 +141,7 @@ func TestAttachTellsWhatHangsOnTheSession(t *testing.T) {
 }
 
 func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
+	t.Parallel()
 	const minimum = time.Second
 	s := alone(t, Config{})
 	c := attach(t, s)
@@ -183,6 +188,7 @@ func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 }
 
 func TestForceRelease(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	a, b := attach(t, s), attach(t, s)
 	session := a.open(time.Minute)
@@ -208,6 +214,7 @@ func TestForceRelease(t *testing.T) {
 
 // An answer that got lost is asked for again, over another connection.
 func TestSequenceMakesRequestsHarmless(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	a, b := attach(t, s), attach(t, s)
 	session := a.open(time.Minute)
@@ -255,6 +262,7 @@ func TestSequenceMakesRequestsHarmless(t *testing.T) {
 }
 
 func TestAcquireAllAndDeadlock(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
@@ -287,6 +295,7 @@ func TestAcquireAllAndDeadlock(t *testing.T) {
 }
 
 func TestWhatMakesNoSense(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
@@ -325,6 +334,7 @@ func TestWhatMakesNoSense(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)

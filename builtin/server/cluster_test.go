@@ -101,6 +101,7 @@ func (c *cluster) connect() *client {
 }
 
 func TestThreeServersSurviveTheStopOfAny(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)
 	last := uint64(0)
@@ -122,6 +123,7 @@ func TestThreeServersSurviveTheStopOfAny(t *testing.T) {
 }
 
 func TestFollowersNameTheLeader(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	want := c.configs[leader].Listen
@@ -144,6 +146,7 @@ func TestFollowersNameTheLeader(t *testing.T) {
 
 // A leader that stops hands over at once: nobody has to notice first that it is gone.
 func TestStoppedLeaderSaysGoodbye(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	x := dial(t, c.configs[leader].Listen)
@@ -157,6 +160,7 @@ func TestStoppedLeaderSaysGoodbye(t *testing.T) {
 
 // A server that lost its data comes back as another member in the same place.
 func TestServerWithoutItsDataJoinsAgain(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)
 	token := x.lock("x").Token
@@ -176,6 +180,7 @@ func TestServerWithoutItsDataJoinsAgain(t *testing.T) {
 }
 
 func TestNoClusterWithoutAllOfItsMembers(t *testing.T) {
+	t.Parallel()
 	addresses := port.Addresses(t, 3)
 	var servers []*Server
 	for i := range 2 {
@@ -199,6 +204,7 @@ func TestNoClusterWithoutAllOfItsMembers(t *testing.T) {
 }
 
 func TestForeignMemberIsTurnedAway(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 1, nil)
 	other := newCluster(t, 1, nil)
 	home := c.servers[0]
@@ -213,6 +219,7 @@ func TestForeignMemberIsTurnedAway(t *testing.T) {
 }
 
 func TestMemberMoves(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	moved := (c.leader() + 1) % 3
 	c.stop(moved)

@@ -160,6 +160,7 @@ func (r *rivals) end() {
 
 // Each of three processes is killed in turn, the leader among them, while clients take a lock from each other.
 func TestKilledProcesses(t *testing.T) {
+	t.Parallel()
 	p := newProcesses(t, 3)
 	r := newRivals(t, 4, p.connect)
 	defer r.end()
@@ -181,6 +182,7 @@ func TestKilledProcesses(t *testing.T) {
 
 // All are killed at once and started again: what was acknowledged is there.
 func TestAllProcessesKilled(t *testing.T) {
+	t.Parallel()
 	p := newProcesses(t, 3)
 	x := newCaller(t, p.connect)
 	held := x.lock("held")
@@ -202,6 +204,7 @@ func TestAllProcessesKilled(t *testing.T) {
 
 // A leader that stands still is succeeded; when it goes on, it does not believe that it leads.
 func TestPausedLeader(t *testing.T) {
+	t.Parallel()
 	p := newProcesses(t, 3)
 	r := newRivals(t, 4, p.connect)
 	defer r.end()

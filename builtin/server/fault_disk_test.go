@@ -44,6 +44,7 @@ var ailments = map[string]struct {
 // A server whose disk refuses a write acknowledges nothing more and stops. When it is started again with a disk that works,
 // everything that was acknowledged is there.
 func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
+	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
 			d := &rig.Disk{}
@@ -80,6 +81,7 @@ func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 
 // The log makes its files ahead of time: the disk may be full long before a write fails.
 func TestServerStopsWhenItsLogCannotGrow(t *testing.T) {
+	t.Parallel()
 	d := &rig.Disk{}
 	config := Config{DataDir: t.TempDir(), Listen: port.Addresses(t, 1)[0]}
 	onDisk(&config, d)
@@ -111,6 +113,7 @@ func TestServerStopsWhenItsLogCannotGrow(t *testing.T) {
 // A member that cannot note the term of an election, or its vote, does not take part in it, and does not end the program
 // around it either.
 func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
+	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
 			disks := []*rig.Disk{{}, {}, {}}
@@ -150,6 +153,7 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 
 // A server can be started on a disk that refuses: it says so, by an error or by stopping, and does not panic.
 func TestStartOnADiskThatRefuses(t *testing.T) {
+	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
 			d := &rig.Disk{}

@@ -30,6 +30,7 @@ func (h listening) WithAttrs([]slog.Attr) slog.Handler { return h }
 // acknowledged, and must not vote for one who does not have it. Here one of three has a lock's entry and is away, one had it
 // and lost it, one never had it. The last two together are a majority of addresses. They must not lead without the first.
 func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)
 	x.lock("before") // so that all have agreed on something
@@ -63,6 +64,7 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 
 // The fresh one is admitted although the leader sends it the log of the one that it was all the time.
 func TestMemberWithoutItsDataIsTakenIn(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)
 	for range 5 {

@@ -28,6 +28,7 @@ func askedToAdmit(t *testing.T, leader, s *Server) (answer, error) {
 // A member that was removed comes back with its data, at the same address or at another one. It has votes and entries that
 // the others may have gone on without: it stays outside until its data is deleted.
 func TestFormerMemberIsNotTakenIn(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	former := (c.leader() + 1) % 3
 	id := string(c.servers[former].node.id)
@@ -90,6 +91,7 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 
 // One that belongs to another cluster does not take the place of a member that is away.
 func TestForeignMemberTakesNobodysPlace(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	away := (c.leader() + 1) % 3
 	id := c.servers[away].node.id
@@ -120,6 +122,7 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 
 // A member knows of which cluster it is before it has found a leader, and so read its log.
 func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 2, nil)
 	eventually(t, "both know the name", func() bool {
 		return c.servers[0].node.fsm.cluster() != "" && c.servers[1].node.fsm.cluster() != ""
@@ -135,6 +138,7 @@ func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
 }
 
 func TestContentsOfAnotherClusterAreRefused(t *testing.T) {
+	t.Parallel()
 	f := newFSM(newMachine(), func() {}, func(error) {})
 	f.kept = "ours"
 	if err := f.learn([]byte(`{"cluster": "theirs"}`)); err == nil || !strings.Contains(err.Error(), "theirs") {

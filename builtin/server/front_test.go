@@ -31,6 +31,7 @@ func grpcTo(t *testing.T, address string, creds credentials.TransportCredentials
 }
 
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	leader := c.leader()
 	for i := range c.servers {
@@ -49,6 +50,7 @@ func TestHealth(t *testing.T) {
 }
 
 func TestReflection(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
 	conn := grpcTo(t, s.Addr().String(), insecure.NewCredentials())
 	stream, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
@@ -94,6 +96,7 @@ func trust(t *testing.T, a *testcert.Authority) *x509.CertPool {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	clients, members, strangers := testcert.New(t), testcert.New(t), testcert.New(t)
 	c := newCluster(t, 3, func(config *Config) {
 		config.TLS, config.PeerTLS = mutual(t, clients), mutual(t, members)
@@ -139,6 +142,7 @@ func TestTLS(t *testing.T) {
 
 // The disk of a leader stands still: its clients are sent to the one who leads instead, and come back when it goes on.
 func TestStalledServerSendsClientsAway(t *testing.T) {
+	t.Parallel()
 	logs := make([]*slowLog, 0, 3)
 	c := newCluster(t, 3, func(config *Config) {
 		slow := &slowLog{}

@@ -22,6 +22,7 @@ import (
 
 // A client that asks for lists and reads nothing has the server keep one answer for it, not all.
 func TestUnreadListsAreNotKept(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
 	other := attach(t, s)
 	session := other.open(time.Minute)
@@ -56,6 +57,7 @@ func TestUnreadListsAreNotKept(t *testing.T) {
 
 // A client that leaves a message unread for long is sent away, and what waited for it is forgotten.
 func TestWhoDoesNotReadIsSentAway(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0", unreadTime: 200 * time.Millisecond})
 	other := attach(t, s)
 	session := other.open(time.Minute)
@@ -84,6 +86,7 @@ func conns(s *Server) int {
 
 // All clients together leave no more unread than the server has room for: who has the more is cut off.
 func TestUnreadOfAllTogether(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	s.unread.Store(maxUnread - 1000) // what others have
 	o := newOutbox(&s.unread)
@@ -105,6 +108,7 @@ func TestUnreadOfAllTogether(t *testing.T) {
 
 // Idle connections leave the server the files that it needs: who has one goes on, and there is room again once they end.
 func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", files: 100})
 	clients, _ := connectionsAllowed(100)
 	first := dial(t, s.Addr().String())
@@ -139,23 +143,26 @@ func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	})
 }
 
-// A crowd that waits in a tree costs those nothing who take other locks of the tree.
+// A crowd that waits in a tree costs those nothing who take other locks of the tree. The fastest of many cycles is what a
+// machine does that lets it.
 func TestCrowdInATree(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	x := attach(t, s)
 	session := x.open(time.Minute)
 	cycle := func() time.Duration {
-		began := time.Now()
-		const cycles = 50
-		for range cycles {
+		least := time.Hour
+		for range 50 {
+			began := time.Now()
 			r := x.call(like(session, "a/y", func(a *lockpb.Acquire) { a.Hierarchical = true }))
 			g := r.GetAcquired().GetGrants()
 			if len(g) != 1 {
 				t.Fatalf("%v", r)
 			}
 			x.call(releaseOf(session, "a/y", g[0].RequestId, g[0].Token))
+			least = min(least, time.Since(began))
 		}
-		return time.Since(began) / cycles
+		return least
 	}
 	quiet := cycle()
 	const crowd = 9990

@@ -26,6 +26,7 @@ func namesOf(batch []proposal) (all []string) {
 }
 
 func TestConnectionsTakeTurns(t *testing.T) {
+	t.Parallel()
 	a, b := &conn{}, &conn{}
 	var l lanes
 	for _, x := range []proposal{
@@ -52,6 +53,7 @@ func TestConnectionsTakeTurns(t *testing.T) {
 
 // Who comes after a flood of others waits for one command of each of them, and finds room.
 func TestFloodLeavesRoom(t *testing.T) {
+	t.Parallel()
 	var l lanes
 	flooders := []*conn{{}, {}, {}}
 	refused := 0
@@ -77,6 +79,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 // A command that has waited behind others while the client went on on another connection is not carried out: what the
 // client sent there may be ahead of it.
 func TestCommandsOfAnEarlierConnectionAreMoot(t *testing.T) {
+	t.Parallel()
 	r := &reign{attached: map[machine.SessionID]*conn{}, proposer: newProposer(1, nil, nil, time.Now)}
 	session := machine.SessionID{1}
 	before, after := &conn{}, &conn{}
@@ -102,6 +105,7 @@ func TestCommandsOfAnEarlierConnectionAreMoot(t *testing.T) {
 
 // One client sends as fast as it can and waits for nothing. Another one takes and gives back a lock meanwhile.
 func TestFloodingClientStopsNobody(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
 	const cycles = 20
 	ctx, stop := context.WithCancel(context.Background())

@@ -23,6 +23,7 @@ func like(session []byte, name string, change func(*lockpb.Acquire)) *lockpb.Req
 
 // Each limit is exceeded by one, and the answer says which it was.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	unchanged := func(*lockpb.Acquire) {}
 	for _, c := range []struct {
 		limits  machine.Limits
@@ -164,6 +165,7 @@ func openOf(ttl time.Duration) *lockpb.Request {
 
 // A search for a deadlock that is given up finds none: the request waits, as one under no hold does.
 func TestLimitOfTheSearchForDeadlocks(t *testing.T) {
+	t.Parallel()
 	for steps, want := range map[int]lockpb.Code{1: 0, 100: lockpb.Code_CODE_DEADLOCK} {
 		x := attach(t, alone(t, Config{Limits: machine.Limits{DeadlockSteps: steps}}))
 		session := x.open(time.Minute)
@@ -190,6 +192,7 @@ func TestLimitOfTheSearchForDeadlocks(t *testing.T) {
 
 // A message that is too large ends the connection, with gRPC's reason.
 func TestLimitOfAMessage(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
 	x := dial(t, s.Addr().String())
 	session := x.open(time.Minute)
@@ -208,6 +211,7 @@ func TestLimitOfAMessage(t *testing.T) {
 
 // Members that are told different limits agree on those of the leader, also where another leads next.
 func TestLimitsOfTheLeaderCount(t *testing.T) {
+	t.Parallel()
 	i := 0
 	c := newCluster(t, 3, func(config *Config) {
 		i++
@@ -236,6 +240,7 @@ func TestLimitsOfTheLeaderCount(t *testing.T) {
 }
 
 func TestWrongLimitsAreRefused(t *testing.T) {
+	t.Parallel()
 	for _, limits := range []machine.Limits{{Sessions: -1}, {NameBytes: 513}, {Waits: 1<<30 + 1}} {
 		var mistake *ConfigError
 		if s, err := Start(t.Context(), Config{Limits: limits}); !errors.As(err, &mistake) || !strings.HasPrefix(mistake.Setting, "Limits.") {

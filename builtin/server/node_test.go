@@ -260,6 +260,7 @@ func (p *peer) applyOne(t *testing.T) error {
 }
 
 func TestConfirmAnswersALeader(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			peers := group(t, n, onlyOnDemand)
@@ -277,6 +278,7 @@ func TestConfirmAnswersALeader(t *testing.T) {
 // The answers to a leader's heartbeats are on their way when another is elected and acknowledges a write. Raft's own check
 // then takes them for a proof that the first one still leads.
 func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
+	t.Parallel()
 	peers := group(t, 3, onlyOnDemand)
 	old, next, third := peers[0], peers[1], peers[2]
 	term := old.elect(t, third)
@@ -326,6 +328,7 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 
 // With raft's pipelines, of a burst with more entries than one message takes, the last ones are left until the next write.
 func TestBurstIsNotLeftLying(t *testing.T) {
+	t.Parallel()
 	peers := group(t, 3, func(c *raft.Config) {
 		onlyOnDemand(c)
 		c.CommitTimeout = time.Hour // it would hide the fault
@@ -356,6 +359,7 @@ func TestBurstIsNotLeftLying(t *testing.T) {
 }
 
 func TestStalledDiskOfALeader(t *testing.T) {
+	t.Parallel()
 	peers := group(t, 3, func(c *raft.Config) {})
 	leaderAmong := func(peers []*peer) *peer {
 		for _, p := range peers {

@@ -55,6 +55,7 @@ func (n *network) heal() {
 
 // A leader that is cut off believes for a while that it leads. It promises nothing meanwhile, and tells nothing old.
 func TestLeaderThatIsCutOffPromisesNothing(t *testing.T) {
+	t.Parallel()
 	n := &network{conns: map[net.Conn][2]string{}}
 	c := newCluster(t, 3, func(config *Config) { config.PeerDial = n.from(config.PeerListen) })
 	for range 3 {

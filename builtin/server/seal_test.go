@@ -36,6 +36,7 @@ func entry(i uint64) *raft.Log {
 
 // A member that was killed when a file of its log was full goes on with that log, with all entries that it had.
 func TestLogThatWasSealedWhenKilled(t *testing.T) {
+	t.Parallel()
 	for _, trimmed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("trimmed=%v", trimmed), func(t *testing.T) {
 			dir := t.TempDir()

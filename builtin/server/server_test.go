@@ -17,6 +17,7 @@ func alone(t testing.TB, c Config) *Server {
 }
 
 func TestAcquireWaitRelease(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]Config{
 		"memory": {}, "wal": {DataDir: t.TempDir()}, "bolt": {DataDir: t.TempDir(), Store: StoreBolt},
 		"grpc": {Listen: "127.0.0.1:0"},

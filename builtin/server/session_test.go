@@ -210,6 +210,7 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 }
 
 func TestProposerRefuses(t *testing.T) {
+	t.Parallel()
 	p := newProposer(1, nil, nil, time.Now) // nobody runs it: the queue fills
 	ignore := proposal{done: func(outcome, error) {}}
 	for range maxQueued {

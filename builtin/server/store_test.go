@@ -15,6 +15,7 @@ import (
 )
 
 func TestRestartKeepsEverything(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []Store{StoreWAL, StoreBolt} {
 		for _, snapshot := range []bool{false, true} {
 			t.Run(string(kind), func(t *testing.T) {
@@ -56,6 +57,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 
 // A member that was away for longer than the log reaches back gets a snapshot.
 func TestMemberThatIsFarBehind(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)
 	away := (c.leader() + 1) % 3
@@ -86,6 +88,7 @@ func TestMemberThatIsFarBehind(t *testing.T) {
 }
 
 func TestDataDirectoryHasOneUser(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := alone(t, Config{DataDir: dir})
 	if _, err := Start(t.Context(), Config{DataDir: dir, Log: quiet(t)}); err == nil || !strings.Contains(err.Error(), "in use") {
@@ -108,6 +111,7 @@ func TestDataDirectoryHasOneUser(t *testing.T) {
 
 // What a later version has written stops the server; it does not guess.
 func TestUnknownEntryStopsTheServer(t *testing.T) {
+	t.Parallel()
 	for name, entry := range map[string]func(term uint64) []byte{
 		"kind":  func(term uint64) []byte { return beginEntry(99, term) },
 		"empty": func(uint64) []byte { return nil },
@@ -136,6 +140,7 @@ func TestUnknownEntryStopsTheServer(t *testing.T) {
 }
 
 func TestConfigThatMakesNoSense(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		setting string
 		c       Config
@@ -163,6 +168,7 @@ func TestConfigThatMakesNoSense(t *testing.T) {
 }
 
 func TestBatchesAreBounded(t *testing.T) {
+	t.Parallel()
 	small := proposal{command: machine.Command{Op: machine.OpRelease, Name: "x", RequestID: backend.NewRequestID()}}
 	large := proposal{command: machine.Command{Op: machine.OpAcquire, Requests: []machine.Request{
 		{Metadata: map[string]string{"key": strings.Repeat("x", maxBatchBytes)}},

@@ -29,6 +29,7 @@ func (c *client) events(n int) (all []*lockpb.Event) {
 }
 
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	a, b, all := attach(t, s), attach(t, s), attach(t, s)
 	session := a.open(time.Minute)
@@ -77,6 +78,7 @@ func TestWatch(t *testing.T) {
 }
 
 func TestWatchOfWhatIsNotKept(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
@@ -99,6 +101,7 @@ func TestWatchOfWhatIsNotKept(t *testing.T) {
 
 // Who does not read is cut off, and nobody else waits for it.
 func TestSlowReaderIsCutOff(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
 	slow := s.Attach(t.Context())
 	fast := attach(t, s)
@@ -128,6 +131,7 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 
 // A watcher that reads slowly is not cut off but told what is left, or that it is too late.
 func TestSlowWatcher(t *testing.T) {
+	t.Parallel()
 	s := alone(t, Config{})
 	slow := s.Attach(t.Context())
 	if err := slow.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{{Number: 1, Call: watchOf("x", false, 0).Call}}}); err != nil {

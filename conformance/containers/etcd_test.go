@@ -107,6 +107,7 @@ func soon(t *testing.T, what string, f func(context.Context) error) {
 }
 
 func TestEtcdKeepsWhatItStores(t *testing.T) {
+	t.Parallel()
 	for name, way := range etcdWays {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -126,6 +127,7 @@ func TestEtcdKeepsWhatItStores(t *testing.T) {
 }
 
 func TestEtcdClusterSurvivesOne(t *testing.T) {
+	t.Parallel()
 	for name, way := range etcdWays {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -169,6 +171,7 @@ func TestEtcdClusterSurvivesOne(t *testing.T) {
 // A leader that is cut off must be replaced, and neither write nor answer a read through the majority; healed, it must
 // follow.
 func TestEtcdClusterPartition(t *testing.T) {
+	t.Parallel()
 	for name, way := range etcdWays {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -207,6 +210,7 @@ func TestEtcdClusterPartition(t *testing.T) {
 
 // Cut one way, a follower's words do not reach the leader while the leader's reach the follower.
 func TestEtcdClusterOneWay(t *testing.T) {
+	t.Parallel()
 	for name, way := range etcdWays {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -91,6 +91,7 @@ func waiting(t *testing.T) context.Context {
 }
 
 func TestRedisKeepsItsAddressAcrossRestarts(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start()
 		addr, _ := s.NewLink(t)
@@ -116,6 +117,7 @@ func TestRedisKeepsItsAddressAcrossRestarts(t *testing.T) {
 }
 
 func TestRedisRefusesWhileStopped(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start()
 		addr, _ := s.NewLink(t)
@@ -138,6 +140,7 @@ func TestRedisRefusesWhileStopped(t *testing.T) {
 }
 
 func TestRedisIsSilentWhilePaused(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start()
 		c := dial(t, s.Addr())
@@ -169,6 +172,7 @@ func TestRedisIsSilentWhilePaused(t *testing.T) {
 }
 
 func TestRedisKeepsWhatItWroteIfToldSo(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start(containers.Args("--appendonly", "yes", "--appendfsync", "always"))
 		expect(t, s.Addr(), "SET k v", "+OK")
@@ -178,6 +182,7 @@ func TestRedisKeepsWhatItWroteIfToldSo(t *testing.T) {
 }
 
 func TestRedisLinksBreakAlone(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start()
 		broken, link := s.NewLink(t)
@@ -203,6 +208,7 @@ func TestRedisLinksBreakAlone(t *testing.T) {
 }
 
 func TestRedisServersAreApart(t *testing.T) {
+	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		a, b := start(), start()
 		expect(t, a.Addr(), "SET k v", "+OK")

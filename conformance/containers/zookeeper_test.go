@@ -13,6 +13,7 @@ import (
 
 // TestZooKeeperKeepsWhatItStores restarts a server, in both ways to run it.
 func TestZooKeeperKeepsWhatItStores(t *testing.T) {
+	t.Parallel()
 	for way, option := range map[string]containers.Option{
 		"container": containers.AsContainer(), "process": containers.AsProcess(),
 	} {

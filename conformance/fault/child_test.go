@@ -71,6 +71,7 @@ func await(t *testing.T, c *fault.Child, prefix, want string) {
 }
 
 func TestChildTalks(t *testing.T) {
+	t.Parallel()
 	c := fault.StartRole(t, "echo", "a", "b")
 	await(t, c, "args ", "a,b")
 	send(t, c, "hello")
@@ -91,6 +92,7 @@ func TestChildTalks(t *testing.T) {
 }
 
 func TestChildStandsStillWhilePaused(t *testing.T) {
+	t.Parallel()
 	c := fault.StartRole(t, "echo")
 	await(t, c, "args ", "")
 	for range 20 {
@@ -135,6 +137,7 @@ func state(t *testing.T, pid int) string {
 }
 
 func TestChildIsKilledWithAllItStarted(t *testing.T) {
+	t.Parallel()
 	for name, pause := range map[string]bool{"running": false, "paused": true} {
 		t.Run(name, func(t *testing.T) {
 			c := fault.Start(t, exec.Command("sh", "-c", "sleep 1000 & echo $!; wait"))
@@ -174,6 +177,7 @@ func TestChildIsKilledWithAllItStarted(t *testing.T) {
 }
 
 func TestChildLeftoversDieWithIt(t *testing.T) {
+	t.Parallel()
 	c := fault.Start(t, exec.Command("sh", "-c", "sleep 1000 & echo $!"))
 	line, err := c.Line(waiting(t))
 	if err != nil {
@@ -189,6 +193,7 @@ func TestChildLeftoversDieWithIt(t *testing.T) {
 }
 
 func TestChildEndsWithItsParent(t *testing.T) {
+	t.Parallel()
 	c := fault.StartRole(t, "echo")
 	await(t, c, "args ", "")
 	c.CloseStdin()
@@ -198,6 +203,7 @@ func TestChildEndsWithItsParent(t *testing.T) {
 }
 
 func TestChildDiesWithAParentThatIsKilled(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux kills the children of a killed process")
 	}
@@ -219,6 +225,7 @@ func TestChildDiesWithAParentThatIsKilled(t *testing.T) {
 }
 
 func TestChildThatCannotStart(t *testing.T) {
+	t.Parallel()
 	if _, err := fault.Spawn(exec.Command("/nowhere/nothing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("spawn: %v; want that the file does not exist", err)
 	}
@@ -230,6 +237,7 @@ func TestChildThatCannotStart(t *testing.T) {
 }
 
 func TestChildTerminates(t *testing.T) {
+	t.Parallel()
 	c := fault.Start(t, exec.Command("sleep", "1000"))
 	if err := c.Terminate(); err != nil {
 		t.Fatal(err)

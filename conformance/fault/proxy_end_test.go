@@ -15,6 +15,7 @@ import (
 )
 
 func TestProxyCloseEndsEverything(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	before := ownGoroutines()
 	p := newProxy(t, s.Addr().String())
@@ -61,6 +62,7 @@ func ownGoroutines() int {
 
 // Whatever is set and in whatever order, a client reads a prefix of its own echo, and after Pass everything works.
 func TestProxyUnderConcurrentChanges(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	stop := make(chan struct{})

@@ -19,6 +19,7 @@ import (
 var _ fault.Link = (*fault.Proxy)(nil)
 
 func TestProxyPassesBytesAndEnds(t *testing.T) {
+	t.Parallel()
 	p, client, srv := link(t)
 	write(t, client, "request")
 	expect(t, srv, "request")
@@ -45,12 +46,14 @@ func TestProxyPassesBytesAndEnds(t *testing.T) {
 }
 
 func TestProxyServerMaySpeakFirst(t *testing.T) {
+	t.Parallel()
 	_, client, srv := link(t)
 	write(t, srv, "welcome")
 	expect(t, client, "welcome")
 }
 
 func TestProxyPassesResets(t *testing.T) {
+	t.Parallel()
 	_, client, srv := link(t)
 	srv.SetLinger(0)
 	srv.Close()
@@ -65,6 +68,7 @@ func TestProxyPassesResets(t *testing.T) {
 }
 
 func TestProxyKeepsStreamsIntact(t *testing.T) {
+	t.Parallel()
 	for name, disturb := range map[string]func(*fault.Proxy){
 		"pass":  func(*fault.Proxy) {},
 		"delay": func(p *fault.Proxy) { p.Delay(fault.Both, 2*time.Millisecond) },
@@ -130,6 +134,7 @@ func TestProxyKeepsStreamsIntact(t *testing.T) {
 }
 
 func TestProxyHoldsUntilPass(t *testing.T) {
+	t.Parallel()
 	p, client, srv := link(t)
 	p.Hold(fault.Requests)
 	write(t, client, "one ")
@@ -152,6 +157,7 @@ func TestProxyHoldsUntilPass(t *testing.T) {
 
 // A request that is delivered after its caller gave up is what strands locks.
 func TestProxyDeliversLateAfterTheClientClosed(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*net.TCPConn){
 		"closed": func(c *net.TCPConn) { c.Close() },
 		"reset":  func(c *net.TCPConn) { c.SetLinger(0); c.Close() },
@@ -190,6 +196,7 @@ func TestProxyDeliversLateAfterTheClientClosed(t *testing.T) {
 }
 
 func TestProxyHoldStopsAWriteUnderWay(t *testing.T) {
+	t.Parallel()
 	p, client, srv := link(t)
 	client.SetWriteDeadline(time.Now().Add(patience))
 	written := make(chan error, 1)
@@ -222,6 +229,7 @@ func TestProxyHoldStopsAWriteUnderWay(t *testing.T) {
 }
 
 func TestProxyBoundsWhatItHolds(t *testing.T) {
+	t.Parallel()
 	p, client, _ := link(t)
 	p.Hold(fault.Requests)
 	client.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
@@ -234,6 +242,7 @@ func TestProxyBoundsWhatItHolds(t *testing.T) {
 }
 
 func TestProxyDropsForGood(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	hit, spared := dial(t, p), dial(t, p)
@@ -262,6 +271,7 @@ func TestProxyDropsForGood(t *testing.T) {
 }
 
 func TestProxyNeverDeliversAfterAGap(t *testing.T) {
+	t.Parallel()
 	p, client, srv := link(t)
 	p.Hold(fault.Requests)
 	write(t, client, "held")
@@ -277,6 +287,7 @@ func TestProxyNeverDeliversAfterAGap(t *testing.T) {
 }
 
 func TestProxyDropsConnectionsAndEnds(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	closed := dial(t, p)
@@ -299,6 +310,7 @@ func TestProxyDropsConnectionsAndEnds(t *testing.T) {
 }
 
 func TestProxyDelays(t *testing.T) {
+	t.Parallel()
 	p, client, srv := link(t)
 	const d = 200 * time.Millisecond
 	p.Delay(fault.Requests, d)
@@ -328,6 +340,7 @@ func TestProxyDelays(t *testing.T) {
 }
 
 func TestProxyResets(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	client := dial(t, p)
@@ -347,6 +360,7 @@ func TestProxyResets(t *testing.T) {
 }
 
 func TestProxyRefusesUntilPass(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	client := dial(t, p)
@@ -373,6 +387,7 @@ func TestProxyRefusesUntilPass(t *testing.T) {
 }
 
 func TestProxyFollowsARestartedServer(t *testing.T) {
+	t.Parallel()
 	p := newProxy(t, "")
 	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Fatalf("connect without a server: %v; want refused", err)
@@ -403,6 +418,7 @@ func TestProxyFollowsARestartedServer(t *testing.T) {
 }
 
 func TestProxyTellsADeadServerAsReset(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	p := newProxy(t, s.Addr().String())
 	s.Close()

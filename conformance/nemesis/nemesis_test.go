@@ -28,6 +28,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(dial)})
+	deep.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -232,7 +233,7 @@ func TestMutantsAreCaught(t *testing.T) {
 					return g, err
 				}}
 			},
-			[]string{"link-reset"}, []check.Kind{check.TokenOrder, check.TokenTwice}, false,
+			[]string{"link-reset"}, []check.Kind{check.TokenOrder, check.TokenTwice}, true,
 		},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {

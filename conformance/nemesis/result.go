@@ -22,8 +22,7 @@ import (
 // Failed is the kind of violation that a run finds by itself: something was waited for in vain.
 const Failed check.Kind = "failed"
 
-// Inconclusive is the kind of what failed three times, each time while the machine stood still: no failure, unless
-// FENCELOCK_REQUIRE=all is in the environment.
+// Inconclusive is the kind of what failed three times, each time while the machine stood still: no failure.
 const Inconclusive check.Kind = "inconclusive"
 
 // Result is what a run has shown.
@@ -66,10 +65,7 @@ type played struct {
 // Failures are the violations that are no mere figures.
 func (r *Result) Failures() []check.Violation {
 	return slices.DeleteFunc(slices.Clone(r.Violations), func(v check.Violation) bool {
-		if v.Kind == Inconclusive {
-			return os.Getenv("FENCELOCK_REQUIRE") != "all"
-		}
-		return r.Reported && v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
+		return v.Kind == Inconclusive || r.Reported && v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
 	})
 }
 

@@ -16,6 +16,7 @@ func everything() []Kind {
 }
 
 func TestSchedule(t *testing.T) {
+	t.Parallel()
 	const d, ttl = 10 * time.Minute, 2 * time.Second
 	kinds := everything()
 	print := func(seed uint64) string { return NewSchedule("driver", seed, d, ttl, kinds, 3, true).String() }
@@ -72,6 +73,7 @@ func TestSchedule(t *testing.T) {
 }
 
 func TestScheduleOneByOne(t *testing.T) {
+	t.Parallel()
 	for _, step := range NewSchedule("driver", 1, time.Hour, time.Second, everything(), 5, false).Steps {
 		if len(step.Draws) != 1 {
 			t.Fatalf("%v", step)

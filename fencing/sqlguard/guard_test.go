@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestPostgreSQL(t *testing.T) {
+	t.Parallel()
 	server := containers.Postgres(t)
 	postgres.run(t, "postgres", server.URL(), restart(server.Server))
 	postgres.levels(t, server.URL())
@@ -50,6 +51,7 @@ func TestPostgreSQL(t *testing.T) {
 }
 
 func TestMariaDB(t *testing.T) {
+	t.Parallel()
 	server := containers.MariaDB(t)
 	mariaDB.run(t, "mariadb", server.DSN(), restart(server.Server))
 	mariaDB.levels(t, server.DSN())

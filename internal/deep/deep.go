@@ -8,7 +8,11 @@
 package deep
 
 import (
+	"flag"
 	"os"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -29,10 +33,33 @@ func Only(t testing.TB) {
 	}
 }
 
+// Some returns nil, for all, if everything is to run. Otherwise it leaves the rest out, which a subtest says, and returns some.
+func Some(t *testing.T, some ...string) []string {
+	t.Helper()
+	if Wanted() {
+		return nil
+	}
+	t.Run("the-rest", func(t *testing.T) {
+		t.Skip(Mark + "make deep runs it (" + Env + "=1): all but " + strings.Join(some, ", "))
+	})
+	return some
+}
+
 // NotShort leaves the test out with -short.
 func NotShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip(Mark + "-short")
+	}
+}
+
+// Wide lets n tests that call t.Parallel run side by side, or as many as -parallel says. Go's default is the number of
+// processors, which is far too few for tests that wait for servers. It is for TestMain.
+func Wide(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(max(n, runtime.GOMAXPROCS(0))))
 	}
 }

@@ -3,7 +3,6 @@ package stall
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -60,15 +59,41 @@ func fairly(slack time.Duration, measure func() (end func() Lost), attempt func(
 	}
 }
 
-// Report tells t of what Fairly returned: an inconclusive attempt fails with FENCELOCK_REQUIRE=all only.
+// Report tells t of what Fairly returned. What is inconclusive is logged as such and does not fail: a machine that is too busy
+// for a verdict says nothing against what is tested. The CI fails if there is more of it than a few in a hundred tests.
 func Report(t testing.TB, what string, excused []string, err error) {
 	t.Helper()
 	switch inconclusive := (*InconclusiveError)(nil); {
-	case errors.As(err, &inconclusive) && os.Getenv("FENCELOCK_REQUIRE") != "all":
+	case errors.As(err, &inconclusive):
 		t.Logf("INCONCLUSIVE  %s: %v", what, err)
 	case err != nil:
 		t.Errorf("%s: %v", what, err)
 	case len(excused) > 0:
 		t.Logf("%s: passed after attempts that failed while the machine stood still: %s", what, strings.Join(excused, "; "))
+	}
+}
+
+// Late starts to measure something that should be over within a bound, and returns what to call at its end. That returns how
+// long it took. Where it took longer it fails t, unless the machine lost at least half of the time by which it came late: then
+// the log says that nothing is known.
+func Late(t testing.TB) (end func(bound time.Duration, what string) (took time.Duration)) {
+	w, began := Begin(), time.Now()
+	t.Cleanup(func() { w.End() })
+	return func(bound time.Duration, what string) time.Duration {
+		t.Helper()
+		took := time.Since(began)
+		late(t, w.End(), took, bound, what)
+		return took
+	}
+}
+
+func late(t testing.TB, lost Lost, took, bound time.Duration, what string) {
+	t.Helper()
+	switch {
+	case took <= bound:
+	case lost.Total >= (took-bound)/2:
+		t.Logf("INCONCLUSIVE  %s took %v, more than %v; %v lost", what, took, bound, lost)
+	default:
+		t.Errorf("%s took %v, more than %v", what, took, bound)
 	}
 }

@@ -49,23 +49,20 @@ func TestOnlyAFairAttemptDecides(t *testing.T) {
 func TestReport(t *testing.T) {
 	inconclusive := &InconclusiveError{Excused: []string{"late"}, Err: errors.New("late")}
 	for _, c := range []struct {
-		require string
 		excused []string
 		err     error
 		failed  bool
 		says    string
 	}{
-		{"", nil, nil, false, ""},
-		{"", []string{"late"}, nil, false, "round: passed after"},
-		{"", nil, errors.New("broken"), true, "round: broken"},
-		{"", nil, inconclusive, false, "INCONCLUSIVE  round"},
-		{"all", nil, inconclusive, true, "round: inconclusive"},
+		{nil, nil, false, ""},
+		{[]string{"late"}, nil, false, "round: passed after"},
+		{nil, errors.New("broken"), true, "round: broken"},
+		{nil, inconclusive, false, "INCONCLUSIVE  round"},
 	} {
-		t.Setenv("FENCELOCK_REQUIRE", c.require)
 		r := &told{TB: t}
 		Report(r, "round", c.excused, c.err)
 		if r.failed != c.failed || !strings.HasPrefix(r.said, c.says) || c.says == "" && r.said != "" {
-			t.Errorf("%q, %v with FENCELOCK_REQUIRE=%q: failed: %v, %q", c.excused, c.err, c.require, r.failed, r.said)
+			t.Errorf("%q, %v: failed: %v, %q", c.excused, c.err, r.failed, r.said)
 		}
 	}
 }
@@ -80,4 +77,30 @@ func (r *told) Helper()                         {}
 func (r *told) Logf(format string, args ...any) { r.said = fmt.Sprintf(format, args...) }
 func (r *told) Errorf(format string, args ...any) {
 	r.failed, r.said = true, fmt.Sprintf(format, args...)
+}
+
+func TestLate(t *testing.T) {
+	const bound = time.Second
+	for _, c := range []struct {
+		took, lost time.Duration
+		failed     bool
+		says       string
+	}{
+		{bound, 0, false, ""},
+		{bound, bound, false, ""},
+		{bound + 2*Step, 0, true, "it took 1.01s, more than 1s"},
+		{2 * bound, bound/2 - 1, true, "it took 2s, more than 1s"},
+		{2 * bound, bound / 2, false, "INCONCLUSIVE  it took 2s"},
+	} {
+		r := &told{TB: t}
+		late(r, Lost{Total: c.lost}, c.took, bound, "it")
+		if r.failed != c.failed || !strings.HasPrefix(r.said, c.says) || c.says == "" && r.said != "" {
+			t.Errorf("%v with %v lost: failed: %v, %q", c.took, c.lost, r.failed, r.said)
+		}
+	}
+	r := &told{TB: t}
+	end := Late(r)
+	if took := end(time.Hour, "it"); took <= 0 || r.failed || r.said != "" {
+		t.Errorf("took %v, failed: %v, %q", took, r.failed, r.said)
+	}
 }
