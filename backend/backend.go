@@ -40,7 +40,8 @@
 // client library are switched off, or made idempotent.
 //
 // Waiting is push: the driver watches its predecessor or receives a notification and never polls tightly; every push
-// has a jittered poll as fallback, because notifications get lost. One release wakes at most one waiter of a queue.
+// has a jittered poll as fallback, because notifications get lost. A configuration that nothing can be pushed through says
+// so in Description.Polling, and its waiters poll. One release wakes at most one waiter of a queue.
 // A waiter watches its own entry too, and proves before it reports a grant that its entry and its session live. A
 // cancelled waiter is out of the queue within 500 ms. Where CapFair is declared, grants are FIFO by arrival, nobody
 // barges, and an attempt without Wait does not barge either.

@@ -25,6 +25,10 @@ type Description struct {
 	// SystemClock().
 	Clock Clock
 
+	// Polling is the longest time between two looks of a waiter, where this configuration cannot wake it (a pooler that
+	// passes no notifications on). Zero: a release wakes the next waiter, as it should.
+	Polling time.Duration
+
 	// Exclusion says what the exclusion of this configuration rests on. The correctness tier refuses
 	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in.
 	Exclusion Exclusion

@@ -138,8 +138,11 @@ func declarationIsConsistent(t *trial) {
 	d := t.client()
 	t.warm(d)
 	s := d.Describe()
-	if s.Name == "" || s.MinTTL <= 0 || s.MaxTTL < 0 || s.TTLGranularity < 0 || s.Margin < 0 {
+	if s.Name == "" || s.MinTTL <= 0 || s.MaxTTL < 0 || s.TTLGranularity < 0 || s.Margin < 0 || s.Polling < 0 {
 		t.Errorf("Describe = %+v, want a name and bounds that are not negative", s)
+	}
+	if s.Polling > time.Second {
+		t.Errorf("waiters look every %v, want at least once a second", s.Polling)
 	}
 	if s.MaxTTL > 0 && s.MaxTTL < s.MinTTL {
 		t.Errorf("MaxTTL %v is below MinTTL %v", s.MaxTTL, s.MinTTL)

@@ -336,6 +336,13 @@ var mutants = []mutant{
 			}
 		}
 	}},
+	{name: "waiters look too seldom, and say so", breaks: []string{"P2"}, apply: func(b *broken) {
+		b.describe = func() backend.Description {
+			d := b.Driver.Describe()
+			d.Polling = 2 * time.Second
+			return d
+		}
+	}},
 	{name: "each client counts its own tokens", breaks: []string{"F1", "F2", "F4"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		var own fencing.Token

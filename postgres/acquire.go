@@ -103,15 +103,21 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	if w != nil {
 		w.place(s)
 	}
-	a, err := d.ask(ctx, d.sql.acquire, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
+	var a answer
+	err := d.put(ctx, s, []key{{r.Name, r.RequestID}}, func(ctx context.Context) (err error) {
+		a, err = d.ask(ctx, d.sql.acquire, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
+		return err
+	})
 	if err != nil {
-		s.doubted(err)
 		if w != nil && ctx.Err() != nil {
 			return backend.Grant{}, d.giveUp(ctx, r, err)
 		}
 		return backend.Grant{}, err
 	}
 	if a.state == "waiting" {
+		if d.deaf() {
+			d.lookAtAll() // it looks often while this queue moves
+		}
 		if a, err = w.wait(ctx); err != nil {
 			if errors.Is(err, errGone) {
 				return backend.Grant{}, errNoSession // ask again
@@ -121,6 +127,74 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 		a.queued = true
 	}
 	return d.granted(ctx, s, r, a)
+}
+
+// lateTime is how long a request goes on after its caller has gone.
+const lateTime = 2 * time.Second
+
+// put asks for what keys name, on s, and returns with the answer or with the end of ctx. The statement goes on after that for
+// a while: what tidies up behind it must come later than the server has carried it out, and waits for it (answered). ask's
+// results are only its caller's if put returns its error.
+func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
+	done, result := make(chan struct{}), make(chan error, 1)
+	var before []chan struct{} // of the same requests, asked for twice
+	d.mu.Lock()
+	for _, k := range keys {
+		if c := d.asking[k]; c != nil {
+			before = append(before, c)
+		}
+		d.asking[k] = done
+	}
+	d.mu.Unlock()
+	over := func() {
+		for _, c := range before {
+			<-c
+		}
+		d.mu.Lock()
+		for _, k := range keys {
+			if d.asking[k] == done {
+				delete(d.asking, k)
+			}
+		}
+		d.mu.Unlock()
+		close(done)
+	}
+	started := d.work.Do(func(work context.Context) {
+		defer over()
+		bounded, cancel := context.WithCancel(work)
+		defer cancel()
+		stop := context.AfterFunc(ctx, func() { time.AfterFunc(lateTime, cancel) })
+		defer stop()
+		err := ask(bounded)
+		if err != nil {
+			s.doubted(err)
+		}
+		result <- err
+	})
+	if !started {
+		over()
+		return backend.ErrClosed
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
+	}
+}
+
+// answered waits until no answer to a request is outstanding any more, or ctx ends.
+func (d *Driver) answered(ctx context.Context, k key) {
+	d.mu.Lock()
+	asking := d.asking[k]
+	d.mu.Unlock()
+	if asking == nil {
+		return
+	}
+	select {
+	case <-asking:
+	case <-ctx.Done():
+	}
 }
 
 func arguments(s *session, r *backend.Request) []any {
@@ -186,6 +260,7 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	d.work.Do(func(work context.Context) {
 		bounded, cancel := context.WithTimeout(work, attemptTime)
 		defer cancel()
+		d.answered(bounded, key{r.Name, r.RequestID})
 		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false)
 		done <- err
 	})
@@ -290,8 +365,10 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	n := len(rs)
 	names, ids, holdIDs, owners := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	kinds, permits, limits, metadata := make([]int, n), make([]int, n), make([]int, n), make([]string, n)
+	keys := make([]key, n)
 	for i := range rs {
 		r := &rs[i]
+		keys[i] = key{r.Name, r.RequestID}
 		names[i], ids[i], holdIDs[i], owners[i] = r.Name, r.RequestID, r.HoldID, r.Owner
 		kinds[i], permits[i], limits[i] = int(r.Kind), r.Permits, r.Limit
 		if text := metadataText(r.Metadata); text != nil {
@@ -300,17 +377,19 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	}
 	var answers []answer
 	before := d.position()
-	err = d.query(ctx, func(rows pgx.Rows) error {
-		var a answer
-		err := a.scan(rows)
-		answers = append(answers, a)
+	err = d.put(ctx, s, keys, func(ctx context.Context) error {
+		err := d.query(ctx, func(rows pgx.Rows) error {
+			var a answer
+			err := a.scan(rows)
+			answers = append(answers, a)
+			return err
+		}, d.sql.acquireAll, names, ids, holdIDs, owners, kinds, permits, limits, metadata, s.id, rs[0].MinHold.Milliseconds())
+		for i := range answers {
+			d.wake(answers[i].wake)
+		}
 		return err
-	}, d.sql.acquireAll, names, ids, holdIDs, owners, kinds, permits, limits, metadata, s.id, rs[0].MinHold.Milliseconds())
-	for i := range answers {
-		d.wake(answers[i].wake)
-	}
+	})
 	if err != nil {
-		s.doubted(err)
 		return nil, err
 	}
 	order := make([]int, n) // the answers come in the order of the names

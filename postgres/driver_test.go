@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -202,50 +198,33 @@ func TestTx(t *testing.T) {
 	if err := postgres.Tx(t.Context(), pool, claim(12), debit); err != nil {
 		t.Errorf("after a section with token 20 was rolled back, token 12: %v", err)
 	}
-	if n := balance(); n != 60 {
-		t.Errorf("the balance is %d after four debits of 10 from 100", n)
+	// The same check in SQL, for those who have no pgx.
+	inSQL := func(token int) error {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		if _, err := tx.Exec(t.Context(), `select fencelock.guard('accounts/42', $1, 'here')`, token); err != nil {
+			return err
+		}
+		return errors.Join(debit(t.Context(), tx), tx.Commit(t.Context()))
+	}
+	if err := inSQL(13); err != nil {
+		t.Errorf("fencelock.guard with token 13: %v", err)
+	}
+	if err := inSQL(12); !errors.As(err, &pg) || pg.Code != "FL409" || pg.Detail != "13" {
+		t.Errorf("fencelock.guard with token 12 after 13: %v, want FL409 with 13", err)
+	}
+	if n := balance(); n != 50 {
+		t.Errorf("the balance is %d after five debits of 10 from 100", n)
 	}
 }
 
 // Behind a pooler in transaction mode notifications do not arrive. The driver finds that out, says so, and polls.
 func TestBehindATransactionPooler(t *testing.T) {
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		program = "/usr/sbin/pgbouncer"
-		if _, err := os.Stat(program); err != nil {
-			if os.Getenv("FENCELOCK_REQUIRE") == "all" {
-				t.Fatal("pgbouncer is missing: install Debian's package pgbouncer")
-			}
-			t.Skip("pgbouncer is missing: install Debian's package pgbouncer")
-		}
-	}
-	server := migrated(t)
-	host, number, _ := strings.Cut(server.Addr(), ":")
-	listen := port.Addresses(t, 1)[0]
-	_, own, _ := strings.Cut(listen, ":")
-	dir := t.TempDir()
-	config := filepath.Join(dir, "pgbouncer.ini")
-	text := fmt.Sprintf("[databases]\n* = host=%s port=%s user=postgres\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port=%s\n"+
-		"auth_type=any\npool_mode=transaction\nmax_client_conn=200\ndefault_pool_size=10\nunix_socket_dir=\n", host, number, own)
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, config)
-	if os.Geteuid() == 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
-		if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	pool := newPool(t, urlOf(listen))
+	pool := newPool(t, urlOf(pooler(t, migrated(t), "transaction")))
 	ctx := soon(t, 60*time.Second)
-	for pool.Ping(ctx) != nil && ctx.Err() == nil {
-		time.Sleep(20 * time.Millisecond) // until it listens
-	}
 	a, b := postgres.New(pool, nil), postgres.New(pool, nil)
 	defer closeDriver(t, a)
 	defer closeDriver(t, b)
@@ -269,7 +248,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if next := <-got; next.Token <= g.Token {
 		t.Errorf("the waiter has token %v after %v", next.Token, g.Token)
 	}
-	if b.Describe().Capabilities.Has(backend.CapPushLoss) {
-		t.Error("behind the pooler pushed losses are declared")
+	if desc := b.Describe(); desc.Capabilities.Has(backend.CapPushLoss) || desc.Polling != time.Second {
+		t.Errorf("behind the pooler %v and polling every %v are declared", desc.Capabilities, desc.Polling)
 	}
 }

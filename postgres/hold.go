@@ -110,6 +110,9 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 		return callError("release", g.Name, err)
 	}
 	defer d.work.Leave()
+	if g.Token == 0 {
+		d.answered(ctx, key{g.Name, g.RequestID})
+	}
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
 		a, err := d.ask(ctx, d.sql.release, g.Name, g.RequestID, int64(g.Token.Order()), keep)

@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/postgres"
 )
@@ -81,13 +81,10 @@ func (n *node) run(program string, args ...string) {
 func (n *node) url() string { return urlOf(fmt.Sprintf("127.0.0.1:%d", n.port)) }
 
 // start runs the server and waits until it answers.
-func (n *node) start(settings ...string) {
+func (n *node) start() {
 	n.t.Helper()
 	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
 		"-c", "shared_buffers=32MB", "-c", "max_connections=200"}
-	for _, s := range settings {
-		args = append(args, "-c", s)
-	}
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
 	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who, Pdeathsig: syscall.SIGKILL}
@@ -130,22 +127,50 @@ func (n *node) kill() {
 	n.cmd = nil
 }
 
-// pair is a primary with a standby that follows it.
-func pair(t testing.TB, settings ...string) (primary, standby *node) {
+// pair is a primary with a standby that follows it. With quorum a commit waits for the standby.
+func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	t.Helper()
 	primary, standby = newNode(t), newNode(t)
 	primary.run("initdb", "-D", primary.dir, "--auth=trust", "-U", "postgres", "--no-sync")
-	primary.start(settings...)
+	primary.start()
 	standby.run("pg_basebackup", "-h", "127.0.0.1", "-p", strconv.Itoa(primary.port), "-U", "postgres", "-D", standby.dir, "-R", "-X", "stream", "--no-sync")
-	standby.start(settings...)
+	standby.start()
 	primary.until("the standby follows", 20*time.Second, "select count(*) = 1 from pg_stat_replication where state = 'streaming'")
+	if quorum {
+		primary.set("ANY 1 (*)")
+	}
 	return primary, standby
 }
 
-// both is a pool that finds whichever of the two is primary.
-func both(t testing.TB, a, b *node) *pgxpool.Pool {
-	return newPool(t, fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable&"+
-		"target_session_attrs=read-write&connect_timeout=2", a.port, b.port))
+// set says which standbys a commit waits for.
+func (n *node) set(synchronous string) {
+	n.t.Helper()
+	conn := connect(n.t, n.url())
+	for _, sql := range []string{"alter system set synchronous_standby_names = '" + synchronous + "'", "select pg_reload_conf()"} {
+		if _, err := conn.Exec(soon(n.t, 20*time.Second), sql); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	n.until("it has read its settings", 20*time.Second, "select current_setting('synchronous_standby_names') = '"+synchronous+"'")
+}
+
+// promote makes a standby primary.
+func (n *node) promote() {
+	n.t.Helper()
+	n.run("pg_ctl", "promote", "-D", n.dir, "-w")
+	n.until("it is primary", 20*time.Second, "select not pg_is_in_recovery()")
+}
+
+// replicated waits until the standby has all that was committed.
+func (n *node) replicated() {
+	n.t.Helper()
+	n.until("the standby has everything", 20*time.Second, "select bool_and(replay_lsn >= pg_current_wal_lsn()) from pg_stat_replication")
+}
+
+// both is the URL that finds whichever of the two is primary.
+func both(a, b *node) string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable&"+
+		"target_session_attrs=read-write&connect_timeout=2", a.port, b.port)
 }
 
 func migrate(t testing.TB, pool *pgxpool.Pool) {
@@ -170,7 +195,7 @@ func take(t testing.TB, d backend.Driver, name string) backend.Grant {
 	t.Helper()
 	ctx := soon(t, 40*time.Second)
 	for {
-		g, err := d.Acquire(ctx, request(name, 10*time.Second))
+		g, err := d.Acquire(ctx, request(name, time.Minute))
 		if err == nil {
 			return g
 		}
@@ -191,125 +216,184 @@ func renewed(t testing.TB, d backend.Driver, g backend.Grant) error {
 	}
 }
 
-func failovers() int {
-	if deep.Wanted() {
-		return 20
-	}
-	return 1
-}
-
-// A standby that has not seen the last grants is promoted. A counter in a row, or a sequence, would issue their tokens
-// again.
-func TestTokensRiseAcrossAsynchronousFailover(t *testing.T) {
-	for range failovers() {
-		primary, standby := pair(t)
-		d := postgres.New(both(t, primary, standby), nil)
-		migrate(t, newPool(t, primary.url()))
-		if err := d.Ping(soon(t, 20*time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		if ex := d.Describe().Exclusion; ex != backend.ExclusionAsyncReplica {
-			t.Errorf("the exclusion of an asynchronous pair is %v", ex)
-		}
-		space := d.Describe().TokenSpace
-		primary.until("the standby has the schema", 20*time.Second,
-			"select replay_lsn >= pg_current_wal_lsn() from pg_stat_replication")
-		standby.kill() // it lags from here on
-		var last backend.Grant
-		for range 20 {
-			last = take(t, d, "x")
-			if err := d.Release(soon(t, 20*time.Second), last); err != nil {
-				t.Fatal(err)
-			}
-		}
-		held := take(t, d, "held") // forgotten by the failover
-		primary.kill()
-		standby.start()
-		standby.run("pg_ctl", "promote", "-D", standby.dir, "-w")
-		next := take(t, d, "x")
-		if next.Token <= last.Token {
-			t.Errorf("after the failover token %v, before it %v", next.Token, last.Token)
-		}
-		rival := take(t, d, "held")
-		if rival.Token <= held.Token {
-			t.Errorf("the second holder has token %v, the first %v", rival.Token, held.Token)
-		}
-		if err := renewed(t, d, held); !errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("renewing the hold that the failover forgot = %v, want ErrNotHeld", err)
-		}
-		if now := d.Describe().TokenSpace; now != space {
-			t.Errorf("the token space was %s and is %s", space, now)
-		}
-		closeDriver(t, d)
-		standby.kill()
-	}
-}
-
-// With a quorum nothing that was acknowledged is lost: the hold lives on through the failover, and gets its whole TTL.
-func TestHoldSurvivesQuorumFailover(t *testing.T) {
-	for range failovers() {
-		primary, standby := pair(t, "synchronous_standby_names=ANY 1 (*)")
-		d := postgres.New(both(t, primary, standby), nil)
-		other := postgres.New(both(t, primary, standby), nil)
-		migrate(t, newPool(t, primary.url()))
-		held := take(t, d, "x")
-		if ex := d.Describe().Exclusion; ex != backend.ExclusionQuorum {
-			t.Errorf("the exclusion of a synchronous pair is %v", ex)
-		}
-		primary.kill()
-		standby.run("pg_ctl", "promote", "-D", standby.dir, "-w")
-		// Alone it would wait for a standby of its own for ever.
-		conn, err := pgx.Connect(t.Context(), standby.url())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, sql := range []string{"alter system set synchronous_standby_names = ''", "select pg_reload_conf()"} {
-			if _, err := conn.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
-		}
-		_ = conn.Close(t.Context())
-		standby.kill()
-		standby.start() // with what it keeps: its command line would go on to override that
-		if err := renewed(t, d, held); err != nil {
-			t.Errorf("the hold did not live on: %v", err)
-		}
-		if _, err := other.Acquire(soon(t, 20*time.Second), request("x", 10*time.Second)); err == nil {
-			t.Error("a rival was granted beside it")
-		}
-		if err := d.Release(soon(t, 20*time.Second), held); err != nil {
-			t.Errorf("release: %v", err)
-		}
-		if next := take(t, other, "x"); next.Token <= held.Token {
-			t.Errorf("token %v after %v", next.Token, held.Token)
-		}
-		closeDriver(t, d)
-		closeDriver(t, other)
-		standby.kill()
-	}
-}
-
-// A commit that waits for its standby, and whose wait an operator cancels, is answered as a success with a warning. It is
-// none.
-func TestCancelledSynchronousCommitIsUnknown(t *testing.T) {
-	primary, standby := pair(t, "synchronous_standby_names=ANY 1 (*)")
-	d := postgres.New(newPool(t, primary.url()), nil)
-	defer closeDriver(t, d)
+// A standby that has not seen the last grants is promoted, and its clock is an hour ahead. A counter in a row would issue
+// their tokens again; so would a sequence. A hold that the standby has seen lives on.
+func TestAsynchronousFailover(t *testing.T) {
+	primary, standby := pair(t, false)
 	migrate(t, newPool(t, primary.url()))
-	if err := d.Release(soon(t, 20*time.Second), take(t, d, "warm")); err != nil {
+	execute := func(n *node, sql string) {
+		t.Helper()
+		if _, err := connect(t, n.url()).Exec(soon(t, 20*time.Second), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(primary, `create schema stepping`)
+	execute(primary, `create function stepping.clock_timestamp() returns timestamptz language sql volatile as $$
+		select pg_catalog.clock_timestamp() + case when pg_is_in_recovery() or pg_walfile_name(pg_current_wal_insert_lsn()) < '00000002'
+			then interval '0' else interval '1 hour' end $$`)
+	const someWAL = ` as select generate_series(1, 150000) as n`
+	execute(primary, `create table written_before`+someWAL) // the checkpoint after the promotion takes a while
+	stepping := func() *pgxpool.Pool {
+		return newPool(t, both(primary, standby)+"&search_path=stepping,pg_catalog,public")
+	}
+
+	type one struct {
+		o                   *postgres.Options
+		d                   *postgres.Driver
+		kept, last, skipped backend.Grant
+	}
+	all := map[string]*one{}
+	mutants := []mutant{asItIs, counter, controlFile, unprolonged}
+	for _, m := range mutants {
+		o := m.apply(t, primary.url())
+		d := postgres.New(stepping(), o)
+		all[m.schema] = &one{o: o, d: d, kept: take(t, d, "kept")}
+	}
+	d, space := all[asItIs.schema].d, all[asItIs.schema].d.Describe().TokenSpace
+	if ex := d.Describe().Exclusion; ex != backend.ExclusionAsyncReplica {
+		t.Errorf("the exclusion of an asynchronous pair is %v", ex)
+	}
+	primary.replicated()
+	standby.kill() // it lags from here on, by more than the new primary will have written when it grants
+	execute(primary, `create table written_after`+someWAL)
+	for _, one := range all {
+		for range 10 {
+			one.last = take(t, one.d, "x")
+			if err := one.d.Release(soon(t, 20*time.Second), one.last); err != nil {
+				t.Fatal(err)
+			}
+		}
+		one.skipped = take(t, one.d, "skipped") // forgotten by the failover
+	}
+	primary.kill()
+	standby.start()
+	standby.promote()
+
+	const rises, lives = "tokens rise across a failover", "holds live on across a failover"
+	for _, m := range mutants {
+		one := all[m.schema]
+		other := postgres.New(stepping(), one.o) // whose first call may be the first on the new timeline
+		_, err := other.Acquire(soon(t, 20*time.Second), request("kept", time.Minute))
+		if errors.Is(err, backend.ErrHeld) {
+			err = nil
+		} else {
+			err = fmt.Errorf("a rival of the hold that the standby had seen: %v, want ErrHeld", err)
+		}
+		if m.schema == asItIs.schema || m.schema == unprolonged.schema {
+			m.caught(t, lives, err)
+		}
+		err = nil
+		if next := take(t, other, "x"); next.Token <= one.last.Token {
+			err = fmt.Errorf("after the failover token %v, before it %v", next.Token, one.last.Token)
+		}
+		if m.schema != unprolonged.schema {
+			m.caught(t, rises, err)
+		}
+		closeDriver(t, other)
+	}
+
+	mine := all[asItIs.schema]
+	if err := renewed(t, d, mine.kept); err != nil {
+		t.Errorf("the hold that the standby had seen did not live on: %v", err)
+	}
+	rival := take(t, d, "skipped")
+	if rival.Token <= mine.skipped.Token {
+		t.Errorf("the second holder has token %v, the first %v", rival.Token, mine.skipped.Token)
+	}
+	if err := renewed(t, d, mine.skipped); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("renewing the hold that the failover forgot = %v, want ErrNotHeld", err)
+	}
+	if now := d.Describe().TokenSpace; now != space {
+		t.Errorf("the token space was %s and is %s", space, now)
+	}
+	for _, one := range all {
+		closeDriver(t, one.d)
+	}
+}
+
+// With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
+func TestHoldSurvivesQuorumFailover(t *testing.T) {
+	primary, standby := pair(t, true)
+	d := postgres.New(newPool(t, both(primary, standby)), nil)
+	other := postgres.New(newPool(t, both(primary, standby)), nil)
+	defer closeDriver(t, d)
+	defer closeDriver(t, other)
+	migrate(t, newPool(t, primary.url()))
+	held := take(t, d, "x")
+	if ex := d.Describe().Exclusion; ex != backend.ExclusionQuorum {
+		t.Errorf("the exclusion of a synchronous pair is %v", ex)
+	}
+	primary.kill()
+	standby.promote()
+	standby.set("") // alone it would wait for a standby of its own for ever
+	if err := renewed(t, d, held); err != nil {
+		t.Errorf("the hold did not live on: %v", err)
+	}
+	if _, err := other.Acquire(soon(t, 20*time.Second), request("x", 10*time.Second)); err == nil {
+		t.Error("a rival was granted beside it")
+	}
+	if err := d.Release(soon(t, 20*time.Second), held); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if next := take(t, other, "x"); next.Token <= held.Token {
+		t.Errorf("token %v after %v", next.Token, held.Token)
+	}
+}
+
+// A commit waits for its standby. An operator cancels the wait: it is answered as a success with a warning, and is none. Or
+// the client dies: what it asked for is granted when the standby comes back, and closes the name for one TTL.
+func TestSynchronousCommitWithoutAStandby(t *testing.T) {
+	primary, standby := pair(t, true)
+	migrate(t, newPool(t, primary.url()))
+	d, believer := postgres.New(newPool(t, primary.url()), nil), postgres.New(newPool(t, primary.url()), nil)
+	postgres.IgnoreNotices(believer, newPool(t, primary.url()))
+	defer closeDriver(t, d)
+	defer closeDriver(t, believer)
+	for _, each := range []*postgres.Driver{d, believer} {
+		if err := each.Release(soon(t, 20*time.Second), take(t, each, "warm")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dying := connect(t, primary.url())
+	if _, err := dying.Exec(soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 1000)`); err != nil {
 		t.Fatal(err)
 	}
 	standby.kill()
-	done := make(chan error, 1)
-	ctx := soon(t, 4*time.Second)
-	go func() {
-		_, err := d.Acquire(ctx, request("x", 10*time.Second))
-		done <- err
-	}()
-	primary.until("its commit waits", 4*time.Second, "select count(*) > 0 from pg_stat_activity where wait_event = 'SyncRep' and query like '%acquire%'")
-	primary.until("it is cancelled", 4*time.Second, "select bool_or(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep' and query like '%acquire%'")
-	if err := <-done; !errors.Is(err, backend.ErrUnknown) {
+	ctx := soon(t, 60*time.Second)
+	ask := func(d *postgres.Driver, name string) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.Acquire(ctx, request(name, time.Minute)) // on the session that it has
+			done <- err
+		}()
+		return done
+	}
+	waits := func(n int) string {
+		return fmt.Sprintf("select count(*) >= %d from pg_stat_activity where wait_event = 'SyncRep' and query like '%%acquire%%'", n)
+	}
+	unknown, believed := ask(d, "x"), ask(believer, "y")
+	primary.until("their commits wait", 4*time.Second, waits(2))
+	primary.until("they are cancelled", 4*time.Second,
+		"select bool_or(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep' and query like '%acquire%'")
+	if err := <-unknown; !errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("an acquire whose commit was confirmed by nobody = %v, want ErrUnknown", err)
+	}
+	if err := <-believed; err != nil {
+		t.Errorf("a driver that ignores notices: %v; does the notice still come?", err)
+	}
+	facts.Write(t, facts.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
+
+	go func() {
+		_, _ = dying.Exec(context.WithoutCancel(ctx), `select fencelock.acquire(row('z', 'request-by-hand', 'h', 'dying', 'hand', 0, 0, 0, 0,
+			null, null, false, null)::fencelock.holds, false, null)`)
+	}()
+	primary.until("its commit waits", 20*time.Second, waits(1))
+	_ = dying.PgConn().Conn().Close() // and says nothing
+	standby.start()
+	rival := request("z", 10*time.Second)
+	rival.Wait = true
+	if _, err := d.Acquire(ctx, rival); err != nil {
+		t.Errorf("the name that a client left behind, which died in its commit: %v", err)
 	}
 }
 

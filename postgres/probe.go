@@ -143,7 +143,9 @@ func (d *Driver) describe(f facts) *backend.Description {
 			backend.CapForceRelease | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
 	}
-	if !d.noListen && !d.deaf.Load() {
+	if d.deaf() {
+		desc.Polling = pollEvery
+	} else {
 		desc.Capabilities |= backend.CapPushLoss
 	}
 	if f.probed {

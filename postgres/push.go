@@ -69,6 +69,9 @@ func (d *Driver) notified(holdID string) {
 	}
 }
 
+// deaf reports whether waiters live on polling alone.
+func (d *Driver) deaf() bool { return d.noListen || d.unheard.Load() }
+
 // listen sees to it that a loop listens. The caller holds d.mu.
 func (d *Driver) listen() {
 	if !d.listens && !d.noListen {
@@ -95,7 +98,7 @@ func (d *Driver) listenAll(ctx context.Context) {
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)
-		d.deaf.Store(true)
+		d.unheard.Store(true)
 		d.described.Store(d.describe(d.facts()))
 		if ctx.Err() == nil && !told {
 			told = true
@@ -141,13 +144,10 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if err := conn.PgConn().WaitForNotification(begin); err != nil {
 		return err
 	}
-	d.deaf.Store(false)
+	d.unheard.Store(false)
 	d.described.Store(d.describe(d.facts()))
 	d.checkHolds(ctx, "") // what came while nobody listened is not repeated
-	select {
-	case d.polls <- struct{}{}:
-	default:
-	}
+	d.lookAtAll()
 	for {
 		quiet, cancel := context.WithTimeout(ctx, listenPing)
 		err := conn.PgConn().WaitForNotification(quiet)

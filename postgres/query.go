@@ -77,6 +77,9 @@ func inSchema(sql, schema string) string {
 func ownPool(config *pgxpool.Config) (*pgxpool.Pool, error) {
 	config = config.Copy()
 	config.MinConns, config.MinIdleConns = 0, 0
+	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > attemptTime {
+		config.ConnConfig.ConnectTimeout = attemptTime
+	}
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // calls are repeated anyway
 	told := config.ConnConfig.OnNotice
 	config.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
@@ -104,13 +107,13 @@ const attemptTime = 5 * time.Second
 // query runs one statement and gives its rows to scan. An error of errNotice's class says that the statement was answered,
 // and that the answer is not to be believed.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	bounded, cancel := context.WithTimeout(ctx, attemptTime)
-	defer cancel()
-	conn, err := d.pool.Acquire(bounded)
+	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return notSent(ctx, err)
 	}
 	defer conn.Release()
+	bounded, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
 	before := notices(conn.Conn().PgConn(), 0)
 	rows, err := conn.Query(bounded, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {

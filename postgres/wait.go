@@ -103,9 +103,9 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 
 // standing is how it stands with one that waits.
 type standing struct {
-	i, token, minLeft, here int64
-	state, session          string
-	due                     bool
+	i, token, minLeft, head, here int64
+	state, session                string
+	due                           bool
 }
 
 // poll asks how it stands with ws, in one statement, and settles the names where something is due.
@@ -118,7 +118,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	before := d.position()
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		var st standing
-		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.here)
+		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.head, &st.here)
 		states = append(states, st)
 		return err
 	}, d.sql.poll, names, ids)
@@ -140,13 +140,14 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	return states, err
 }
 
-// pollAll looks at all who wait about once a second, for those whose notification was lost, and for names whose holder
-// died. It ends when nobody waits.
+// pollAll looks at all who wait, for names whose holder died and for those whom no notification reached: about once a
+// second, and where none reaches anybody, up to twenty times a second while the queues move. It ends when nobody waits.
 func (d *Driver) pollAll(ctx context.Context) {
+	pause, seen := pollEvery, map[key]int64{}
 	for {
 		select {
 		case <-d.polls:
-		case <-time.After(pollEvery/2 + rand.N(pollEvery/2)):
+		case <-time.After(pause/2 + rand.N(pause/2)):
 		case <-ctx.Done():
 		case <-d.work.Shut:
 		}
@@ -165,16 +166,39 @@ func (d *Driver) pollAll(ctx context.Context) {
 			}
 		}
 		d.mu.Unlock()
-		if len(all) == 0 {
-			continue
-		}
-		states, err := d.poll(ctx, all)
-		for _, st := range states {
-			if err == nil && st.state != "waiting" {
-				all[st.i-1].look()
+		pause = min(pause*3/2, pollEvery)
+		var states []standing
+		if len(all) > 0 {
+			var err error
+			if states, err = d.poll(ctx, all); err != nil {
+				continue
 			}
 		}
+		heads := make(map[key]int64, len(states))
+		for _, st := range states {
+			w := all[st.i-1]
+			k := key{w.r.Name, w.r.RequestID}
+			heads[k] = st.head
+			if head, ok := seen[k]; d.deaf() && (!ok || head != st.head) {
+				pause = pollFast
+			}
+			if st.state != "waiting" {
+				w.look()
+			}
+		}
+		seen = heads
 	}
 }
 
-const pollEvery = time.Second
+// lookAtAll makes the loop look now.
+func (d *Driver) lookAtAll() {
+	select {
+	case d.polls <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	pollEvery = time.Second
+	pollFast  = 50 * time.Millisecond
+)

@@ -483,9 +483,10 @@ begin
 end $$;
 
 -- How it stands with requests that wait: granted, with what was granted, waiting, or gone. due says that settling the
--- name would change something. It writes nothing and waits for nobody.
+-- name would change something; head is the first ticket in the queue. It writes nothing and waits for nobody.
 create function fencelock.poll(nms text[], reqs text[]) returns table
-	(i bigint, state text, session text, token bigint, min_left bigint, due boolean, here bigint) language sql volatile as $$
+	(i bigint, state text, session text, token bigint, min_left bigint, due boolean, head bigint, here bigint)
+language sql volatile as $$
 	select u.i,
 		case when h.name is not null then 'granted' when w.name is not null then 'waiting' else 'gone' end,
 		coalesce(h.session, ''), coalesce(h.token, 0),
@@ -497,6 +498,7 @@ create function fencelock.poll(nms text[], reqs text[]) returns table
 					and coalesce(o.min_until, '-infinity') <= clock_timestamp())
 			or exists (select 1 from fencelock.waits a left join fencelock.sessions s on s.id = a.session
 				where a.name = u.name and a.ticket < w.ticket and coalesce(s.expires_at, '-infinity') <= clock_timestamp())),
+		coalesce((select min(a.ticket) from fencelock.waits a where a.name = u.name), 0),
 		fencelock.durable_position()
 	from unnest(nms, reqs) with ordinality u(name, request_id, i)
 	left join fencelock.holds h on h.name = u.name and h.request_id = u.request_id and h.session <> ''

@@ -1,5 +1,5 @@
--- The check of a fencing token inside the transaction of the write. The table is that of packages pgxguard and sqlguard
--- (their Options.Table = 'fencelock.fencing_tokens'), with one column more, for the trigger.
+-- The check of a fencing token inside the transaction of the write, for SQL and for clients in other languages. The table is
+-- that of packages pgxguard and sqlguard (their Options.Table = 'fencelock.fencing_tokens'), which postgres.Tx uses.
 
 create table fencelock.fencing_tokens (
 	resource text   primary key, -- '' holds the guard's terms: its epoch, space, and floor (token)
@@ -7,8 +7,7 @@ create table fencelock.fencing_tokens (
 	token    bigint not null default 0 check (token >= 0),
 	sequence bigint not null default 0,
 	checks   bigint not null default 0,
-	space    text   not null default '',
-	xact     xid8 -- the transaction that showed its claim last
+	space    text   not null default ''
 );
 
 -- Admits a write to a resource with the token of its lock, or raises:
@@ -17,7 +16,7 @@ create table fencelock.fencing_tokens (
 --   FL400  there is no token, or it is not of an exclusive hold.
 -- The resource stays locked until the transaction ends, so that later holders wait for it or are refused.
 create function fencelock.guard(resource text, token bigint, space text default '') returns void language plpgsql
-	security definer as $$
+	security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
 	seen fencelock.fencing_tokens;
@@ -26,8 +25,8 @@ begin
 	if coalesce(guard.token, 0) <= 0 or coalesce(guard.resource, '') = '' then
 		raise exception 'no fencing token of an exclusive hold for %', quote_literal(guard.resource) using errcode = 'FL400';
 	end if;
-	insert into fencelock.fencing_tokens as t (resource, xact) values (guard.resource, pg_current_xact_id())
-		on conflict (resource) do update set checks = t.checks + 1, xact = pg_current_xact_id()
+	insert into fencelock.fencing_tokens as t (resource) values (guard.resource)
+		on conflict (resource) do update set checks = t.checks + 1
 		returning * into seen;
 	insert into fencelock.fencing_tokens (resource, space) values ('', guard.space) on conflict do nothing;
 	select * into terms from fencelock.fencing_tokens t where t.resource = '';
@@ -56,8 +55,10 @@ end $$;
 --   create trigger fenced before insert or update or delete on accounts
 --     for each row execute function fencelock.require_guard('accounts/', 'id');
 --
--- It asks the table of tokens, which only guard can write: revoke everything on it from the roles that write.
-create function fencelock.require_guard() returns trigger language plpgsql security definer as $$
+-- It looks for a row of the table of tokens that this transaction has written, so that claims are shown outside of
+-- savepoints. Who may write to that table could cheat: roles that may not can call guard all the same.
+create function fencelock.require_guard() returns trigger language plpgsql
+	security definer set search_path = pg_catalog, pg_temp as $$
 declare
 	wanted text := tg_argv[0];
 	old_value text;
@@ -75,7 +76,8 @@ begin
 		select 1 from (values (old_value), (new_value)) v(value)
 		where (value is not null or tg_nargs = 1) and not exists (
 			select 1 from fencelock.fencing_tokens t
-			where t.resource = wanted || coalesce(value, '') and t.xact = pg_current_xact_id_if_assigned())
+			where t.resource = wanted || coalesce(value, '') and t.token > 0
+				and t.xmin::text = pg_current_xact_id()::xid::text)
 	) then
 		raise exception 'a write to % needs fencelock.guard(%, token) in its transaction', tg_table_name,
 			quote_literal(wanted || coalesce(new_value, old_value, '')) using errcode = 'FL403';

@@ -1,0 +1,6 @@
+package postgres
+
+import "github.com/jackc/pgx/v5/pgxpool"
+
+// IgnoreNotices makes a driver that believes a commit whose wait for the standbys was cancelled.
+func IgnoreNotices(d *Driver, pool *pgxpool.Pool) { d.pool = pool }

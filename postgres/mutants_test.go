@@ -1,0 +1,270 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+// mutant is a schema in which one thing is done as others do it.
+type mutant struct {
+	what   string
+	schema string
+	change [][2]string // of the migrations' text: what stands there, what stands there instead
+}
+
+const (
+	counts  = "set token = token + 1\n"
+	tokenIs = "set token = greatest(token + 1, fencelock.position())\n"
+)
+
+var (
+	asItIs = mutant{what: "nothing", schema: "as_it_is"}
+
+	counter = mutant{what: "the token is a counter in the row", schema: "counter", change: [][2]string{{tokenIs, counts}}}
+
+	// A pg_control_checkpoint tells the timeline of before until the first checkpoint after a promotion.
+	controlFile = mutant{what: "the timeline is that of the control file", schema: "control_file", change: [][2]string{{
+		"('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 43",
+		"(select timeline_id from pg_control_checkpoint())::bigint << 43",
+	}}}
+
+	rowDeleted = mutant{what: "the row of a name is deleted with its last hold", schema: "row_deleted", change: [][2]string{
+		{tokenIs, counts},
+		{"	a.wake := fencelock.settle(nm);\n	return a;", `	a.wake := fencelock.settle(nm);
+			delete from fencelock.names where name = nm and not exists (select 1 from fencelock.holds where name = nm);
+			return a;`},
+	}}
+
+	// The values of an INSERT are computed before it finds out that it has to wait for somebody else's row.
+	inserted = mutant{what: "the token is computed in the INSERT", schema: "inserted", change: [][2]string{
+		{tokenIs, "set token = token\n"},
+		{"insert into fencelock.names (name) values (nm) on conflict do nothing", `insert into fencelock.names (name, token)
+			values (nm, fencelock.position()) on conflict do nothing`},
+		{"	a.wake := fencelock.settle(nm);\n	return a;", `	a.wake := fencelock.settle(nm);
+			delete from fencelock.names where name = nm and not exists (select 1 from fencelock.holds where name = nm);
+			return a;`},
+	}}
+
+	unprolonged = mutant{what: "a promotion prolongs nothing", schema: "unprolonged", change: [][2]string{
+		{"update fencelock.sessions set expires_at = greatest(expires_at, clock_timestamp() + ttl);", ""},
+	}}
+
+	transactionTime = mutant{what: "time is the start of the transaction", schema: "transaction_time", change: [][2]string{
+		{"clock_timestamp()", "now()"},
+	}}
+)
+
+// apply makes the mutant's schema, and returns the options of a driver that uses it.
+func (m mutant) apply(t testing.TB, url string) *postgres.Options {
+	t.Helper()
+	o := &postgres.Options{Schema: m.schema}
+	steps, err := postgres.Migrations(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, url)
+	for _, step := range steps {
+		sql := step.SQL
+		for _, c := range m.change {
+			was, is := strings.ReplaceAll(c[0], "fencelock.", m.schema+"."), strings.ReplaceAll(c[1], "fencelock.", m.schema+".")
+			if step.Version == 1 && !strings.Contains(sql, was) {
+				t.Fatalf("%s: the migrations do not say %q any more", m.what, was)
+			}
+			sql = strings.ReplaceAll(sql, was, is)
+		}
+		if _, err := conn.PgConn().Exec(soon(t, 20*time.Second), sql).ReadAll(); err != nil {
+			t.Fatalf("%s: %v", m.what, err)
+		}
+	}
+	return o
+}
+
+func connect(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(soon(t, 20*time.Second), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// caught fails unless err, of what was tried with m, is as it should be: an error for a mutant, and none for asItIs.
+func (m mutant) caught(t testing.TB, by string, err error) {
+	t.Helper()
+	switch {
+	case len(m.change) == 0 && err != nil:
+		t.Errorf("%s: %v", by, err)
+	case len(m.change) > 0 && err == nil:
+		t.Errorf("%s: %s did not show", m.what, by)
+	case len(m.change) > 0:
+		t.Logf("%s: %v", m.what, err)
+		facts.Write(t, facts.Mutant{What: "postgres: " + m.what, Killers: by})
+	}
+}
+
+// TestMutants shows that the tests below, and a clause, fail with drivers that do one thing as others do it.
+func TestMutants(t *testing.T) {
+	server := migrated(t)
+	for name, c := range map[string]struct {
+		mutant mutant
+		test   func(*testing.T, *containers.PostgresServer, *postgres.Options) error
+	}{
+		"F1":                                {rowDeleted, f1},
+		"token is computed behind the wait": {inserted, tokenBehindTheWait},
+		"time passes in a transaction":      {transactionTime, timePasses},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, m := range []mutant{asItIs, c.mutant} {
+				m.schema += "_" + strings.ToLower(name[:2])
+				m.caught(t, name, c.test(t, server, m.apply(t, server.URL())))
+			}
+		})
+	}
+}
+
+// f1 is the clause: a row that is deleted takes the counter in it along.
+func f1(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
+	h := harness(server, nil)
+	h.New = func(t testing.TB) backend.Driver { return postgres.New(newPool(t, server.URL()), o) }
+	for _, r := range conformance.Check(t, h, "F1") {
+		if r.Outcome != conformance.Passed {
+			return errors.New(r.Messages[0])
+		}
+	}
+	return nil
+}
+
+// tokenBehindTheWait: what a token is computed of is read when the row of the name is there, and not before the wait for it.
+func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
+	d := postgres.New(newPool(t, server.URL()), o)
+	defer closeDriver(t, d)
+	if err := d.Ping(soon(t, 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, server.URL())
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	in := func(sql string, args ...any) (token int64) {
+		t.Helper()
+		row := tx.QueryRow(soon(t, 20*time.Second), strings.ReplaceAll(sql, "fencelock.", o.Schema+"."), args...)
+		if err := row.Scan(&token); err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	session := func(id string) {
+		in(`select fencelock.begin_session($1, 'nobody', 60000)`, id)
+	}
+	acquire := func() int64 {
+		return in(`select token from fencelock.acquire(row('x', 'request-by-hand', 'h', 'by-hand', 'hand', 0, 0, 0, 0, null, null,
+			false, null)::fencelock.holds, false, null)`)
+	}
+	release := func() {
+		in(`select coalesce(token, 0) from fencelock.release('x', 'request-by-hand', 0, false)`)
+	}
+	session("by-hand")
+	acquire() // from here on the row is this transaction's
+	got := make(chan error, 1)
+	var g backend.Grant
+	go func() {
+		var err error
+		g, err = d.Acquire(t.Context(), request("x", 20*time.Second))
+		got <- err
+	}()
+	blocked(t, server.URL(), "acquire")
+	release()
+	last := acquire() // the latest grant before the other one
+	release()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	if int64(g.Token) <= last {
+		return errors.New("a token is not greater than that of the hold before, which was granted while it waited for the row")
+	}
+	return nil
+}
+
+// blocked waits until a statement with the text waits for somebody's lock.
+func blocked(t testing.TB, url, text string) {
+	t.Helper()
+	conn := connect(t, url)
+	for ctx := soon(t, 20*time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var n int
+		row := conn.QueryRow(ctx, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'
+			and pid <> pg_backend_pid()`, text)
+		if err := row.Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+	}
+}
+
+// timePasses: a session whose time is over while its request waits for the row of the name is granted nothing.
+func timePasses(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
+	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
+	keeper, asker := connect(t, server.URL()), connect(t, server.URL())
+	if _, err := asker.Exec(t.Context(), in(`insert into fencelock.names (name) values ('x')`)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := keeper.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), in(`select 1 from fencelock.names for update`)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := asker.Exec(t.Context(), in(`select fencelock.begin_session('s', 'nobody', 700)`)); err != nil {
+		t.Fatal(err)
+	}
+	state := make(chan string, 1)
+	go func() {
+		var s string
+		row := asker.QueryRow(t.Context(), in(`select state from fencelock.acquire(row('x', 'request-by-hand', 'h', 's', 'hand', 0, 0,
+			0, 0, null, null, false, null)::fencelock.holds, false, null)`))
+		if err := row.Scan(&s); err != nil {
+			s = err.Error()
+		}
+		state <- s
+	}()
+	blocked(t, server.URL(), o.Schema+".acquire")
+	var over bool
+	for !over { // the session's time
+		row := tx.QueryRow(t.Context(), in(`select pg_sleep(0.05) is null or expires_at <= pg_catalog.clock_timestamp()
+			from fencelock.sessions where id = 's'`))
+		if err := row.Scan(&over); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	switch s := <-state; s {
+	case "no-session":
+		return nil
+	case "granted":
+		return errors.New("a session whose time was over was granted a lock")
+	default:
+		t.Fatal(s)
+	}
+	return nil
+}

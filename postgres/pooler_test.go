@@ -1,0 +1,90 @@
+package postgres_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+// pooler starts a PgBouncer in front of a server, and returns its address.
+func pooler(t testing.TB, server *containers.PostgresServer, mode string) string {
+	t.Helper()
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer"
+		if _, err := os.Stat(program); err != nil {
+			if os.Getenv("FENCELOCK_REQUIRE") == "all" {
+				t.Fatal("pgbouncer is missing: install Debian's package pgbouncer")
+			}
+			t.Skip("pgbouncer is missing: install Debian's package pgbouncer")
+		}
+	}
+	host, number, _ := strings.Cut(server.Addr(), ":")
+	listen := port.Addresses(t, 1)[0]
+	_, own, _ := strings.Cut(listen, ":")
+	dir := t.TempDir()
+	config := filepath.Join(dir, "pgbouncer.ini")
+	text := fmt.Sprintf("[databases]\n* = host=%s port=%s user=postgres\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port=%s\n"+
+		"auth_type=any\npool_mode=%s\nmax_client_conn=900\ndefault_pool_size=%d\nunix_socket_dir=\nserver_login_retry=1\n",
+		host, number, own, mode, map[string]int{"transaction": 20, "session": 600}[mode])
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "-q", config)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	pool := newPool(t, urlOf(listen))
+	for ctx := soon(t, 60*time.Second); pool.Ping(ctx) != nil; {
+		if ctx.Err() != nil {
+			t.Fatal("pgbouncer does not answer")
+		}
+		time.Sleep(20 * time.Millisecond) // until it listens
+	}
+	return listen
+}
+
+// TestConformanceBehindAPooler runs the suite through PgBouncer. In transaction mode the driver declares that its waiters
+// poll, and that losses are not pushed; all else is as without a pooler.
+func TestConformanceBehindAPooler(t *testing.T) {
+	deep.Only(t)
+	for mode, o := range map[string]*postgres.Options{"session": nil, "transaction": {NoListen: true}} {
+		t.Run(mode, func(t *testing.T) {
+			server := migrated(t)
+			h := harness(server, ways["New"])
+			pooled := pooler(t, server, mode)
+			h.New = func(t testing.TB) backend.Driver { return postgres.New(newPool(t, urlOf(pooled)), o) }
+			h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
+				p, err := fault.NewProxy(pooled)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = p.Close() })
+				return postgres.New(newPool(t, urlOf(p.Addr())), o), p
+			}
+			conformance.Run(t, h)
+		})
+	}
+}
