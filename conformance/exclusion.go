@@ -37,7 +37,7 @@ func oneHolderAtATime(t *trial) {
 		drivers[i] = t.client()
 	}
 	ctx := t.within(20 * slack)
-	enough := time.Now().Add(5 * slack) // on a slow machine one turn each has to do
+	enough := time.Now().Add(2 * slack) // on a slow machine one turn each has to do
 	var unprotected, entered, inside atomic.Int64
 	var all sync.WaitGroup
 	for i := range contenders {

@@ -190,7 +190,7 @@ func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, n
 // own: it is meant to be read by a victim that was away. Leases without keys are in TestCloseLeavesNoLease: one whose grant
 // was not answered, or that could not be revoked over a broken link, ends by itself and closes nothing.
 func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var left []string
 	resp, err := admin.Get(ctx, prefix, clientv3.WithPrefix())

@@ -455,7 +455,7 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 				if r.Wait = true; mixes {
 					continue
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				_, err := d.Acquire(ctx, r)
 				if cancel(); !errors.Is(err, want) {
 					t.Errorf("%+v in use, waiting for %+v = %v, want %v", used, asked, err, want)

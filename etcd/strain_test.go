@@ -92,7 +92,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "there is room again", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g, err := d.Acquire(ctx, request("y", false))
 		return err == nil && g.Token > held.Token

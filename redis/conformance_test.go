@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 			}), &redis.Options{KeyPrefix: "fencelock:"})
 		},
 		"Open": func(t testing.TB, addr string) backend.Driver {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			d, err := redis.Open(ctx, "redis://"+addr+"/0")
 			if err != nil {
@@ -109,7 +109,7 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 			Wipe: control(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),
 		},
 		Leftovers: func() ([]string, error) {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			keys, err := admin.Keys(ctx, prefix+"*").Result()
 			return slices.DeleteFunc(keys, func(key string) bool { return strings.Contains(key, "foreign") }), err

@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 			return redlock.New(clientsOf(t, addrs), &redlock.Options{NodeTimeout: nodeTimeout})
 		},
 		"Open": func(t testing.TB, addrs []string) backend.Driver {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			d, err := redlock.Open(ctx, "redlock://"+strings.Join(addrs, ",")+"/0?node-timeout="+nodeTimeout.String())
 			if err != nil {
@@ -125,7 +125,7 @@ func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) confo
 			Wipe: all(func(ctx context.Context, i int) error { return admins[i].FlushAll(ctx).Err() }),
 		},
 		Leftovers: func() ([]string, error) {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			var left []string
 			for _, admin := range admins {

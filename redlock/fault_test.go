@@ -148,7 +148,7 @@ func queue(t *testing.T, d *Driver, name string) {
 	go func() {
 		r := request(name)
 		r.Wait = true
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		g, err := d.Acquire(ctx, r)
 		if err != nil {

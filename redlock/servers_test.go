@@ -111,7 +111,7 @@ func (s servers) admin(t testing.TB, i int, act func(context.Context, *goredis.C
 	t.Helper()
 	c := goredis.NewClient(&goredis.Options{Addr: s[i].Addr()})
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := act(ctx, c); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 // TestNodesBelongToTheUser looks at every node of a user's locks as somebody else, in a part of the tree beside which the
 // user may make nothing.
 func TestNodesBelongToTheUser(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	ann := newAdmin(t, server.Addr()) // she may do all
 	ann.create(t, "/app")

@@ -50,12 +50,18 @@ func TestClusterFaults(t *testing.T) {
 	})
 }
 
-// TestLeaderDies kills the leader under a holder and a waiter, once for each node.
+// TestLeaderDies kills the leader under a holder and a waiter: twice, so that both have been through an election; with make
+// deep once for each node.
 func TestLeaderDies(t *testing.T) {
+	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t)
 	holder, next := driver(t, ensemble.Endpoints()...), driver(t, ensemble.Endpoints()...)
 	var last fencing.Token
-	for round := range containers.Nodes {
+	rounds := 2
+	if deep.Wanted() {
+		rounds = containers.Nodes
+	}
+	for round := range rounds {
 		r := request("leader", false)
 		r.TTL = 8 * time.Second // an election takes a part of it
 		g := take(t, holder, r)

@@ -36,6 +36,7 @@ func peer(t *testing.T, do func(net.Conn)) (addr string) {
 
 // TestWrongPeer connects to what is no ZooKeeper, or not as it is spoken to: the error says what was met.
 func TestWrongPeer(t *testing.T) {
+	t.Parallel()
 	closed := peer(t, func(c net.Conn) { c.Close() })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 // TestUnusedNamesAreRemoved uses many names once, and some that go on being used. The servers look for empty containers
 // once a minute only.
 func TestUnusedNamesAreRemoved(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	drivers := []*zookeeper.Driver{driver(t, server.Addr()), driver(t, server.Addr())}
@@ -60,6 +61,7 @@ func TestUnusedNamesAreRemoved(t *testing.T) {
 
 // TestNameIsRemovedAllTheTime lets clients take a name that an operator removes whenever it is empty.
 func TestNameIsRemovedAllTheTime(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	done := make(chan struct{})

@@ -12,6 +12,7 @@ import (
 )
 
 func TestErrorsOfTheLibrary(t *testing.T) {
+	t.Parallel()
 	odd := errors.New("nobody has thought of this")
 	for _, test := range []struct {
 		call string

@@ -72,6 +72,7 @@ func (a admin) keepsSpace(t testing.TB, space string) {
 
 // TestEnsembleThatForgot puts an ensemble with another past behind the address of a client that holds and waits.
 func TestEnsembleThatForgot(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		was, is int                             // how far the zxids of both have grown
 		prepare func(*testing.T, admin, string) // the new ensemble, given the token space of the old one
@@ -188,6 +189,7 @@ func forgotten(t *testing.T, d *zookeeper.Driver, g backend.Grant, what string) 
 // TestDeletedRoot deletes everything under clients that live through it, and that do nothing meanwhile or hold. None of
 // them goes on, and whoever comes then has another token space.
 func TestDeletedRoot(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	spaces := map[string]bool{}
@@ -228,6 +230,7 @@ func TestDeletedRoot(t *testing.T) {
 
 // TestRootDeletedWhileNobodyLooked lets all sessions of a client end before everything is deleted and made anew.
 func TestRootDeletedWhileNobodyLooked(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	addr, link := server.NewLink(t)
@@ -252,6 +255,7 @@ func TestRootDeletedWhileNobodyLooked(t *testing.T) {
 
 // TestExclusion asks single servers; the ensemble of three is asked in TestLeaderDies.
 func TestExclusion(t *testing.T) {
+	t.Parallel()
 	d := driver(t, containers.ZooKeeper(t).Addr())
 	if err := d.Ping(soon(t, 20*time.Second)); err != nil {
 		t.Fatal(err)
@@ -263,6 +267,7 @@ func TestExclusion(t *testing.T) {
 
 // TestHoldIDIsShownAndTheRequestIDIsNot looks at a hold in every way.
 func TestHoldIDIsShownAndTheRequestIDIsNot(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	r := request("shown", false)
@@ -286,6 +291,7 @@ func TestHoldIDIsShownAndTheRequestIDIsNot(t *testing.T) {
 
 // TestRenewalForLessShortensNothing renews a hold with a shorter TTL, and cuts its client off.
 func TestRenewalForLessShortensNothing(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	addr, link := server.NewLink(t)
 	d, rival := driver(t, addr), driver(t, server.Addr())
@@ -305,6 +311,7 @@ func TestRenewalForLessShortensNothing(t *testing.T) {
 
 // TestPrefixesAreBoundaries lets one prefix lie below another.
 func TestPrefixesAreBoundaries(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	at := func(prefix string) *zookeeper.Driver {
 		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, KeyPrefix: prefix})

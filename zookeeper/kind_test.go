@@ -16,6 +16,7 @@ func permits(n, limit int) use { return use{backend.KindPermits, n, limit} }
 var shared = use{kind: backend.KindShared}
 
 func TestNodeNamesTellTheUse(t *testing.T) {
+	t.Parallel()
 	const id = "0123456789abcdef0123456789abcdef"
 	seen := map[string]string{}
 	for _, requestID := range []string{
@@ -41,6 +42,7 @@ func TestNodeNamesTellTheUse(t *testing.T) {
 }
 
 func TestUseIsChecked(t *testing.T) {
+	t.Parallel()
 	for _, good := range []use{{}, shared, permits(1, 1), permits(8, 8)} {
 		if err := good.valid(); err != nil {
 			t.Errorf("%v: %v", good, err)
@@ -66,6 +68,7 @@ func queueOf(uses ...use) []entry {
 }
 
 func TestWhoHoldsAndWhatTheOthersWatch(t *testing.T) {
+	t.Parallel()
 	writer := use{}
 	for name, test := range map[string]struct {
 		queue   []use
@@ -105,6 +108,7 @@ func TestWhoHoldsAndWhatTheOthersWatch(t *testing.T) {
 
 // TestBlockersBlock checks on random queues what whoever watches them relies on.
 func TestBlockersBlock(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 2000 {

@@ -8,6 +8,7 @@ import (
 )
 
 func TestNamesBecomeNodesAndComeBack(t *testing.T) {
+	t.Parallel()
 	seen := map[string]string{}
 	for _, name := range []string{
 		"a", "A", "a/b", "a%2Fb", ".", "..", "zookeeper", "a b", "a+b", "%", "%25", "é", "\uf8ff", "\ufff0", "\U0001f512", "a.b", "~", "*",
@@ -29,6 +30,7 @@ func TestNamesBecomeNodesAndComeBack(t *testing.T) {
 }
 
 func TestQueueOrder(t *testing.T) {
+	t.Parallel()
 	const a, b, c, d = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
 	queue := entriesOf("/x", []string{
 		d + ".-2147483647", "lock-0000000000", c + ".-2147483648", a + ".2147483646", b + ".2147483647",
@@ -47,6 +49,7 @@ func TestQueueOrder(t *testing.T) {
 
 // TestProof checks what may be reported after requests that were answered, with a tick of 100.
 func TestProof(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		sent []backend.Instant
 		want backend.Instant
@@ -82,6 +85,7 @@ func TestProof(t *testing.T) {
 }
 
 func TestDescriptionLeavesTimeToHold(t *testing.T) {
+	t.Parallel()
 	for _, tick := range []time.Duration{time.Millisecond, 500 * time.Millisecond, 2 * time.Second, time.Minute} {
 		d := New([]string{"localhost:2181"}, &Options{Tick: tick}).Describe()
 		if d.MaxTTL >= d.MinTTL && d.Validity(d.MinTTL) <= 0 {

@@ -13,6 +13,7 @@ import (
 )
 
 func TestURLs(t *testing.T) {
+	t.Parallel()
 	addrs, o, timeout, err := parseURL("zk://ann:s%40cret@a,b:2182,[::1]:2183/app/locks?prefix=/r&tick=3s&timeout=7s")
 	if err != nil {
 		t.Fatal(err)
@@ -45,6 +46,7 @@ func TestURLs(t *testing.T) {
 
 // TestNoConnectionInTime dials servers that never answer: nothing was sent, so that nothing is unknown.
 func TestNoConnectionInTime(t *testing.T) {
+	t.Parallel()
 	d := New([]string{"a:1", "b:1"}, &Options{
 		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
@@ -67,6 +69,7 @@ func TestNoConnectionInTime(t *testing.T) {
 }
 
 func TestBadOptionsShowInTheFirstCall(t *testing.T) {
+	t.Parallel()
 	for what, d := range map[string]*Driver{
 		"no address":      New(nil, nil),
 		"no port":         New([]string{"a"}, nil),

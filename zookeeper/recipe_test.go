@@ -19,6 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -31,6 +32,7 @@ func TestMain(m *testing.M) {
 		runWaiter(args)
 		return
 	}
+	deep.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -103,6 +105,7 @@ func queued(ctx context.Context, d *zookeeper.Driver, name string) error {
 // somebody else. The client library's own Lock says "acquired" in such a waiter when it has several addresses: what it
 // asked before the pause is sent on a new session.
 func TestPausedWaiterHoldsNothing(t *testing.T) {
+	t.Parallel()
 	rounds := 4
 	if text := os.Getenv("FENCELOCK_ROUNDS"); text != "" {
 		var err error
@@ -196,6 +199,7 @@ func pauseWaiter(t *testing.T, holder, rival *zookeeper.Driver, addrs []string, 
 
 // TestLostSessionLosesItsHoldsAndNothingElse cuts a client off until its session has ended.
 func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	addr, link := server.NewLink(t)
 	victim, rival := driver(t, addr), driver(t, server.Addr())
@@ -236,6 +240,7 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 // TestHoldGrantedAgainHasANewValidity acquires with the id of a living hold, from its client and from another one, over
 // sessions that were proved long before.
 func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	r := request("again", false)
@@ -264,6 +269,7 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 // TestSessionClosedFromElsewhere lets somebody who knows a session's id and password close it, under a holder and a
 // waiter.
 func TestSessionClosedFromElsewhere(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	b := &breaker{}
 	victim := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
@@ -371,6 +377,7 @@ func tryCloseSession(addr string, id uint64, password []byte) (uint64, error) {
 
 // TestTokenGrowsWhereTheNumberStartsAgain deletes a name's node, as the server does with containers that are empty.
 func TestTokenGrowsWhereTheNumberStartsAgain(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	d := driver(t, server.Addr())
@@ -395,6 +402,7 @@ func TestTokenGrowsWhereTheNumberStartsAgain(t *testing.T) {
 
 // TestBoundsOfTheServer asks for more and for less than a server grants.
 func TestBoundsOfTheServer(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	dial := func(tick time.Duration) *zookeeper.Driver {
 		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: tick})

@@ -13,6 +13,7 @@ import (
 // A session is proved at "/", which not every user may read: that it is refused was agreed to by a majority all the
 // same.
 func TestRootThatMayNotBeRead(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	if err := admin.try(func() error {

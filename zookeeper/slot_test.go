@@ -19,6 +19,7 @@ import (
 // TestSessionsOfABusyClient counts the connections of one that is idle, and of one that has much to do. On all of its
 // sessions together it excludes itself.
 func TestSessionsOfABusyClient(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	var dials atomic.Int32
 	d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{

@@ -253,6 +253,7 @@ func (p *play) opens() error {
 
 // TestConnectionLossAtEveryStep breaks the connection at each request that the recipe makes, in turn and in each way.
 func TestConnectionLossAtEveryStep(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	rival := driver(t, server.Addr())

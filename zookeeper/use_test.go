@@ -14,6 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/stall"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -61,6 +62,7 @@ func stands(t testing.TB, d *zookeeper.Driver, name string, holders, waiters int
 
 // TestKinds runs what the suite does not ask, all on one server.
 func TestKinds(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	for _, test := range []struct {
 		name string
@@ -570,6 +572,8 @@ func forceReleaseAmidChange(t *testing.T, server *containers.ZooKeeperServer) {
 func anyOfThePermitsWakes(t *testing.T, server *containers.ZooKeeperServer) {
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	var took []time.Duration
+	w, begin := stall.Begin(), time.Now()
+	defer w.End()
 	for round := range 8 {
 		var holds []backend.Grant
 		for range 3 {
@@ -596,7 +600,11 @@ func anyOfThePermitsWakes(t *testing.T, server *containers.ZooKeeperServer) {
 		}
 	}
 	// A waiter that is not told looks for itself, half a second later at the earliest.
+	say := t.Errorf
+	if w.End().Matters(50*time.Millisecond, time.Since(begin)) {
+		say = t.Logf
+	}
 	if slices.Sort(took); took[len(took)/2] > 400*time.Millisecond {
-		t.Errorf("a waiter was granted %v after a release in the median; was it not told?", took[len(took)/2])
+		say("a waiter was granted %v after a release in the median; was it not told?", took[len(took)/2])
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 // TestIdleWaitersReadNoQueue lets some wait for so long that each has looked for itself more than once.
 func TestIdleWaitersReadNoQueue(t *testing.T) {
+	t.Parallel()
 	const waiters = 20
 	server := containers.ZooKeeper(t)
 	holder := driver(t, server.Addr())
@@ -73,6 +74,7 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 
 // TestLostNotificationIsNoticed keeps what the server says about watches from a waiter of each kind.
 func TestLostNotificationIsNoticed(t *testing.T) {
+	t.Parallel()
 	server := containers.ZooKeeper(t)
 	holder := driver(t, server.Addr())
 	b := &breaker{deaf: true}

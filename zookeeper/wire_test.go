@@ -42,6 +42,7 @@ func message(fields ...any) []byte {
 
 // TestWire lets a conversation pass in pieces of several sizes.
 func TestWire(t *testing.T) {
+	t.Parallel()
 	const path = "/fencelock/lock:a/0123456789abcdef.0000000007"
 	hello := message(int32(0), int32(4000), int64(77), int32(16), [16]byte{}, false)
 	stat := make([]byte, 68)
@@ -115,6 +116,7 @@ func TestWire(t *testing.T) {
 
 // TestFailedWriteIsALostConnection: the library hands the error of a write to whoever made the request.
 func TestFailedWriteIsALostConnection(t *testing.T) {
+	t.Parallel()
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
 	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(slot{ttl: 4 * time.Second}), greeted: true, creates: map[int32]bool{}}
 	_, err := w.Write(message(int32(1), int32(opPing)))

@@ -22,6 +22,7 @@ import (
 )
 
 func TestBackupAndRestore(t *testing.T) {
+	t.Parallel()
 	p, url := serving(t, "--data-dir", filepath.Join(t.TempDir(), "old"))
 	tokenAt(t, url)
 	file := filepath.Join(t.TempDir(), "locks.backup")
@@ -82,6 +83,7 @@ func (b *brokenLeader) Backup(_ *lockpb.BackupRequest, stream grpc.ServerStreami
 
 // What is at FILE stays until the new backup is complete.
 func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "locks.backup")
 	old := []byte("the old one")
 	if err := os.WriteFile(file, old, 0o600); err != nil {
@@ -111,6 +113,7 @@ func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
 }
 
 func TestBackupUsage(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		args, want string
 		code       int

@@ -38,12 +38,14 @@ func awaitWaiter(t *testing.T, addr string) {
 }
 
 func TestRedisIsRefusedForCorrectness(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	start(t, on(server.Addr(), "true", "--tier", "correctness")...).
 		expectExit(exitUsage, "driver redis cannot serve the correctness tier")
 }
 
 func TestHeld(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	holder := start(t, on(server.Addr(), "echo in; cat", "--owner", "somebody")...)
 	holder.await("in")
@@ -76,6 +78,7 @@ func TestHeld(t *testing.T) {
 }
 
 func TestNeverBothInside(t *testing.T) {
+	t.Parallel()
 	const runs, rounds = 2, 20
 	server := containers.Redis(t)
 	journal := filepath.Join(t.TempDir(), "journal")
@@ -108,12 +111,14 @@ func TestNeverBothInside(t *testing.T) {
 }
 
 func TestAtLeastKeepsTheNameClosed(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	start(t, on(server.Addr(), "true", "--at-least", "5m")...).expectExit(0)
 	start(t, on(server.Addr(), "true", "--try")...).expectExit(exitHeld)
 }
 
 func TestReleaseThatIsNotConfirmed(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	p := start(t, on(server.Addr(), "echo in; cat; exit 6")...)
 	p.await("in")

@@ -16,6 +16,7 @@ func runScript(t *testing.T, script string, options ...string) *program {
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{
 		"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "QUIT": syscall.SIGQUIT,
 		"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
@@ -33,6 +34,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 }
 
 func TestLeftoversDieBeforeTheRelease(t *testing.T) {
+	t.Parallel()
 	for name, trap := range map[string]string{"obedient": "", "ignoring TERM": "trap '' TERM; "} {
 		t.Run(name, func(t *testing.T) {
 			p := runScript(t, trap+"sleep 1000 & echo pid $!; exit 4", "--kill-after", "200ms", "--verbose")
@@ -46,6 +48,7 @@ func TestLeftoversDieBeforeTheRelease(t *testing.T) {
 }
 
 func TestCommandDiesWithFencelock(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux kills the children of a killed process")
 	}
@@ -61,6 +64,7 @@ func TestCommandDiesWithFencelock(t *testing.T) {
 }
 
 func TestIgnoredHangupStaysIgnored(t *testing.T) {
+	t.Parallel()
 	p := start(t, "run", "--backend", "memory://", "--name", "outer", "--", "sh", "-c",
 		`trap '' HUP; "$@" & pid=$!; read line; kill -HUP $pid; wait $pid; echo code $?`, "sh",
 		"env", asProgram+"=1", executable(t),

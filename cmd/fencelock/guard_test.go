@@ -14,6 +14,7 @@ import (
 
 // What the command line of guard asks for is understood or refused before anything is done.
 func TestGuardCommandLine(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		args []string
 		good bool

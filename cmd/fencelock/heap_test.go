@@ -7,6 +7,7 @@ import (
 )
 
 func TestPercentForLiveBytes(t *testing.T) {
+	t.Parallel()
 	for live, want := range map[uint64]int{
 		0: 6300, 1 << 20: 6300, 4 << 20: 1500, 32 << 20: 100, 64 << 20: 100, 1 << 40: 100,
 	} {
@@ -17,6 +18,7 @@ func TestPercentForLiveBytes(t *testing.T) {
 }
 
 func TestAfterCollectionGoesOn(t *testing.T) {
+	t.Parallel()
 	called := make(chan struct{}, 100)
 	afterCollection(func() {
 		select {

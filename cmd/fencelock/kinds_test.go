@@ -11,6 +11,7 @@ func runAt(url string, options ...string) []string {
 }
 
 func TestSharedAndPermits(t *testing.T) {
+	t.Parallel()
 	url := startServer(t)
 	for name, c := range map[string]struct{ option, other string }{
 		"shared":  {option: "--shared", other: "--quiet"},

@@ -139,6 +139,7 @@ func TestList(t *testing.T) {
 }
 
 func TestHolder(t *testing.T) {
+	t.Parallel()
 	url := startServer(t)
 	p := start(t, "holder", "orders/1", "--backend", url, "--json")
 	if free := objects[lock](t, p.output()); len(free) != 1 || free[0].Held || free[0].Name != "orders/1" || len(free[0].Holders) != 0 {
@@ -156,6 +157,7 @@ func TestHolder(t *testing.T) {
 }
 
 func TestForceRelease(t *testing.T) {
+	t.Parallel()
 	url := startServer(t)
 	lease := hold(t, url, "pod-1", "orders/1")
 	args := []string{"force-release", "orders/1", "--backend", url, "--reason", "pod-1 is gone"}
@@ -171,6 +173,7 @@ func TestForceRelease(t *testing.T) {
 }
 
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	url := startServer(t)
 	hold(t, url, "pod-9", "orders/9")
 	before := objects[lock](t, succeed(t, "holder", "orders/9", "--json", "--backend", url))[0]
@@ -206,11 +209,13 @@ func TestWatch(t *testing.T) {
 }
 
 func TestWatchTellsOfCompaction(t *testing.T) {
+	t.Parallel()
 	start(t, "watch", "x", "--since", "12", "--backend", "forgetful://").
 		expectExit(exitCompacted, "after revision 12", "--since 4711")
 }
 
 func TestLookExitCodes(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		args   []string
 		code   int
@@ -248,6 +253,7 @@ func TestLookExitCodes(t *testing.T) {
 }
 
 func TestLookHelpTellsTheExitCodes(t *testing.T) {
+	t.Parallel()
 	for word, codes := range map[string][]int{
 		"ls":            {exitOK, exitUsage, exitUnavailable},
 		"holder":        {exitOK, exitNobody, exitUsage, exitUnavailable},
@@ -266,6 +272,7 @@ func TestLookHelpTellsTheExitCodes(t *testing.T) {
 }
 
 func TestCell(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]string{
 		"": "-", "pod-1": "pod-1", "zwölf Uhr": "zwölf Uhr", "a\tb": `"a\tb"`, "\x1b[2J": `"\x1b[2J"`,
 	} {

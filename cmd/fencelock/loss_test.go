@@ -14,6 +14,7 @@ import (
 )
 
 func TestLossEndsTheGroupBeforeTheNextHolder(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	addr, link := server.NewLink(t)
 	script := "trap 'sleep 0.7; exit' TERM; sleep 1000 & echo pid $!; echo pid $$; wait" // it takes its time
@@ -31,6 +32,7 @@ func TestLossEndsTheGroupBeforeTheNextHolder(t *testing.T) {
 }
 
 func TestLossKillsWhatIgnoresTERM(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	script := "trap 'echo warned' TERM; sh -c 'trap \"\" TERM; echo pid $$; exec sleep 1000' & while :; do wait; done"
 	p := start(t, on(server.Addr(), script, "--ttl", "3s", "--kill-after", "1s")...)
@@ -52,6 +54,7 @@ func TestLossKillsWhatIgnoresTERM(t *testing.T) {
 }
 
 func TestEviction(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	p := start(t, on(server.Addr(), "echo in; sleep 1000", "--ttl", "2s", "--kill-after", "0")...)
 	p.await("in")
@@ -60,6 +63,7 @@ func TestEviction(t *testing.T) {
 }
 
 func TestEvictionThatShowsInTheRelease(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	p := start(t, on(server.Addr(), "echo in; cat", "--ttl", "5m")...)
 	p.await("in")
@@ -87,6 +91,7 @@ func flush(t *testing.T, addr string) {
 }
 
 func TestStoppedPastItsLease(t *testing.T) {
+	t.Parallel()
 	server := containers.Redis(t)
 	script := "trap 'echo warned' TERM; echo pid $$; while :; do sleep 0.05; done"
 	first := start(t, on(server.Addr(), script, "--ttl", "2s")...)

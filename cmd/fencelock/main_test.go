@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // asProgram, in the environment, makes the test binary the program itself, so that the race detector watches it too.
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
+	deep.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -151,6 +153,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 }
 
 func TestExitCodes(t *testing.T) {
+	t.Parallel()
 	lock := func(args ...string) []string {
 		return append([]string{"run", "--backend", "memory://", "--name", "x"}, args...)
 	}
@@ -206,6 +209,7 @@ func TestExitCodes(t *testing.T) {
 }
 
 func TestHelpTellsTheExitCodes(t *testing.T) {
+	t.Parallel()
 	p := start(t, "run", "--help")
 	help := p.output()
 	p.expectExit(0)
@@ -217,6 +221,7 @@ func TestHelpTellsTheExitCodes(t *testing.T) {
 }
 
 func TestQuietSaysNothing(t *testing.T) {
+	t.Parallel()
 	p := start(t, "run", "--quiet", "--backend", "redis://127.0.0.1:1", "--name", "x", "true")
 	p.expectExit(exitUnavailable)
 	if text := p.Stderr(); text != "" {
@@ -246,6 +251,7 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestStandardInputReachesTheCommand(t *testing.T) {
+	t.Parallel()
 	p := start(t, "run", "--backend", "memory://", "--name", "x", "--", "cat")
 	if err := p.Send("hello"); err != nil {
 		t.Fatal(err)

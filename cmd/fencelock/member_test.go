@@ -37,6 +37,7 @@ func startMember(t *testing.T, peer string, join ...string) *server.Server {
 }
 
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	url := startServer(t)
 	all := objects[member](t, succeed(t, "status", "--backend", url, "--json"))
 	if len(all) != 1 {
@@ -63,6 +64,7 @@ func TestStatus(t *testing.T) {
 
 // One that nobody has taken in answers, and is no good health check.
 func TestStatusOfALeaderlessMember(t *testing.T) {
+	t.Parallel()
 	peer := port.Addresses(t, 1)[0]
 	s := startMember(t, peer, peer)
 	p := start(t, "status", "--backend", "fencelock://"+s.Addr().String())
@@ -113,6 +115,7 @@ func TestMembers(t *testing.T) {
 }
 
 func TestMemberExitCodes(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		args   []string
 		code   int

@@ -11,6 +11,7 @@ import (
 
 // The program has no backend that excludes nobody: two of its processes would both hold a lock of the memory driver.
 func TestTheProgramHasNoMemoryBackend(t *testing.T) {
+	t.Parallel()
 	program := filepath.Join(t.TempDir(), "fencelock")
 	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -40,6 +40,7 @@ func tokenAt(t *testing.T, url string) uint64 {
 }
 
 func TestServe(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	p, url := serving(t, "--data-dir", dir)
 	first := tokenAt(t, url)
@@ -68,6 +69,7 @@ func TestServe(t *testing.T) {
 }
 
 func TestServeDev(t *testing.T) {
+	t.Parallel()
 	p, url := serving(t, "--dev")
 	start(t, "run", "--backend", url, "--name", "x", "--tier", "correctness", "--", "true").expectExit(exitUsage, "correctness")
 	start(t, "run", "--backend", url, "--name", "x", "--", "true").expectExit(0)
@@ -78,6 +80,7 @@ func TestServeDev(t *testing.T) {
 }
 
 func TestServeHelpTellsEveryLimit(t *testing.T) {
+	t.Parallel()
 	text := succeed(t, "serve", "--help")
 	limits := machine.DefaultLimits()
 	for _, l := range limits.All() {
@@ -91,12 +94,14 @@ func TestServeHelpTellsEveryLimit(t *testing.T) {
 }
 
 func TestServeLimit(t *testing.T) {
+	t.Parallel()
 	_, url := serving(t, "--dev", "--limit", "name-bytes=4", "--limit", "sessions=1")
 	start(t, "run", "--backend", url, "--name", "xxxx", "--", "true").expectExit(0)
 	start(t, "run", "--backend", url, "--name", "xxxxx", "--", "true").expectExit(exitUsage, "name-bytes")
 }
 
 func TestServeUsage(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct{ args, want string }{
 		{"argument", "no arguments"},
 		{"--dev --data-dir x", "--dev"},

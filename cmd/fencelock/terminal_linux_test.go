@@ -101,6 +101,7 @@ func atPrompt(t *testing.T, script, after string) *typist {
 }
 
 func TestTerminalReachesTheCommand(t *testing.T) {
+	t.Parallel()
 	y := atPrompt(t, "read line; echo read $line; exit 3", `read line; echo "the shell read $line"; read line`)
 	y.typeIn("one\n")
 	y.await("read one")
@@ -111,6 +112,7 @@ func TestTerminalReachesTheCommand(t *testing.T) {
 }
 
 func TestInterruptAtTheTerminal(t *testing.T) {
+	t.Parallel()
 	y := atPrompt(t, "read line; echo ready; sleep 1000", "read line")
 	y.typeIn("the terminal is the command's\n")
 	y.await("ready")
@@ -121,6 +123,7 @@ func TestInterruptAtTheTerminal(t *testing.T) {
 }
 
 func TestSuspendAtTheTerminal(t *testing.T) {
+	t.Parallel()
 	y := atPrompt(t, "read line; echo ready; read line; echo read $line; exit 3",
 		`echo "the shell goes on"; fg; echo "code $?"; read line`)
 	y.typeIn("the terminal is the command's\n")
@@ -134,6 +137,7 @@ func TestSuspendAtTheTerminal(t *testing.T) {
 }
 
 func TestSuspendOfFencelockItself(t *testing.T) {
+	t.Parallel()
 	y := atPrompt(t, "echo pid $PPID; read line; echo read $line; exit 3",
 		`echo "the shell goes on"; read line; fg; echo "code $?"; read line`)
 	fencelock, err := strconv.Atoi(y.await("pid "))

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // recorder is a test that records how it ended.
@@ -15,6 +18,11 @@ type recorder struct {
 	testing.TB
 	text            string
 	skipped, failed bool
+}
+
+func TestMain(m *testing.M) {
+	deep.Wide(8)
+	os.Exit(m.Run())
 }
 
 func (r *recorder) Skip(args ...any)             { r.skipped = true; r.end(fmt.Sprint(args...)) }
