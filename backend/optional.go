@@ -117,3 +117,12 @@ type MultiAcquirer interface {
 	// then acquires the names one after the other in sorted order.
 	AcquireAll(ctx context.Context, rs []Request) ([]Grant, error)
 }
+
+// Expirer ends holds that their holder no longer renews. A driver with Description.KeepsHolds that is an Expirer lets holds
+// wander between drivers: Acquire by the same request id, or Renew, brings them to the driver that is called, and the one
+// that had them can no longer end them by mistake.
+type Expirer interface {
+	// Expire ends g if it still hangs on a session of this driver at the instant at which the service carries that out. A
+	// hold that has wandered to another driver, or is over, is ErrNotHeld, and stays as it is.
+	Expire(ctx context.Context, g Grant) error
+}

@@ -142,7 +142,7 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	}
 	d.described.Store(&backend.Description{
 		Name: driverName, Capabilities: capabilities | backend.CapFencing,
-		Clock: d.clock, Exclusion: backend.ExclusionDurableServer,
+		Clock: d.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
 	})
 	d.ctx, d.stop = context.WithCancel(context.Background())

@@ -151,7 +151,7 @@ func (d *Driver) Describe() backend.Description {
 	}
 	return backend.Description{
 		Name:  driverName,
-		Clock: d.clock, Exclusion: exclusion,
+		Clock: d.clock, Exclusion: exclusion, KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapInspect | backend.CapList |
 			backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease | backend.CapShared | backend.CapPermits |
 			backend.CapMultiAcquire,

@@ -137,7 +137,7 @@ func (d *Driver) facts() facts {
 
 func (d *Driver) describe(f facts) *backend.Description {
 	desc := &backend.Description{
-		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f),
+		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits | backend.CapMinHold |
 			backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay |
 			backend.CapForceRelease | backend.CapMultiAcquire,

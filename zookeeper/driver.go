@@ -193,7 +193,7 @@ func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
-		Clock: d.clock, Exclusion: d.exclusion(),
+		Clock: d.clock, Exclusion: d.exclusion(), KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapPushLoss |
 			backend.CapInspect | backend.CapList | backend.CapForceRelease | backend.CapShared | backend.CapPermits,
 		MinTTL: d.minTTL(), MaxTTL: 20 * d.o.Tick, TTLGranularity: time.Millisecond,

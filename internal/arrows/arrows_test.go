@@ -5,6 +5,7 @@
 //	drivers → backend          conformance → root
 //	fencing/*guard → fencing   fencing/guardtest → conformance/fault
 //	conformance/containers → testcontainers
+//	cmd/fencelock → internal/gateway → huma
 package arrows
 
 import (
@@ -117,6 +118,21 @@ func violations(g graph) []string {
 			found = append(found, clean(g, path, place)...)
 		}
 		found = append(found, testOnly(g, path)...)
+		found = append(found, door(g, path)...)
+	}
+	return found
+}
+
+// door checks that nobody links what serves HTTP but the gateway itself and the binary.
+func door(g graph, path string) (found []string) {
+	const gateway, binary = module + "/internal/gateway", module + "/cmd/fencelock"
+	if path == gateway || path == binary {
+		return nil
+	}
+	for _, dep := range g.deps(path) {
+		if dep == gateway || strings.HasPrefix(dep, "github.com/danielgtaylor/huma/") {
+			found = append(found, fmt.Sprintf("%s depends on %s: only cmd/fencelock serves HTTP", path, dep))
+		}
 	}
 	return found
 }

@@ -23,7 +23,8 @@ var sound = map[string]string{
 	"./conformance":                "./conformance/fault . ./backend/memory",
 	"./conformance/fault":          "std:net",
 	"./conformance/containers":     "./conformance/fault github.com/testcontainers/testcontainers-go",
-	"./cmd/fencelock":              ". ./redis ./etcd",
+	"./cmd/fencelock":              ". ./redis ./etcd ./internal/gateway",
+	"./internal/gateway":           "./backend github.com/danielgtaylor/huma/v2",
 	"github.com/redis/go-redis/v9": "github.com/cespare/xxhash/v2",
 	"github.com/testcontainers/testcontainers-go": "github.com/moby/moby/client",
 }
@@ -87,6 +88,8 @@ func TestEveryWrongArrowIsFound(t *testing.T) {
 		{"a guard imports another", "./fencing/redisguard", "./fencing/sqlguard", "knows package fencing only"},
 		{"a guard imports the suite of guards", "./fencing/redisguard", "./fencing/guardtest", "outside of a test"},
 		{"a guard that is not entered", "./fencing/kafkaguard", "./fencing", "no known guard"},
+		{"a driver links what serves HTTP", "./redis", "github.com/danielgtaylor/huma/v2", "only cmd/fencelock serves HTTP"},
+		{"an example links the gateway", "./examples/x", "./internal/gateway", "only cmd/fencelock serves HTTP"},
 		{"a driver that is not entered", "./consul", "./backend", "no known place"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

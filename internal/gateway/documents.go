@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"html/template"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
+
+// Ready says what the gateway stands before, and what a client of several replicas may expect.
+type Ready struct {
+	Ready        bool   `json:"ready"`
+	Backend      string `json:"backend" doc:"The driver"`
+	Exclusion    string `json:"exclusion" doc:"What the exclusion rests on, such as quorum"`
+	Fencing      bool   `json:"fencing" doc:"Whether grants have fencing tokens"`
+	HoldsOutlive bool   `json:"holdsOutliveReplica" doc:"Whether a hold that one replica was granted is renewed by another one, also if the first has died. Otherwise it ends one TTL after its replica"`
+	Detail       string `json:"detail,omitempty"`
+}
+
+// Live says that the process serves.
+type Live struct {
+	Live bool `json:"live"`
+}
+
+func (g *Gateway) probes(api huma.API) {
+	huma.Register(api, operation(api, http.MethodGet, "/livez", "livez", "Tell whether the process serves", nil),
+		func(context.Context, *struct{}) (*body[Live], error) { return &body[Live]{Live{true}}, nil })
+	huma.Register(api, operation(api, http.MethodGet, "/readyz", "readyz", "Tell whether the lock service can be reached",
+		map[int]any{200: Ready{}, 503: Ready{}}),
+		func(ctx context.Context, _ *struct{}) (*answer, error) {
+			out := g.ready(ctx)
+			if !out.Ready {
+				return &answer{Status: http.StatusServiceUnavailable, Body: out}, nil
+			}
+			return &answer{Status: http.StatusOK, Body: out}, nil
+		})
+}
+
+func (g *Gateway) ready(ctx context.Context) Ready {
+	var err error
+	if d, ok := backend.As[backend.Pinger](g.driver); ok {
+		ctx, cancel := context.WithTimeout(ctx, sendTime/2)
+		defer cancel()
+		err = d.Ping(ctx)
+	}
+	about := g.driver.Describe()
+	out := Ready{
+		Ready: err == nil, Backend: about.Name, Exclusion: about.Exclusion.String(),
+		Fencing: about.Capabilities.Has(backend.CapFencing), HoldsOutlive: g.wanders(),
+	}
+	switch {
+	case err != nil:
+		out.Detail = err.Error()
+	case g.closing.Err() != nil:
+		out.Ready, out.Detail = false, "the gateway ends"
+	}
+	return out
+}
+
+// documents serves the specification, and a page made of it that needs nothing from elsewhere.
+func (g *Gateway) documents(mux *http.ServeMux, spec *huma.OpenAPI) {
+	text, err := specification(spec)
+	if err != nil {
+		panic(err) // of types in this package
+	}
+	page := docsPage(spec)
+	serve := func(contentType string, text []byte) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", contentType)
+			w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+			_, _ = w.Write(text) // nobody is left to tell
+		}
+	}
+	mux.HandleFunc("GET /openapi.json", serve("application/openapi+json", text))
+	mux.HandleFunc("GET /docs", serve("text/html; charset=utf-8", page))
+}
+
+// specification is the OpenAPI document, indented.
+func specification(spec *huma.OpenAPI) ([]byte, error) {
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, raw, "", "  "); err != nil {
+		return nil, err
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}
+
+var docsTemplate = template.Must(template.New("docs").Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{{.Title}}</title>
+<style>
+body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+code { background: #eee } table { border-collapse: collapse } td { padding: .1em 1em .1em 0; vertical-align: top }
+</style>
+<h1>{{.Title}}</h1><p>{{.About}} The specification: <a href="/openapi.json">openapi.json</a></p>
+{{range .Calls}}<h2><code>{{.Method}} {{.Path}}</code></h2><p>{{.Summary}}</p>
+<table>{{range .Fields}}<tr><td><code>{{.Name}}</code><td>{{.In}}<td>{{.About}}{{end}}</table>
+<p>Answers: {{range .Answers}}{{.}} {{end}}</p>
+{{end}}</html>
+`))
+
+type docsField struct{ Name, In, About string }
+
+type docsCall struct {
+	Method, Path, Summary string
+	Fields                []docsField
+	Answers               []string
+}
+
+func docsPage(spec *huma.OpenAPI) []byte {
+	var calls []docsCall
+	for _, path := range slices.Sorted(maps.Keys(spec.Paths)) {
+		item := spec.Paths[path]
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Delete} {
+			if op != nil {
+				calls = append(calls, docsOf(spec, path, op))
+			}
+		}
+	}
+	var out bytes.Buffer
+	err := docsTemplate.Execute(&out, map[string]any{"Title": spec.Info.Title, "About": spec.Info.Description, "Calls": calls})
+	if err != nil {
+		panic(err) // of text in this package
+	}
+	return out.Bytes()
+}
+
+func docsOf(spec *huma.OpenAPI, path string, op *huma.Operation) docsCall {
+	call := docsCall{Method: op.Method, Path: path, Summary: op.Summary, Answers: slices.Sorted(maps.Keys(op.Responses))}
+	for _, p := range op.Parameters {
+		call.Fields = append(call.Fields, docsField{p.Name, p.In, p.Description})
+	}
+	fields := func(media map[string]*huma.MediaType, in string) {
+		for _, m := range media {
+			s := m.Schema
+			if s != nil && s.Ref != "" {
+				s = spec.Components.Schemas.SchemaFromRef(s.Ref)
+			}
+			if s == nil {
+				continue
+			}
+			for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+				about := s.Properties[name].Description
+				if slices.Contains(s.Required, name) && in == "body" {
+					about += " (required)"
+				}
+				call.Fields = append(call.Fields, docsField{name, in, about})
+			}
+		}
+	}
+	if op.RequestBody != nil {
+		fields(op.RequestBody.Content, "body")
+	}
+	for _, status := range []string{"200", "202"} {
+		if r := op.Responses[status]; r != nil {
+			fields(r.Content, status)
+		}
+	}
+	return call
+}

@@ -1,0 +1,371 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// What one request waits at most, below the 60 s after which load balancers give up.
+const pollMost = 50 * time.Second
+
+// pollWithin is for how long a place, or a grant, is kept for a client that does not poll.
+func pollWithin(ttl time.Duration) time.Duration {
+	return min(max(ttl/3, 200*time.Millisecond), 30*time.Second)
+}
+
+// wish is what a client asks for, of one name.
+type wish struct {
+	Name         string
+	Kind         string
+	Permits      int
+	Limit        int
+	Hierarchical bool
+	Metadata     map[string]string
+}
+
+// ask is one acquire.
+type ask struct {
+	certificate, principal string
+	owner, requestID       string
+	ttl, minHold           time.Duration
+	wait, keep             bool
+	most                   time.Duration // that this request waits
+	wishes                 []wish
+}
+
+const maxMillis = math.MaxInt64 / int64(time.Millisecond)
+
+// millis is a duration that a client gave.
+func millis(what string, n int64) (time.Duration, error) {
+	if n < 0 || n > maxMillis {
+		return 0, problem(codeRequest, what+" is not between 0 and "+strconv.FormatInt(maxMillis, 10))
+	}
+	return time.Duration(n) * time.Millisecond, nil
+}
+
+var kindsIn = map[string]backend.Kind{
+	"": backend.KindExclusive, "exclusive": backend.KindExclusive, "shared": backend.KindShared, "permits": backend.KindPermits,
+}
+
+const maxMetadataBytes = 4096
+
+// requests turns a into what the driver gets. Like the core it checks everything that drivers take as checked.
+func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err error) {
+	about := g.driver.Describe()
+	if err := errors.Join(backend.ValidateOwner(a.owner), about.ValidateTTL(a.ttl)); err != nil {
+		return "", "", nil, err
+	}
+	var need backend.Capabilities
+	names := map[string]bool{}
+	for _, w := range a.wishes {
+		if err := backend.ValidateName(w.Name); err != nil {
+			return "", "", nil, err
+		}
+		if names[w.Name] {
+			return "", "", nil, problem(codeRequest, fmt.Sprintf("%q is there twice", w.Name))
+		}
+		names[w.Name] = true
+		more, err := w.needs()
+		if err != nil {
+			return "", "", nil, err
+		}
+		need |= more
+		rs = append(rs, backend.Request{
+			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kindsIn[w.Kind], Permits: w.Permits, Limit: w.Limit,
+			Hierarchical: w.Hierarchical, Metadata: w.Metadata, MinHold: a.minHold, Fresh: a.requestID == "",
+		})
+	}
+	if a.minHold > 0 {
+		need |= backend.CapMinHold
+	}
+	if len(rs) > 1 {
+		need |= backend.CapMultiAcquire
+	}
+	if missing := about.Capabilities.Missing(need); missing != 0 {
+		return "", "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing, backend.ErrUnsupported)
+	}
+	id := a.requestID
+	if id == "" {
+		id = rand.Text()
+	}
+	scope := []string{g.here, a.certificate, a.owner, id}
+	for i := range rs {
+		rs[i].RequestID = g.sealer.requestID(append([]string{"hold", rs[i].Name}, scope...)...)
+		rs[i].HoldID = backend.HoldID(rs[i].RequestID)
+	}
+	said, err := json.Marshal(struct {
+		TTL, MinHold time.Duration
+		Wishes       []wish
+	}{a.ttl, a.minHold, a.wishes})
+	if err != nil {
+		return "", "", nil, err
+	}
+	key = rs[0].RequestID
+	if len(rs) > 1 {
+		key = g.sealer.requestID(append([]string{"set"}, scope...)...)
+	}
+	return key, string(said), rs, nil
+}
+
+// needs checks a wish by itself, and returns what the driver must be able to do.
+func (w *wish) needs() (need backend.Capabilities, err error) {
+	kind, known := kindsIn[w.Kind]
+	switch {
+	case !known:
+		return 0, problem(codeRequest, fmt.Sprintf("kind %q is none of exclusive, shared and permits", w.Kind))
+	case kind == backend.KindPermits && (w.Permits < 1 || w.Limit < w.Permits || w.Limit > math.MaxInt32):
+		return 0, problem(codeRequest, "want 1 <= permits <= limit < 2^31")
+	case kind != backend.KindPermits && (w.Permits != 0 || w.Limit != 0):
+		return 0, problem(codeRequest, `permits and limit belong to "kind":"permits"`)
+	case kind == backend.KindPermits && w.Hierarchical:
+		return 0, problem(codeRequest, "permits of a hierarchical name")
+	case kind == backend.KindShared:
+		need = backend.CapShared
+	case kind == backend.KindPermits:
+		need = backend.CapPermits
+	}
+	if w.Hierarchical {
+		need |= backend.CapHierarchy
+	}
+	size := 0
+	for k, v := range w.Metadata {
+		if !utf8.ValidString(k+v) || strings.ContainsRune(k+v, 0) {
+			return 0, problem(codeRequest, "metadata is not UTF-8, or contains NUL")
+		}
+		size += len(k) + len(v)
+		need |= backend.CapMetadata
+	}
+	if size > maxMetadataBytes {
+		return 0, problem(codeRequest, fmt.Sprintf("metadata of more than %d bytes", maxMetadataBytes))
+	}
+	return need, nil
+}
+
+// acquired is what an acquire got: grants, or a place in the queue.
+type acquired struct {
+	grants  []backend.Grant
+	minHold time.Duration
+	arrived backend.Instant // the client sent the request before
+	queued  time.Duration   // not zero: it waits on, and must be asked for again within that time
+}
+
+// lock acquires.
+func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
+	arrived := g.clock.Now()
+	key, print, rs, err := g.requests(a)
+	if err != nil {
+		return nil, err
+	}
+	if a.wait {
+		out, err := g.admit(a.principal)
+		if err != nil {
+			return nil, err
+		}
+		defer out()
+	}
+	x, err := g.join(ctx, key, print, a.requestID != "", rs)
+	if err != nil {
+		return nil, err
+	}
+	var most <-chan time.Time // an attempt that does not wait is bounded by itself
+	if a.wait {
+		timer := time.NewTimer(a.most)
+		defer timer.Stop()
+		most = timer.C
+	}
+	within := pollWithin(a.ttl)
+	select {
+	case <-x.done:
+	case <-most:
+		g.leave(x, within)
+		return &acquired{queued: within}, nil
+	case <-ctx.Done():
+		keep := time.Duration(0)
+		if a.keep {
+			keep = within
+		}
+		g.leave(x, keep)
+		return nil, ctx.Err()
+	}
+	if x.err != nil {
+		g.leave(x, 0)
+		if g.closing.Err() != nil {
+			return nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
+		}
+		return nil, x.err
+	}
+	if ctx.Err() != nil { // nobody is there to take it
+		keep := time.Duration(0)
+		if a.keep {
+			keep = within
+		}
+		g.leave(x, keep)
+		return nil, ctx.Err()
+	}
+	return g.deliver(x, arrived)
+}
+
+// deliver takes the grants of an attempt to a client. Whoever comes again gets the same, proved anew.
+func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error) {
+	g.mu.Lock()
+	x.polls--
+	fresh := !x.claimed
+	if x.over || x.abandoned {
+		g.mu.Unlock()
+		return nil, problem(codeDone, "its hold is over; acquire again with another requestId")
+	}
+	x.claimed = true
+	x.stopTimer()
+	grants := make([]backend.Grant, len(x.holds))
+	about, now := g.driver.Describe(), g.clock.Now()
+	for i, h := range x.holds {
+		grants[i] = h.grant
+		fresh = fresh && now.Sub(h.grant.SentAt) < about.Validity(h.grant.TTL)/4
+	}
+	minHold := x.holds[0].minHold
+	g.mu.Unlock()
+	out := &acquired{grants: grants, minHold: minHold, arrived: arrived}
+	if fresh {
+		return out, nil
+	}
+	ctx, cancel := context.WithTimeout(g.closing, attemptTime)
+	defer cancel()
+	for i := range grants {
+		renewed, err := g.renew(ctx, grants[i], minHold, grants[i].TTL)
+		switch {
+		case err == nil:
+			grants[i].SentAt, grants[i].TTL = renewed.SentAt, renewed.TTL
+		case errors.Is(err, backend.ErrNotHeld):
+			return nil, problem(codeDone, "its hold is over; acquire again with another requestId")
+		case about.Validity(grants[i].TTL)-g.clock.Now().Sub(grants[i].SentAt) <= 0:
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// renew prolongs a grant that a client holds.
+func (g *Gateway) renew(ctx context.Context, grant backend.Grant, minHold, ttl time.Duration) (backend.Renewal, error) {
+	if err := g.driver.Describe().ValidateTTL(ttl); err != nil {
+		return backend.Renewal{}, err
+	}
+	h, grant := g.mine(grant, minHold)
+	defer g.unbusy(h)
+	if h == nil && !g.wanders() {
+		return backend.Renewal{}, problem(codeElsewhere,
+			"the replica that was granted the lock renews it, and this one does not; try again").retry(comeAgain)
+	}
+	grant.TTL = ttl
+	out := g.driver.Renew(ctx, []backend.Grant{grant})[0]
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case errors.Is(out.Err, backend.ErrNotHeld):
+		if h != nil {
+			g.end(h)
+		}
+	case out.Err != nil:
+	case h == nil || h.ended:
+		if g.keeps && g.closing.Err() == nil {
+			next := &hold{grant: grant, minHold: minHold}
+			next.grant.SentAt = out.SentAt
+			g.holds[holdKey{grant.Name, grant.RequestID}] = next
+			g.watch(next, g.clock.Now().Add(out.TTL))
+		}
+	default:
+		h.grant.SentAt = max(h.grant.SentAt, out.SentAt)
+		g.watch(h, g.clock.Now().Add(out.TTL))
+	}
+	return out, out.Err
+}
+
+// free gives a hold back. again says that this replica has done so before.
+func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Duration) (again bool, err error) {
+	h, grant := g.mine(grant, minHold)
+	defer g.unbusy(h)
+	err = g.driver.Release(ctx, grant)
+	done := "released " + grant.Name + "\x00" + grant.RequestID + "\x00" + grant.Incarnation
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err == nil:
+		g.finished.add(done)
+	case errors.Is(err, backend.ErrNotHeld):
+		again = g.finished.has(done)
+	default:
+		return false, err
+	}
+	if h != nil {
+		h.freed = h.freed || err == nil
+		g.end(h)
+	}
+	if again {
+		return true, nil
+	}
+	return false, err
+}
+
+// mine returns this replica's own hold of a grant, kept from ending until unbusy, with what is known of it here alone; or nil.
+func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backend.Grant) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.holds[holdKey{grant.Name, grant.RequestID}]
+	if h != nil && h.grant.Incarnation == grant.Incarnation && h.grant.Token == grant.Token {
+		h.busy++
+		own := h.grant
+		own.TTL = grant.TTL
+		return h, own
+	}
+	if minHold > 0 { // when it began is not known here: longer is the safe side
+		grant.MinHoldUntil = g.clock.Now().Add(minHold)
+	}
+	return nil, grant
+}
+
+func (g *Gateway) unbusy(h *hold) {
+	if h == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h.busy--
+}
+
+// cancelWait takes a request out of the queue.
+func (g *Gateway) cancelWait(key string) (*attempt, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	a := g.attempts[key]
+	switch {
+	case a == nil || a.abandoned || a.over:
+		return nil, problem(codeNoWait, "this replica has no such wait")
+	case a.claimed:
+		return a, problem(codeGranted, "release it")
+	}
+	g.abandon(a)
+	return a, nil
+}
+
+// readable opens a lock token for name and, if it is given, owner.
+func (g *Gateway) readable(token, name, owner string) (backend.Grant, time.Duration, error) {
+	grant, minHold, err := g.sealer.Open(token)
+	switch {
+	case err != nil:
+		return grant, 0, problem(codeNotOwner, err.Error())
+	case grant.Name != name:
+		return grant, 0, problem(codeNotOwner, "the lock token is of another lock")
+	case owner != "" && grant.Owner != owner:
+		return grant, 0, problem(codeNotOwner, "the lock token is of another owner")
+	}
+	return grant, minHold, nil
+}

@@ -1,0 +1,212 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Problem is every refusal: a problem document of RFC 9457 whose members begin with those that programs branch on.
+type Problem struct {
+	Code             string         `json:"error" doc:"What went wrong, to branch on" example:"LOCK_ALREADY_HELD"`
+	CurrentOwner     string         `json:"currentOwner,omitempty" doc:"Who holds the lock, where the service tells"`
+	RetryAfterMillis int64          `json:"retryAfterMillis,omitempty" doc:"When the hold ends unless it is renewed, or when to come again"`
+	LockKey          string         `json:"lockKey,omitempty" doc:"The name that it is about, in a request for several"`
+	Reason           string         `json:"reason,omitempty" doc:"Why a hold ended: expired, session-expired, force-released, …"`
+	SameRequest      bool           `json:"sameRequest,omitempty" doc:"The holder got the lock with the same requestId, through another replica"`
+	Cycle            []DeadlockEdge `json:"cycle,omitempty" doc:"Each waits for what the next one has"`
+	Type             string         `json:"type" doc:"A URI that names the error"`
+	Title            string         `json:"title" doc:"The error in words, always the same"`
+	Status           int            `json:"status" doc:"The status code"`
+	Detail           string         `json:"detail,omitempty" doc:"What happened, for people"`
+
+	headers http.Header
+}
+
+// DeadlockEdge is one line of work in a cycle.
+type DeadlockEdge struct {
+	Owner string `json:"owner" doc:"Who"`
+	Holds string `json:"holds" doc:"The name that it has"`
+	Wants string `json:"wants" doc:"The name that it waits for"`
+}
+
+// Error implements error.
+func (p *Problem) Error() string { return p.Code + ": " + p.Detail }
+
+// GetStatus implements huma.StatusError.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType implements huma.ContentTypeFilter.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// GetHeaders implements huma.HeadersError.
+func (p *Problem) GetHeaders() http.Header { return p.headers }
+
+// The codes of problems.
+const (
+	codeHeld         = "LOCK_ALREADY_HELD"
+	codeNotOwner     = "NOT_LOCK_OWNER"
+	codeExpired      = "LOCK_EXPIRED"
+	codeNotLocked    = "NOT_LOCKED"
+	codeDone         = "REQUEST_DONE"
+	codeMismatch     = "REQUEST_MISMATCH"
+	codeDeadlock     = "DEADLOCK"
+	codeLimit        = "LIMIT_MISMATCH"
+	codeChanged      = "HOLDER_CHANGED"
+	codeCompacted    = "COMPACTED"
+	codeDenied       = "DENIED"
+	codeName         = "INVALID_NAME"
+	codeTTL          = "INVALID_TTL"
+	codeRequest      = "INVALID_REQUEST"
+	codeTooLarge     = "TOO_LARGE"
+	codeQuota        = "QUOTA"
+	codeUnsupported  = "UNSUPPORTED"
+	codeElsewhere    = "HELD_ELSEWHERE"
+	codeUnavailable  = "UNAVAILABLE"
+	codeMisconfig    = "MISCONFIGURED"
+	codeHistory      = "HISTORY_LOST"
+	codeUnknown      = "UNKNOWN"
+	codeNoWait       = "NO_SUCH_WAIT"
+	codeGranted      = "GRANTED"
+	codeInternal     = "INTERNAL"
+	codeNotFound     = "NOT_FOUND"
+	problemTypes     = "urn:fencelock:problem:"
+	comeAgain        = time.Second // to a client that is refused for a moment
+	maxRetrySeconds  = 1 << 31
+	contentProblem   = "application/problem+json"
+	internalSentence = "the gateway failed; its log says how"
+)
+
+// kinds are the problems: their status and their title.
+var kinds = map[string]struct {
+	status int
+	title  string
+}{
+	codeHeld:        {http.StatusConflict, "The lock is held"},
+	codeNotOwner:    {http.StatusForbidden, "The lock token is not one of this lock and owner"},
+	codeExpired:     {http.StatusConflict, "The hold is over"},
+	codeNotLocked:   {http.StatusNotFound, "Nobody holds the lock"},
+	codeDone:        {http.StatusConflict, "The request was carried out before, and its hold is over"},
+	codeMismatch:    {http.StatusUnprocessableEntity, "The requestId was used for another request"},
+	codeDeadlock:    {http.StatusConflict, "Waiting would deadlock"},
+	codeLimit:       {http.StatusConflict, "The name is in use with another kind or limit"},
+	codeChanged:     {http.StatusPreconditionFailed, "The condition does not hold"},
+	codeCompacted:   {http.StatusGone, "The changes since then are no longer kept"},
+	codeDenied:      {http.StatusForbidden, "Not permitted"},
+	codeName:        {http.StatusBadRequest, "The name of the lock is invalid"},
+	codeTTL:         {http.StatusBadRequest, "The TTL is invalid"},
+	codeRequest:     {http.StatusBadRequest, "The request is invalid"},
+	codeTooLarge:    {http.StatusRequestEntityTooLarge, "The body is too large"},
+	codeQuota:       {http.StatusTooManyRequests, "Too many requests wait"},
+	codeUnsupported: {http.StatusNotImplemented, "The backend cannot do this"},
+	codeElsewhere:   {http.StatusServiceUnavailable, "Another replica has the hold"},
+	codeUnavailable: {http.StatusServiceUnavailable, "The lock service is unavailable"},
+	codeMisconfig:   {http.StatusServiceUnavailable, "The lock service is misconfigured"},
+	codeHistory:     {http.StatusServiceUnavailable, "The lock service has lost its history"},
+	codeUnknown:     {http.StatusGatewayTimeout, "The outcome is unknown"},
+	codeNoWait:      {http.StatusNotFound, "There is no such wait"},
+	codeGranted:     {http.StatusConflict, "The request has been granted"},
+	codeInternal:    {http.StatusInternalServerError, "The gateway failed"},
+	codeNotFound:    {http.StatusNotFound, "There is no such path"},
+}
+
+func problem(code, detail string) *Problem {
+	k := kinds[code]
+	return &Problem{Code: code, Type: problemTypes + code, Title: k.title, Status: k.status, Detail: detail}
+}
+
+// retry adds when to come again, rounded up to seconds in the header.
+func (p *Problem) retry(after time.Duration) *Problem {
+	if after <= 0 {
+		return p
+	}
+	p.RetryAfterMillis = max(1, after.Milliseconds())
+	seconds := min(math.Ceil(after.Seconds()), maxRetrySeconds)
+	p.headers = http.Header{"Retry-After": {strconv.Itoa(int(seconds))}}
+	return p
+}
+
+// problemOf says what an error of a driver means to a client.
+func problemOf(err error) *Problem {
+	var already *Problem
+	if errors.As(err, &already) {
+		return already
+	}
+	var held *backend.HeldError
+	var notHeld *backend.NotHeldError
+	var cycle *backend.DeadlockError
+	is := func(target error) bool { return errors.Is(err, target) }
+	say := err.Error()
+	switch {
+	case is(backend.ErrInvalidName):
+		return problem(codeName, say)
+	case is(backend.ErrInvalidTTL):
+		return problem(codeTTL, say)
+	case is(backend.ErrInvalidOption):
+		return problem(codeRequest, say)
+	case is(backend.ErrHistoryLost):
+		return problem(codeHistory, say)
+	case is(backend.ErrMisconfigured):
+		return problem(codeMisconfig, say)
+	case errors.As(err, &cycle):
+		p := problem(codeDeadlock, say)
+		for _, e := range cycle.Cycle {
+			p.Cycle = append(p.Cycle, DeadlockEdge(e))
+		}
+		return p
+	case is(backend.ErrLimitMismatch):
+		return problem(codeLimit, say)
+	case is(backend.ErrUnsupported):
+		return problem(codeUnsupported, say)
+	case is(backend.ErrUnknown):
+		return problem(codeUnknown, say+"; send it again with the same requestId").retry(comeAgain)
+	case errors.As(err, &held):
+		p := problem(codeHeld, say).retry(held.RetryAfter)
+		p.CurrentOwner = held.Holder
+		return p
+	case is(backend.ErrHeld):
+		return problem(codeHeld, say)
+	case errors.As(err, &notHeld):
+		p := problem(codeExpired, say)
+		p.Reason = string(notHeld.Reason)
+		return p
+	case is(backend.ErrNotHeld):
+		return problem(codeExpired, say)
+	case is(backend.ErrCompacted):
+		return problem(codeCompacted, say)
+	case is(backend.ErrClosed), is(backend.ErrUnavailable), is(context.Canceled), is(context.DeadlineExceeded):
+		return problem(codeUnavailable, say).retry(comeAgain)
+	}
+	return problem(codeInternal, internalSentence)
+}
+
+// What huma refuses by itself becomes a problem too. The variable is the one place that huma has for that.
+func init() {
+	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
+		for _, err := range errs {
+			var detail huma.ErrorDetailer
+			switch {
+			case errors.As(err, &detail): // without the value, which may be a secret
+				d := detail.ErrorDetail()
+				message += "; " + d.Location + ": " + d.Message
+			case err != nil:
+				message += "; " + err.Error()
+			}
+		}
+		code := codeRequest
+		switch status {
+		case http.StatusRequestEntityTooLarge:
+			code = codeTooLarge
+		case http.StatusInternalServerError:
+			code, message = codeInternal, internalSentence
+		}
+		return problem(code, message)
+	}
+}

@@ -1,0 +1,335 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// soon sends a request in the background.
+func (d *door) soon(ctx context.Context, path, body string) <-chan reply {
+	out := make(chan reply, 1)
+	go func() { out <- d.send(ctx, http.MethodPost, path, body) }()
+	synctest.Wait()
+	return out
+}
+
+func (d *door) queued(got reply) Queued {
+	d.t.Helper()
+	var q Queued
+	if err := json.Unmarshal([]byte(got.text), &q); err != nil || got.status != http.StatusAccepted || q.State != "QUEUED" {
+		d.t.Fatalf("answer %d %s, want a place in the queue", got.status, got.text)
+	}
+	return q
+}
+
+func (d *door) waiters(want int) {
+	d.t.Helper()
+	var s State
+	if err := json.Unmarshal([]byte(d.get("/v1/locks/x").text), &s); err != nil || s.Waiters != want {
+		d.t.Errorf("%d wait, want %d (%v)", s.Waiters, want, err)
+	}
+}
+
+const (
+	acquireX = "/v1/locks/x/acquire"
+	releaseX = "/v1/locks/x/release"
+)
+
+// What a waiter is told is valid from the instant at which it sent its request, however long it waited.
+func TestWaiting(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		first := d.granted(d.post(acquireX, acquireOf("a", "")))
+		waiting := d.soon(t.Context(), acquireX, acquireOf("b", `,"wait":true`))
+		time.Sleep(20 * time.Second)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		second := d.granted(<-waiting)
+		if second.FencingToken <= first.FencingToken {
+			t.Errorf("token %d after %d", second.FencingToken, first.FencingToken)
+		}
+		// It was sent 20 s ago, and 30 s less the margin remain.
+		if want := int64(20_000 + 29_650); second.ValidForMillis < want-10_000 || second.ValidForMillis > want {
+			t.Errorf("valid for %d ms from when it was sent, want up to %d", second.ValidForMillis, want)
+		}
+	})
+}
+
+// The place outlives the requests that wait for it, as long as the client comes again in time.
+func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
+		ask := acquireOf("b", `,"wait":true,"requestId":"req-b"`)
+		early := d.soon(t.Context(), acquireX, ask)
+		time.Sleep(time.Second)
+		late := d.soon(t.Context(), acquireX, acquireOf("c", `,"wait":true,"requestId":"req-c"`))
+		began := time.Now()
+		q := d.queued(<-early)
+		if waited := time.Since(began); waited > pollMost {
+			t.Errorf("a request waited for %v", waited)
+		}
+		if q.RequestID != "req-b" || q.PollWithinMillis != 10_000 {
+			t.Errorf("queued: %+v", q)
+		}
+		time.Sleep(9 * time.Second)
+		early = d.soon(t.Context(), acquireX, ask)
+		d.queued(<-late)
+		late = d.soon(t.Context(), acquireX, acquireOf("c", `,"wait":true,"requestId":"req-c"`))
+		d.waiters(2)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		next := d.granted(<-early)
+		if next.OwnerID != "b" {
+			t.Errorf("%s got the lock, although b came first", next.OwnerID)
+		}
+		d.is(d.post(releaseX, released(next)), 200, `{"status":"RELEASED"}`)
+		d.granted(<-late)
+	})
+}
+
+// Who does not come again loses the place, and a grant that came meanwhile.
+func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
+		ask := acquireOf("b", `,"waitMillis":100,"requestId":"req-b"`)
+		d.queued(d.post(acquireX, ask))
+		d.waiters(1)
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		d.waiters(0)
+
+		d.queued(d.post(acquireX, ask))
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		synctest.Wait()
+		if got := d.get("/v1/locks/x"); got.status != 200 {
+			t.Errorf("the place became no hold: %s", got.text)
+		}
+		time.Sleep(5 * time.Second)
+		d.granted(d.post(acquireX, ask)) // in time
+		time.Sleep(20 * time.Second)
+		if got := d.get("/v1/locks/x"); got.status != 200 {
+			t.Errorf("a hold that was delivered was taken away: %s", got.text)
+		}
+		time.Sleep(11 * time.Second)
+		d.is(d.get("/v1/locks/x"), 404, `{"locked":false}`)
+
+		first = d.granted(d.post(acquireX, acquireOf("a", "")))
+		ask = acquireOf("b", `,"waitMillis":100,"requestId":"req-b2"`)
+		d.queued(d.post(acquireX, ask))
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		time.Sleep(11 * time.Second) // less than the TTL
+		synctest.Wait()
+		d.is(d.get("/v1/locks/x"), 404, `{"locked":false}`)
+	})
+}
+
+// A client that hangs up leaves the queue, unless it asked to keep the place.
+func TestDisconnect(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
+		for _, c := range []struct {
+			more string
+			left int
+		}{{`,"wait":true,"requestId":"req-1"`, 0}, {`,"waitMillis":40000,"requestId":"req-2"`, 1}} {
+			ctx, hangUp := context.WithCancel(t.Context())
+			waiting := d.soon(ctx, acquireX, acquireOf("b", c.more))
+			d.waiters(1)
+			hangUp()
+			<-waiting
+			synctest.Wait()
+			d.waiters(c.left)
+		}
+		// What is still there can be given up.
+		leave := "/v1/locks/x/waits/req-2?ownerId="
+		d.refuses(d.send(t.Context(), http.MethodDelete, leave+"c", ""), 404, codeNoWait)
+		d.is(d.send(t.Context(), http.MethodDelete, leave+"b", ""), 200, `{"status":"CANCELLED"}`)
+		synctest.Wait()
+		d.waiters(0)
+	})
+}
+
+// Several requests with one id wait in one place, and all of them get the one hold.
+func TestRepeatsWaitTogether(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		first := d.granted(d.post(acquireX, acquireOf("a", "")))
+		ask := acquireOf("b", `,"wait":true,"requestId":"req-b"`)
+		ctx, hangUp := context.WithCancel(t.Context())
+		gone := d.soon(ctx, acquireX, ask)
+		one, two := d.soon(t.Context(), acquireX, ask), d.soon(t.Context(), acquireX, ask)
+		d.waiters(1)
+		hangUp()
+		<-gone
+		d.waiters(1)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		a, b := d.granted(<-one), d.granted(<-two)
+		if a.LockToken != b.LockToken {
+			t.Errorf("two repeats got %+v and %+v", a, b)
+		}
+	})
+}
+
+func TestWaitsAreBounded(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
+		ctx, hangUp := context.WithCancel(t.Context())
+		var all []<-chan reply
+		for i := range 3 {
+			all = append(all, d.soon(ctx, acquireX, acquireOf(fmt.Sprint("b", i), `,"wait":true`)))
+		}
+		got := d.post(acquireX, acquireOf("c", `,"wait":true`))
+		d.refuses(got, 429, codeQuota)
+		if got.header.Get("Retry-After") != "1" {
+			t.Errorf("Retry-After: %q", got.header.Get("Retry-After"))
+		}
+		other := d.send(t.Context(), http.MethodPost, acquireX, acquireOf("c", `,"waitMillis":10`),
+			func(r *http.Request) { r.RemoteAddr = "192.0.2.7:1" })
+		d.queued(other)
+		hangUp()
+		for _, c := range all {
+			<-c
+		}
+	})
+}
+
+// The end of a gateway is an answer for those who wait, and no end for those who hold.
+func TestEnd(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		d.granted(d.post(acquireX, acquireOf("a", "")))
+		waiting := d.soon(t.Context(), acquireX, acquireOf("b", `,"wait":true`))
+		d.g.End()
+		d.refuses(<-waiting, 503, codeUnavailable)
+		d.refuses(d.post(acquireX, acquireOf("b", "")), 503, codeUnavailable)
+		if held := d.g.Close(t.Context()); held != 0 { // the service itself keeps them
+			t.Errorf("%d holds hang on the gateway", held)
+		}
+		if got := d.get("/v1/locks/x"); got.status != 200 {
+			t.Errorf("the hold ended with the gateway: %s", got.text)
+		}
+	})
+}
+
+func TestKinds(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		reader := d.granted(d.post(acquireX, acquireOf("r1", `,"kind":"shared"`)))
+		d.granted(d.post(acquireX, acquireOf("r2", `,"kind":"shared"`)))
+		d.refuses(d.post(acquireX, acquireOf("w", "")), 409, codeHeld)
+		if reader.FencingToken != 0 {
+			t.Errorf("a reader has the fencing token %d", reader.FencingToken)
+		}
+		const pool = "/v1/locks/pool/acquire"
+		d.granted(d.post(pool, acquireOf("a", `,"kind":"permits","permits":2,"limit":3`)))
+		d.refuses(d.post(pool, acquireOf("b", `,"kind":"permits","permits":2,"limit":3`)), 409, codeHeld)
+		d.refuses(d.post(pool, acquireOf("b", `,"kind":"permits","permits":1,"limit":4`)), 409, codeLimit)
+		d.granted(d.post(pool, acquireOf("b", `,"kind":"permits","permits":1,"limit":3,"metadata":{"pod":"p"}`)))
+
+		closed := d.granted(d.post("/v1/locks/cron/acquire", acquireOf("a", `,"minHoldMillis":20000`)))
+		time.Sleep(5 * time.Second)
+		d.is(d.post("/v1/locks/cron/release", released(closed)), 200, `{"status":"RELEASED"}`)
+		p := d.refuses(d.post("/v1/locks/cron/acquire", acquireOf("b", "")), 409, codeHeld)
+		if p["retryAfterMillis"] != 15_000.0 {
+			t.Errorf("closed for %v ms, want 15000", p["retryAfterMillis"])
+		}
+	})
+}
+
+func TestSeveralNames(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		all := func(owner, more string) string {
+			return `{"ownerId":"` + owner + `","ttlMillis":30000` + more + `,"locks":[{"lockKey":"x"},{"lockKey":"y","kind":"shared"}]}`
+		}
+		const path = "/v1/locks:acquireAll"
+		got := d.post(path, all("a", `,"requestId":"req-1"`))
+		var set Locks
+		if err := json.Unmarshal([]byte(got.text), &set); err != nil || got.status != 200 || len(set.Locks) != 2 {
+			t.Fatalf("answer %d %s", got.status, got.text)
+		}
+		d.is(d.post(path, all("a", `,"requestId":"req-1"`)), 200, strings.TrimSpace(got.text))
+		d.refuses(d.post(path, all("b", "")), 409, codeHeld)
+		waiting := d.soon(t.Context(), path, all("b", `,"wait":true`))
+		for _, l := range set.Locks {
+			d.is(d.post("/v1/locks/"+l.LockKey+"/release", released(l)), 200, `{"status":"RELEASED"}`)
+		}
+		if got := <-waiting; got.status != 200 {
+			t.Errorf("a set that became free: %d %s", got.status, got.text)
+		}
+	})
+}
+
+// pipe is a response that can be read while it is written.
+type pipe struct {
+	header http.Header
+	status chan int
+	lines  chan string
+}
+
+func (p *pipe) Header() http.Header  { return p.header }
+func (p *pipe) WriteHeader(code int) { p.status <- code }
+func (p *pipe) Flush()               {}
+func (p *pipe) Write(b []byte) (int, error) {
+	p.lines <- string(b)
+	return len(b), nil
+}
+
+func TestWatch(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		watch := func(ctx context.Context, path string, change func(*http.Request)) *pipe {
+			p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
+			r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+			if change != nil {
+				change(r)
+			}
+			go func() {
+				d.g.Handler().ServeHTTP(p, r)
+				close(p.lines)
+			}()
+			return p
+		}
+		ctx, hangUp := context.WithCancel(t.Context())
+		live := watch(ctx, "/v1/locks/x/watch", nil)
+		if got := <-live.lines; got != ": watching\n\n" {
+			t.Errorf("the first line is %q", got)
+		}
+		l := d.granted(d.post(acquireX, acquireOf("a", "")))
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED"}`)
+		first, second := <-live.lines, <-live.lines
+		if want := "id: 2\nevent: acquired\ndata: {\"type\":\"acquired\",\"lockKey\":\"x\",\"ownerId\":\"a\",\"fencingToken\":1,\"revision\":2}\n\n"; first != want {
+			t.Errorf("event %q, want %q", first, want)
+		}
+		if !strings.Contains(second, "event: released\n") {
+			t.Errorf("event %q, want a release", second)
+		}
+		time.Sleep(beatTime)
+		if got := <-live.lines; !strings.HasPrefix(got, ":") {
+			t.Errorf("a silent stream said %q", got)
+		}
+		if live.header.Get("Content-Type") != "text/event-stream" || live.header.Get("X-Accel-Buffering") != "no" {
+			t.Errorf("headers %v", live.header)
+		}
+		hangUp()
+		for range live.lines {
+		}
+
+		ctx, hangUp = context.WithCancel(t.Context())
+		again := watch(ctx, "/v1/locks/x/watch", func(r *http.Request) { r.Header.Set("Last-Event-ID", "2") })
+		<-again.lines
+		if got := <-again.lines; got != second {
+			t.Errorf("the replay says %q, want %q", got, second)
+		}
+		hangUp()
+		for range again.lines {
+		}
+		d.refuses(d.send(t.Context(), http.MethodGet, "/v1/locks/x/watch", "", func(r *http.Request) {
+			r.Header.Set("Last-Event-ID", "x")
+		}), 400, codeRequest)
+
+		ended := watch(t.Context(), "/v1/locks/x/watch", nil)
+		<-ended.lines
+		d.g.End()
+		for range ended.lines {
+		}
+	})
+}
