@@ -32,7 +32,7 @@ race: ## what make quick runs, with two drivers, with the race detector; make de
 .PHONY: deep
 deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -race -timeout 60m ./...
-	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m ./builtin/machine ./conformance/simulation ./conformance/check
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./builtin/machine ./conformance/simulation ./conformance/check
 
 .PHONY: vet
 vet: ## go vet, and whether gofmt would change anything

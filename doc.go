@@ -35,10 +35,11 @@
 // # Time
 //
 // A lease is believed until its deadline: the instant just before the request (or renewal) that the service confirmed
-// was sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term. Within that time no other
-// client can hold the lock, unless the service itself loses data or its clock jumps, which only fencing covers.
-// [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is no loss:
-// renewals are retried until the deadline.
+// was sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term, and less 8 ms for each
+// thousand leases that the client holds, but not more than an eighth: so long it may take to tell them all. Within that
+// time no other client can hold the lock, unless the service itself loses data or its clock jumps, which only fencing
+// covers. [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is no
+// loss: renewals are retried until the deadline.
 //
 // # Context
 //

@@ -1,87 +1,108 @@
 package fencelock
 
-// holdHeap orders holds by hold.at, and each knows its index. It is written out because container/heap calls through an
-// interface, and because of sweep.
-type holdHeap []*hold
+import "time"
 
-func (q *holdHeap) push(h *hold) {
-	h.index = len(*q)
-	*q = append(*q, h)
-	q.up(h.index)
+// slot is one hold in the heap, with its key beside it: a pass over a hundred thousand reads no hold that is not due.
+type slot struct {
+	at    instant       // when heart looks at the hold next: a renewal is due, or the deadline
+	early time.Duration // how long before that it may ride along with others
+	hold  *hold
+}
+
+// holdHeap orders holds by slot.at, and each hold knows its index. It is written out because container/heap calls
+// through an interface, and because of sweep.
+type holdHeap []slot
+
+func (q *holdHeap) push(s slot) {
+	s.hold.index = len(*q)
+	*q = append(*q, s)
+	q.up(s.hold.index)
 }
 
 func (q *holdHeap) remove(i int) {
 	old := *q
 	last := len(old) - 1
-	old[i].index = -1
-	if i != last {
-		old[i] = old[last]
-		old[i].index = i
-	}
-	old[last] = nil
+	s := old[last]
+	old[i].hold.index = -1
+	old[last] = slot{}
 	*q = old[:last]
 	if i != last {
+		q.put(i, s)
 		q.fix(i)
 	}
 }
 
-// fix restores the order after the hold at i has changed.
-func (q *holdHeap) fix(i int) {
+// fix restores the order after the slot at i has changed.
+func (q holdHeap) fix(i int) {
 	if !q.down(i) {
 		q.up(i)
 	}
 }
 
 // sweep removes every hold for which gone says so, in one pass in no order, and restores the order; gone may change
-// others.
-func (q *holdHeap) sweep(gone func(*hold) bool) {
-	kept := (*q)[:0]
-	for _, h := range *q {
-		if gone(h) {
-			h.index = -1
-			continue
+// the slot.
+func (q *holdHeap) sweep(gone func(*slot) bool) {
+	all, kept := *q, 0
+	for i := range all {
+		if s := &all[i]; gone(s) {
+			s.hold.index = -1
+		} else {
+			if kept != i {
+				all.put(kept, *s)
+			}
+			kept++
 		}
-		h.index = len(kept)
-		kept = append(kept, h)
 	}
-	clear((*q)[len(kept):])
-	*q = kept
-	for i := len(kept)/2 - 1; i >= 0; i-- {
+	clear(all[kept:])
+	*q = all[:kept]
+	for i := kept/2 - 1; i >= 0; i-- {
 		q.down(i)
 	}
 }
 
-func (q *holdHeap) up(i int) {
-	s := *q
-	for i > 0 {
-		parent := (i - 1) / 2
-		if s[parent].at <= s[i].at {
+// holds returns all of them.
+func (q holdHeap) holds() []*hold {
+	all := make([]*hold, len(q))
+	for i, s := range q {
+		all[i] = s.hold
+	}
+	return all
+}
+
+func (q holdHeap) put(i int, s slot) {
+	q[i] = s
+	s.hold.index = i
+}
+
+func (q holdHeap) up(i int) {
+	s := q[i]
+	for at := i; ; {
+		parent := (at - 1) / 2
+		if at == 0 || q[parent].at <= s.at {
+			if at != i {
+				q.put(at, s)
+			}
 			return
 		}
-		s.swap(i, parent)
-		i = parent
+		q.put(at, q[parent])
+		at = parent
 	}
 }
 
-func (q *holdHeap) down(i int) (moved bool) {
-	s := *q
-	for {
-		least := 2*i + 1
-		if least >= len(s) {
-			return moved
-		}
-		if right := least + 1; right < len(s) && s[right].at < s[least].at {
+func (q holdHeap) down(i int) (moved bool) {
+	s := q[i]
+	for at := i; ; {
+		least := 2*at + 1
+		if right := least + 1; right < len(q) && q[right].at < q[least].at {
 			least = right
 		}
-		if s[i].at <= s[least].at {
-			return moved
+		if least >= len(q) || s.at <= q[least].at {
+			if at != i {
+				q.put(at, s)
+			}
+			return at != i
 		}
-		s.swap(i, least)
-		i, moved = least, true
+		q.put(at, q[least])
+		at = least
 	}
-}
-
-func (q holdHeap) swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
 }

@@ -32,11 +32,12 @@ type hold struct {
 	deadline atomic.Int64          // an instant: local and conservative, the hold is not believed beyond
 	cause    atomic.Pointer[error] // set once, at the end
 
-	mu       sync.Mutex // protects the following fields; taken before heart.mu
+	mu       sync.Mutex // protects the following fields but index; taken before heart.mu
 	began    bool       // start has accepted it
 	grant    backend.Grant
 	ttl      time.Duration // what renewals ask for: grant.TTL, or what Extend wants instead
 	since    instant       // when it was acquired
+	gone     instant       // when the service's TTL is over: the deadline and the margin
 	leases   []*Lease      // those that live
 	one      [1]*Lease     // room for them
 	key      string        // the attempt's, before there is a grant
@@ -50,11 +51,7 @@ type hold struct {
 	cleaning *cleanJob     // gives it back
 	release  flight        // the release, while it is in flight
 
-	// The following fields are protected by heart.mu.
-
-	at    instant       // when heart looks at it next: a renewal is due, or the deadline
-	early time.Duration // how long before that it may ride along with others
-	index int           // in heart's heap; -1 if not there
+	index int // in heart's heap, and protected by its lock; -1 if not there
 }
 
 // newLease returns a lease with a hold of its own, which is not granted yet.
@@ -80,10 +77,18 @@ func (h *hold) token() fencing.Token {
 
 func (h *hold) believedUntil() instant { return instant(h.deadline.Load()) }
 
-// validity is how long after its sending a proof of ttl is believed.
+// validity is how long after its sending a proof of ttl is believed: the more holds the client has, the less, so that
+// all who lose together can be told in time.
 func (h *hold) validity(ttl time.Duration) time.Duration {
 	c := h.client
-	return c.set.validity(c.driver.Describe(), ttl)
+	v := c.set.validity(c.driver.Describe(), ttl)
+	return v - min(time.Duration(c.heart.size.Load()/1000)*tellThousand, v/8)
+}
+
+// believe moves the deadline. The caller holds mu.
+func (h *hold) believe(until, gone instant) {
+	h.deadline.Store(int64(until))
+	h.gone = gone
 }
 
 // start puts a granted hold under watch, and calls granted, if not nil, before anything else can happen to it. A
@@ -95,7 +100,7 @@ func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
 	now := c.set.Clock.Now()
 	h.grant, h.ttl, h.since = *g, g.TTL, now
 	deadline := g.SentAt.Add(h.validity(g.TTL))
-	h.deadline.Store(int64(deadline))
+	h.believe(deadline, g.SentAt.Add(g.TTL))
 	switch {
 	case h.pushed != "":
 		return h.lostFor(h.pushed, nil)

@@ -308,7 +308,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 	if until := now.Add(h.validity(ttl)); until < h.believedUntil() {
 		h.ttl, h.grant.TTL = ttl, ttl
-		h.deadline.Store(int64(until))
+		h.believe(until, now.Add(ttl))
 		if at, early := h.renewalDue(now, c.spread()); !h.renewing {
 			c.heart.schedule(h, at, early, now)
 		} else {

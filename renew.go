@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -24,12 +25,13 @@ import (
 type heart struct {
 	client *Client
 
-	mu      sync.Mutex // protects the following fields, and hold.at, early and index; never held while a hold's is taken
+	mu      sync.Mutex // protects the following fields and hold.index; never held while a hold's is taken
 	due     holdHeap
 	timer   *time.Timer
 	timerAt instant // when the timer fires; zero: not armed
 	closed  bool
 
+	size   atomic.Int64    // of due, roughly
 	rounds sync.WaitGroup  // ticks and renewals under way
 	ctx    context.Context // ends the renewals in flight
 	stop   context.CancelFunc
@@ -44,6 +46,9 @@ const (
 	// maxAttempt bounds one such call, whatever the TTL: what the service has said of one hold is heard that soon,
 	// while the answer for another is still out.
 	maxAttempt = 5 * time.Second
+	// tellThousand is what it may take to tell a thousand holders that they have lost: two processors need 1 to 2 ms, and
+	// the program beside it and its garbage collector want their share.
+	tellThousand = 8 * time.Millisecond
 )
 
 func (b *heart) init(c *Client) {
@@ -61,8 +66,7 @@ func (b *heart) add(h *hold, at instant, early time.Duration, now instant) bool 
 	if b.closed {
 		return false
 	}
-	h.at, h.early = at, early
-	b.due.push(h)
+	b.due.push(slot{at, early, h})
 	b.arm(now)
 	return true
 }
@@ -74,10 +78,10 @@ func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) 
 	if b.closed {
 		return
 	}
-	h.at, h.early = at, early
 	if h.index < 0 {
-		b.due.push(h)
+		b.due.push(slot{at, early, h})
 	} else {
+		b.due[h.index].at, b.due[h.index].early = at, early
 		b.due.fix(h.index)
 	}
 	b.arm(now)
@@ -94,6 +98,7 @@ func (b *heart) drop(h *hold) {
 
 // arm makes the timer fire when the first hold is due, but within maxSleep. The caller holds mu.
 func (b *heart) arm(now instant) {
+	b.size.Store(int64(len(b.due)))
 	if b.closed || len(b.due) == 0 {
 		return
 	}
@@ -102,7 +107,8 @@ func (b *heart) arm(now instant) {
 		return
 	}
 	b.timerAt = at
-	sleep := max(at.Sub(now), time.Millisecond/2) // the two clocks differ a little: never spin
+	// The two clocks differ a little: never spin. And a tick of many holds costs, so not for each of their retries.
+	sleep := max(at.Sub(now), time.Millisecond/2+time.Duration(len(b.due))*100)
 	if b.timer == nil {
 		b.timer = time.AfterFunc(sleep, b.tick)
 	} else {
@@ -134,8 +140,8 @@ func (b *heart) tick() {
 		return h.lostFor(ReasonExpired, h.lastErr)
 	})
 	var round batches
-	for _, h := range due {
-		if full := round.enlist(h, now); full != nil {
+	for i, h := range due {
+		if full := round.enlist(h, now, len(due)-i); full != nil {
 			b.rounds.Go(func() { b.renew(full) })
 		}
 	}
@@ -151,24 +157,24 @@ func (b *heart) tick() {
 // there for their deadline. The caller holds mu.
 func (b *heart) takeDue(now instant) (over, due []*hold) {
 	carried := false // a renewal is due that takes others along; an Extend and a repetition do not
-	take := func(h *hold) (gone bool) {
-		carried = carried || h.early > 0
-		deadline := h.believedUntil()
+	isDue := func(s *slot) bool { return s.at <= now || carried && s.at <= now.Add(s.early) }
+	take := func(s *slot) (gone bool) {
+		carried = carried || s.early > 0
+		deadline := s.hold.believedUntil()
 		if deadline <= now {
-			over = append(over, h)
+			over = append(over, s.hold)
 			return true
 		}
-		due = append(due, h)
-		h.at, h.early = deadline, 0
+		due = append(due, s.hold)
+		s.at, s.early = deadline, 0
 		return false
 	}
-	isDue := func(h *hold) bool { return h.at <= now || carried && h.at <= now.Add(h.early) }
-	for few := 0; len(b.due) > 0 && isDue(b.due[0]); few++ {
+	for few := 0; len(b.due) > 0 && isDue(&b.due[0]); few++ {
 		if few == 256 { // many: one pass over all costs less than taking each from the top
-			b.due.sweep(func(h *hold) (gone bool) { return isDue(h) && take(h) })
+			b.due.sweep(func(s *slot) (gone bool) { return isDue(s) && take(s) })
 			break
 		}
-		if take(b.due[0]) {
+		if take(&b.due[0]) {
 			b.due.remove(0)
 		} else {
 			b.due.fix(0)
@@ -235,8 +241,7 @@ func (b *heart) settleEnding(end *ending, now instant) {
 	}
 	h.mu.Lock()
 	if lost.Reason == ReasonExpired {
-		over := h.believedUntil().Add(h.grant.TTL - h.validity(h.grant.TTL))
-		h.clean(max(over.Sub(now), time.Millisecond))
+		h.clean(max(h.gone.Sub(now), time.Millisecond))
 	}
 	told := h.told
 	h.mu.Unlock()
@@ -257,8 +262,9 @@ type batch struct {
 type batches []*batch
 
 // enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. Holds whose deadlines
-// are near do not share a call with those that have much time: each call is bounded by its nearest deadline.
-func (bs *batches) enlist(h *hold, now instant) (full *batch) {
+// are near do not share a call with those that have much time: each call is bounded by its nearest deadline. Up to more
+// holds will follow.
+func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.cause.Load() != nil || h.renewing || !h.renew && len(h.extends) == 0 {
@@ -280,7 +286,10 @@ func (bs *batches) enlist(h *hold, now instant) (full *batch) {
 		*bs = slices.Delete(*bs, i, i+1)
 		return x
 	}
-	*bs = append(*bs, &batch{holds: []*hold{h}, grants: []backend.Grant{g}, least: left, longest: left})
+	room := min(more, maxBatch)
+	x := &batch{make([]*hold, 1, room), make([]backend.Grant, 1, room), left, left}
+	x.holds[0], x.grants[0] = h, g
+	*bs = append(*bs, x)
 	return nil
 }
 
@@ -289,10 +298,11 @@ func (bs *batches) enlist(h *hold, now instant) (full *batch) {
 func (b *heart) renew(x *batch) {
 	ctx, cancel := context.WithTimeout(b.ctx, min(x.least/3, maxAttempt))
 	defer cancel()
-	clock := b.client.set.Clock
-	began := clock.Now()
-	renewals := b.client.driver.Renew(ctx, x.grants)
-	round := outcome{took: clock.Now().Sub(began), spread: b.client.spread(), floor: b.retryFloor()}
+	c := b.client
+	began := c.set.Clock.Now()
+	renewals := c.driver.Renew(ctx, x.grants)
+	now := c.set.Clock.Now()
+	round := outcome{now: now, took: now.Sub(began), spread: c.spread(), retry: c.chance(), floor: b.retryFloor()}
 	for i, h := range x.holds {
 		if i >= len(renewals) {
 			renewals = append(renewals, backend.Renewal{Err: errTooFew})
@@ -303,26 +313,31 @@ func (b *heart) renew(x *batch) {
 
 var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was asked for", ErrUnknown)
 
-// outcome is what the renewals of one call have in common.
+// outcome is what the renewals of one call have in common: they succeed, or are repeated, together.
 type outcome struct {
+	now    instant
 	took   time.Duration
 	spread float64
+	retry  float64
 	floor  time.Duration // of the time to the next try, after a failure
+}
+
+// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, between floor (5 ms,
+// more with many holds) and 1 s.
+func (o *outcome) retryIn(left time.Duration) time.Duration {
+	return time.Duration(float64(max(min(left/10, time.Second), o.floor)) * (1 + o.retry) / 2)
 }
 
 // retryFloor bounds how often everything is tried again: with many holds each round costs, and the last ones before a
 // common deadline must not take the time in which all have to be told that they lost.
 func (b *heart) retryFloor() time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return 5*time.Millisecond + time.Duration(len(b.due))*5*time.Microsecond
+	return 5*time.Millisecond + time.Duration(b.size.Load())*5*time.Microsecond
 }
 
 // settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, one without an answer
 // changes nothing, and the deadline is the latest of all that were proved.
 func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
-	now := b.client.set.Clock.Now()
-	event := Event{Took: round.took}
+	now, event := round.now, Event{Took: round.took}
 	h.mu.Lock()
 	h.renewing = false
 	h.lastErr = r.Err
@@ -331,7 +346,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	case h.cause.Load() != nil:
 		// Lost or released meanwhile; there is no un-losing.
 	case r.Err == nil:
-		b.prove(h, ttl, r, now, round)
+		b.prove(h, ttl, r, round)
 		event.Type = EventRenewed
 	case errors.Is(r.Err, ErrNotHeld), errors.Is(r.Err, ErrHistoryLost):
 		tell = h.lose(reasonOf(r.Err), r.Err)
@@ -343,7 +358,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 		left := h.believedUntil().Sub(now)
 		at := h.believedUntil()
 		if h.renew || len(h.extends) > 0 {
-			at = min(at, now.Add(b.client.retryIn(left, round.floor)))
+			at = min(at, now.Add(round.retryIn(left)))
 		}
 		b.schedule(h, at, 0, now)
 		event.Type, event.Err = EventSuspect, r.Err
@@ -360,7 +375,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 }
 
 // prove takes a confirmed renewal over. The caller holds h.mu.
-func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, now instant, round *outcome) {
+func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	granted := r.TTL
 	if ttl != h.ttl { // Extend has changed the length since this was sent
 		granted = min(granted, h.ttl)
@@ -370,13 +385,13 @@ func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, now instan
 	}
 	h.grant.SentAt = max(h.grant.SentAt, r.SentAt)
 	if until := r.SentAt.Add(h.validity(granted)); until > h.believedUntil() {
-		h.deadline.Store(int64(until))
+		h.believe(until, r.SentAt.Add(granted))
 	}
 	at, early := h.renewalDue(r.SentAt, round.spread)
-	if at <= now && len(h.extends) == 0 { // an old proof: not again at once
-		at = now.Add(b.client.retryIn(h.believedUntil().Sub(now), round.floor))
+	if at <= round.now && len(h.extends) == 0 { // an old proof: not again at once
+		at = round.now.Add(round.retryIn(h.believedUntil().Sub(round.now)))
 	}
-	b.schedule(h, min(at, h.believedUntil()), early, now)
+	b.schedule(h, min(at, h.believedUntil()), early, round.now)
 }
 
 // answer ends the Extends that wait. The caller holds mu.
@@ -399,17 +414,11 @@ func reasonOf(err error) Reason {
 	return ReasonEvicted
 }
 
-// retryIn spreads retries: a twentieth to a tenth of the time left, between floor (5 ms, more with many holds) and 1 s.
-func (c *Client) retryIn(left, floor time.Duration) time.Duration {
-	longest := max(min(left/10, time.Second), floor)
-	return time.Duration(float64(longest) * (1 + c.chance()) / 2)
-}
-
 // all returns the holds of the heap.
 func (b *heart) all() []*hold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.due)
+	return b.due.holds()
 }
 
 // close stops the timer, takes in nothing more and returns the holds.
@@ -420,7 +429,7 @@ func (b *heart) close() []*hold {
 	if b.timer != nil {
 		b.timer.Stop()
 	}
-	holds := b.due
+	holds := b.due.holds()
 	b.due = nil
 	for _, h := range holds {
 		h.index = -1
