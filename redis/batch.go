@@ -118,6 +118,7 @@ var arity = map[string]int{
 	redisscript.Wait: 2, redisscript.WaitAgain: 3, redisscript.Try: 2, redisscript.TryAgain: 3,
 	redisscript.Release: 2, redisscript.ReleaseFast: 1, redisscript.Remove: 1, redisscript.Cancel: 1,
 	redisscript.Decline: 2, redisscript.Renew: 2, redisscript.Accept: 2, redisscript.Settle: 0, redisscript.Inform: 0,
+	redisscript.Mark: 0, redisscript.Marked: 1, redisscript.Force: 0,
 	redisscript.GroupWait: 2, redisscript.GroupWaitAgain: 3, redisscript.GroupTry: 2, redisscript.GroupTryAgain: 3,
 	redisscript.GroupRelease: 2, redisscript.GroupRenew: 2, redisscript.GroupAccept: 2,
 }

@@ -45,6 +45,12 @@
 // AcquireAll is one call of the script for up to 128 names of any kinds, all or none. It does not wait: see Driver.AcquireAll.
 // On a cluster, where names are on different servers, it is not declared.
 //
+// # Listing and force-release
+//
+// List reads through the keys of the database with SCAN, so that nobody pays for an index. ForceRelease marks the holds that it
+// ends, in a hash that lives as long as they could have: a renewal that finds its hold gone looks there, and tells
+// backend.ReasonForceReleased. Redis has no record of changes, so there is no Watch.
+//
 // # What it promises, and when
 //
 // While one server runs, keeps its data and its clock, there is one holder of a name, or as many as their kinds allow.
@@ -76,10 +82,10 @@
 // 6.0; a server that is a replica; a maxmemory limit together with any maxmemory-policy but noeviction; a node of a
 // cluster reached by a client that is not a cluster client; clients with unfit settings, see New. A user restricted by
 // ACL needs +info, +evalsha, +eval, +subscribe, +ping, the commands in internal/redisscript/*.lua, and keys and channels
-// under the prefix.
+// under the prefix; for List, +scan.
 //
 // # Escape hatches
 //
 // Keys are KeyPrefix{name}, KeyPrefix{name}:q and KeyPrefix{name}:s, with %, { and } in the name written as %25, %7B and
-// %7D; deleting all three frees a name. Holder tells who holds it.
+// %7D; deleting all three frees a name, and so does ForceRelease. Look tells who holds it.
 package redis

@@ -40,8 +40,8 @@ type Options struct {
 	Clock backend.Clock
 }
 
-// Driver is a backend.Driver, Pinger, Inspector and MultiAcquirer on Redis. Make it with New or Open. All methods are safe
-// for concurrent use.
+// Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or Open.
+// All methods are safe for concurrent use.
 type Driver struct {
 	client   goredis.UniversalClient
 	own      bool  // Close closes client
@@ -66,6 +66,8 @@ var (
 	_ backend.Driver        = (*Driver)(nil)
 	_ backend.Pinger        = (*Driver)(nil)
 	_ backend.Inspector     = (*Driver)(nil)
+	_ backend.Lister        = (*Driver)(nil)
+	_ backend.ForceReleaser = (*Driver)(nil)
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
@@ -120,7 +122,8 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 // Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and that of a
 // volatile server before the first one.
 func (d *Driver) Describe() backend.Description {
-	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect
+	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect |
+		backend.CapList | backend.CapForceRelease
 	if !d.sharded() {
 		capabilities |= backend.CapMultiAcquire
 	}
@@ -199,6 +202,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		s := newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g), redisscript.Millis(px))
 		all = append(all, s)
 	}
+	var lost []*backend.NotHeldError // by grant; nil while none is
 	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
 		g := grants[i]
 		if err == nil { // only then is the step this goroutine's to read
@@ -206,10 +210,17 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 				answers[i] = backend.Renewal{SentAt: s.sentAt, TTL: g.TTL}
 				return
 			}
-			err = &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+			if lost == nil {
+				lost = make([]*backend.NotHeldError, len(grants))
+			}
+			lost[i] = &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+			err = lost[i]
 		}
 		answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
 	})
+	if lost != nil {
+		d.explain(ctx, grants, lost)
+	}
 	return answers
 }
 
@@ -263,7 +274,9 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	case start == "":
 		return &backend.NotHeldError{Name: g.Name}
 	}
-	return &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+	lost := &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+	d.explain(ctx, []backend.Grant{g}, []*backend.NotHeldError{lost})
+	return lost
 }
 
 // Look implements backend.Inspector. Since is not known.
@@ -290,6 +303,12 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	}
 	answer := s.answer
 	s.free()
+	return stateOf(name, answer)
+}
+
+// stateOf reads the answer to Inform.
+func stateOf(name string, answer any) (backend.State, error) {
+	info := backend.State{Name: name}
 	state, ok := redisscript.ParseState(answer)
 	if !ok {
 		return info, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}

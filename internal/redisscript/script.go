@@ -48,6 +48,9 @@ const (
 	Settle      = "s"
 	Look        = "l" // client, nonces…
 	Inform      = "i"
+	Mark        = "k" // its third key is Keys.Marks
+	Marked      = "K" // start of the value; its third key is Keys.Marks
+	Force       = "f"
 
 	GroupWait      = "gw" // value, px
 	GroupWaitAgain = "gW" // value, px, request
@@ -80,6 +83,7 @@ type Keys struct{ Lock, Queue, Seen string }
 const (
 	queueSuffix = ":q"
 	seenSuffix  = ":s"
+	marksSuffix = ":f"
 )
 
 // KeysOf returns the keys of name. The name is escaped so that it holds neither brace: a hash tag ends at the first
@@ -93,6 +97,35 @@ func KeysOfLock(lock string) Keys {
 	queue := lock + queueSuffix
 	return Keys{Lock: queue[:len(lock)], Queue: queue, Seen: lock + seenSuffix}
 }
+
+// Marks returns the keys for Mark and Marked: the marks of holds that were taken away take the place of Seen.
+func (k Keys) Marks() Keys {
+	k.Seen = k.Lock + marksSuffix
+	return k
+}
+
+// Pattern is a pattern for SCAN that matches the lock keys of all names that start with namePrefix, and maybe other keys.
+func Pattern(prefix, namePrefix string) string {
+	return glob.Replace(prefix+"{"+escape(namePrefix)) + "*}"
+}
+
+var glob = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
+
+// NameOf is the inverse of KeysOf for a lock key. It is false for any other key.
+func NameOf(prefix, key string) (name string, ok bool) {
+	text, ok := strings.CutPrefix(key, prefix+"{")
+	if !ok {
+		return "", false
+	}
+	text, ok = strings.CutSuffix(text, "}")
+	if !ok || strings.ContainsAny(text, "{}") {
+		return "", false
+	}
+	name = unescaper.Replace(text)
+	return name, escape(name) == text
+}
+
+var unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
 
 // escape is injective: the three characters that it writes as %XX do not stay as they are anywhere.
 func escape(name string) string {

@@ -77,3 +77,18 @@ func TestMillisRoundsUp(t *testing.T) {
 		}
 	}
 }
+
+// A lock key gives back its name, and no other key a name.
+func TestNamesOfKeys(t *testing.T) {
+	for _, name := range []string{"a", "a/b", "{a}", "%7B", "%", "a*?[]^-\\", "世"} {
+		key := KeysOf("p:", name).Lock
+		if got, ok := NameOf("p:", key); !ok || got != name {
+			t.Errorf("NameOf(%q) = %q, %v; want %q", key, got, ok, name)
+		}
+	}
+	for _, key := range []string{"p:{a}:q", "p:{a", "q:{a}", "p:a}", "p:{a}b}", "p:{a%2}", "p:{{a}", "p:{%7b}"} {
+		if name, ok := NameOf("p:", key); ok {
+			t.Errorf("NameOf(%q) = %q, want none", key, name)
+		}
+	}
+}

@@ -262,6 +262,41 @@ local function careful()
 		return answer
 	end
 
+	-- k: mark the holds of a name as taken away. Its third key is the marks', a hash of starts of values, which lives as long as
+	-- the marked holds could. K: was that hold marked? start of the value. The answer is 1, once, or 0
+	function steps.k(lock, _, marks)
+		local held, g = s.load(lock)
+		local p = held and s.parse(held)
+		if p then
+			call('HSET', marks, p.start, 1)
+		elseif g then
+			s.each(lock, function(start, held, _, ends)
+				if held and ends > s.now() then call('HSET', marks, start, 1) end
+			end)
+		end
+		if p or g then prolong(marks, math.max(1, call('PTTL', lock))) end
+		return 0
+	end
+	function steps.K(_, _, marks, start) return call('HDEL', marks, start) end
+
+	-- f: force-release: end all holds of a name. The answer is as for r.
+	function steps.f(lock, queue, seen)
+		local held, g = s.load(lock)
+		if held then
+			if not s.parse(held) then return 0 end -- closed, or foreign
+			hand.free(lock, queue, seen, held, 0)
+			return offered and 3 or 1
+		end
+		local starts = {}
+		if g then
+			s.each(lock, function(start, held, _, ends)
+				if held and ends > s.now() then starts[#starts + 1] = start end
+			end)
+		end
+		for _, start in ipairs(starts) do s.release(lock, queue, seen, start, 0) end
+		return #starts == 0 and 0 or offered and 3 or 1
+	end
+
 	return steps
 end
 

@@ -1,0 +1,225 @@
+package redis
+
+import (
+	"context"
+	"iter"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const (
+	scanCount  = 1000        // keys that one SCAN looks at
+	markedTime = time.Second // for asking why a hold is gone
+)
+
+// List implements backend.Lister. It reads through all keys of the database, of a cluster those of each master in turn, 1000
+// at a time, since an index would cost every acquire: on a server that is used for much else it is slow, and the server
+// serves others meanwhile. Names that are held from its beginning to its end are yielded once, except those whose keys move
+// to another node of a cluster meanwhile, which may be missing; others may be yielded or not. State.Revision is 0.
+func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return func(yield func(backend.State, error) bool) {
+		if err := d.list(ctx, prefix, func(s backend.State) bool { return yield(s, nil) }); err != nil {
+			yield(backend.State{}, redisconn.CallError(ctx, driverName, "list", prefix, err))
+		}
+	}
+}
+
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
+	nodes, err := d.nodes(ctx)
+	if err != nil {
+		return err
+	}
+	seen := map[string]bool{} // SCAN may show a key twice
+	for _, node := range nodes {
+		for cursor := uint64(0); ; {
+			var states []backend.State
+			if states, cursor, err = d.page(ctx, node, prefix, cursor, seen); err != nil {
+				return err
+			}
+			for _, s := range states {
+				if !yield(s) {
+					return nil
+				}
+			}
+			if cursor == 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// nodes returns a client of each server that has locks.
+func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
+	if err := d.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer d.end()
+	cluster, ok := d.client.(*goredis.ClusterClient)
+	if !ok {
+		return []goredis.Cmdable{d.client}, nil
+	}
+	return question(ctx, func(ctx context.Context) ([]goredis.Cmdable, error) {
+		var mu sync.Mutex
+		var nodes []goredis.Cmdable
+		err := cluster.ForEachMaster(ctx, func(_ context.Context, c *goredis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			nodes = append(nodes, c)
+			return nil
+		})
+		return nodes, err
+	})
+}
+
+// question asks what changes nothing and returns within ctx, which go-redis does for deadlines only.
+func question[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, flightTime)
+		defer cancel()
+		value, err := ask(ctx)
+		got <- answer{value, err}
+	}()
+	var none T
+	select {
+	case a := <-got:
+		if a.err == nil {
+			return a.value, nil
+		}
+		f := *redisconn.FailureOf(a.err)
+		f.Sent = false
+		return none, &f
+	case <-ctx.Done():
+		return none, &redisconn.Failure{Cause: ctx.Err()}
+	}
+}
+
+// page reads one page of keys and what is held under them. Each page is a call of its own: a reader that takes its time does
+// not keep Close waiting.
+func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, cursor uint64, seen map[string]bool) (
+	held []backend.State, next uint64, err error,
+) {
+	if err := d.begin(ctx); err != nil {
+		return nil, 0, err
+	}
+	defer d.end()
+	type scanned struct {
+		keys []string
+		next uint64
+	}
+	found, err := question(ctx, func(ctx context.Context) (s scanned, err error) {
+		s.keys, s.next, err = node.Scan(ctx, cursor, redisscript.Pattern(d.prefix, prefix), scanCount).Result()
+		return s, err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	var names []string
+	var all []*step
+	for _, key := range found.keys {
+		name, ok := redisscript.NameOf(d.prefix, key)
+		if !ok || seen[name] || !strings.HasPrefix(name, prefix) {
+			continue
+		}
+		seen[name] = true
+		names = append(names, name)
+		all = append(all, newStep(redisscript.Inform, redisscript.KeysOfLock(key)))
+	}
+	if len(all) == 0 {
+		return nil, found.next, nil
+	}
+	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
+		switch {
+		case err != nil:
+		case failed != nil:
+			err = failed
+		default:
+			var state backend.State
+			if state, err = stateOf(names[i], s.answer); err == nil && state.Held {
+				held = append(held, state)
+			}
+		}
+	})
+	return held, found.next, err
+}
+
+// ForceRelease implements backend.ForceReleaser: it ends all holds of name that it finds, and offers the lock to the first
+// waiter. A minimum hold ends with its hold; a name that only a minimum hold keeps closed is ErrNotHeld. The victims learn
+// backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment, or if the
+// mark that says so was lost; reason is not stored.
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
+	if err := d.forceRelease(ctx, name); err != nil {
+		return redisconn.CallError(ctx, driverName, "force-release", name, err)
+	}
+	return nil
+}
+
+func (d *Driver) forceRelease(ctx context.Context, name string) error {
+	if err := backend.ValidateName(name); err != nil {
+		return err
+	}
+	if err := d.begin(ctx); err != nil {
+		return err
+	}
+	defer d.end()
+	keys := redisscript.KeysOf(d.prefix, name)
+	mark := newStep(redisscript.Mark, keys.Marks())
+	if err := d.batch.do(ctx, mark); err != nil {
+		return err
+	}
+	mark.free()
+	s := newStep(redisscript.Force, keys)
+	if err := d.batch.do(ctx, s); err != nil {
+		return err
+	}
+	n, ok := s.answer.(int64)
+	s.free()
+	switch {
+	case !ok:
+		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	case n == 0:
+		return &backend.NotHeldError{Name: name}
+	case n == redisscript.Offered:
+		d.waiting.follow(d, keys)
+	}
+	return nil
+}
+
+// explain finds out why holds are gone that have not run out, and sets the reason of those that were force-released.
+// If the service does not tell at once, they stay as they are.
+func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*backend.NotHeldError) {
+	ctx, cancel := context.WithTimeout(ctx, markedTime)
+	defer cancel()
+	var all []*step
+	var asked []*backend.NotHeldError
+	for i, g := range grants {
+		if lost[i] == nil || lost[i].Reason != backend.ReasonEvicted || g.Incarnation == "" {
+			continue
+		}
+		all = append(all, newStep(redisscript.Marked, redisscript.KeysOf(d.prefix, g.Name).Marks(), redisconn.StartOf(g)))
+		asked = append(asked, lost[i])
+	}
+	if len(all) == 0 {
+		return
+	}
+	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
+		if err != nil {
+			return
+		}
+		if n, _ := s.answer.(int64); n == 1 {
+			asked[i].Reason = backend.ReasonForceReleased
+		}
+	})
+}
