@@ -25,6 +25,9 @@ var (
 	// ErrNested: a guarded section within another one of the same guard, or a check in a savepoint, where a rollback would
 	// undo the check and keep what others write.
 	ErrNested = errors.New("fencing: nested guarded section")
+	// ErrTermsLost: the guard remembers resources, and its terms are gone: somebody has deleted them, or restored a part of
+	// the store. Nothing is admitted until an operator has accepted a space; see Keeper.
+	ErrTermsLost = errors.New("fencing: the guard's terms are gone, though it remembers resources; accept a space")
 	// ErrInvalid: a resource or space that no guard can remember. An *InvalidError is in the chain.
 	ErrInvalid = errors.New("fencing: invalid claim")
 )

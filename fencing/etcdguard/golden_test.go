@@ -66,7 +66,7 @@ func (r *recorder) op(when string, op clientv3.Op) *pb.ResponseOp {
 }
 
 func TestGolden(t *testing.T) {
-	r := &recorder{keys: map[string]string{"fencing/resources/b": "0 33 0"}}
+	r := &recorder{}
 	guard := must(t, r, nil)
 	title := func(text string) { fmt.Fprintf(&r.out, "\n# %s\n", text) }
 	r.out.WriteString("Revisions are those that a get before has told, 0 if there is no such key.\n")

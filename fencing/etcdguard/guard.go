@@ -138,6 +138,9 @@ func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, con
 	for {
 		terms := m.terms
 		if m.termsAt == 0 {
+			if len(m.at) > 0 { // the first check of all has set them together with the resource's key
+				return fail(fencing.ErrTermsLost)
+			}
 			terms = fencing.First(list[0])
 		}
 		remember, err := fencing.JudgeAll(list, terms, func(resource string) (fencing.Seen, error) { return m.seen[resource], nil })

@@ -134,6 +134,18 @@ func responses(t *testing.T, client *clientv3.Client) {
 		string(answer.Responses[1].GetResponseRange().Kvs[0].Value) != "x" {
 		t.Errorf("the responses to the caller's operations: %v, %v", answer, err)
 	}
+	if _, err := client.Delete(ctx, guard.TermsKey()); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"}); !errors.Is(err, fencing.ErrTermsLost) {
+		t.Errorf("after the terms were deleted: %v, want ErrTermsLost", err)
+	}
+	if err := guard.Accept(ctx, "another", 6); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"}); err != nil {
+		t.Errorf("after an operator has accepted the space: %v", err)
+	}
 	token := guard.Key("r")
 	if _, err := client.Put(ctx, token, "many"); err != nil {
 		t.Fatal(err)

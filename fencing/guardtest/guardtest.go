@@ -40,6 +40,7 @@
 //   - U2 racing-writers
 //   - U3 refused-is-not-called
 //   - U4 nested
+//   - U5 one-hold
 //   - H1 old-view
 //   - H2 refused-is-rolled-back
 //   - H3 savepoint

@@ -201,7 +201,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "reads before it shows the claim", breaks: []string{"U1", "U2"}, break_: break_{ahead: true}},
+		{name: "reads before it shows the claim", breaks: []string{"U1", "U2", "U5"}, break_: break_{ahead: true}},
 		{name: "calls a refused function", breaks: []string{"U3"}, break_: break_{heedless: true}},
 		{name: "nests", breaks: []string{"U4"}, break_: break_{naive: true}},
 		{name: "reads by an old view", breaks: []string{"H1"}, break_: break_{oldView: true}},

@@ -29,6 +29,10 @@ var sectionClauses = []Clause{
 		ID: "U4", Group: "section", Slug: "nested", needs: needUpdate | needHand, run: nested,
 		Rule: "a section within a section is ErrNested",
 	},
+	{
+		ID: "U5", Group: "section", Slug: "one-hold", needs: needUpdate | needWrite, run: oneHold,
+		Rule: "of sections of one hold at once none fails, and no acknowledged write is lost",
+	},
 }
 
 // blocked is how long a section waits for a rival that may be unable to begin.
@@ -85,13 +89,25 @@ func overtakenWriteSurvives(t *trial) {
 }
 
 func racingWriters(t *trial) {
-	const writers, writes = 12, 5
-	name := t.resource()
 	var token atomic.Uint64
+	t.race(12, func() fencing.Token { return fencing.Token(token.Add(1)) }) // the lock goes round while the one before is still writing
+}
+
+func oneHold(t *trial) {
+	stale := t.race(6, func() fencing.Token { return 33 })
+	if stale > 0 {
+		t.errorf("%d sections of the only hold there is were refused as stale", stale)
+	}
+}
+
+// race adds one to the value in many sections at once, and returns how many were refused as stale.
+func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
+	const writes = 5
+	name := t.resource()
 	var acknowledged, stale, gaveUp atomic.Int64
 	t.together(writers, func(c *Client) {
 		for range writes {
-			mine := fencing.Token(token.Add(1)) // the lock goes round while the one before is still writing
+			mine := token()
 			ctx, cancel := context.WithTimeout(t.ctx, patience)
 			err := c.Update(ctx, t.claim(name, mine), name, func(_ context.Context, old string) (string, error) {
 				if old == "" {
@@ -118,6 +134,7 @@ func racingWriters(t *trial) {
 	}
 	t.notef("%d racing writers: %d acknowledged, %d stale, %d given up by the database, 0 lost",
 		writers, acknowledged.Load(), stale.Load(), gaveUp.Load())
+	return stale.Load()
 }
 
 func refusedIsNotCalled(t *trial) {

@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 // files, so that they outlive it.
 type bucket struct {
 	dir    string
-	ignore bool // the conditions
+	ignore bool          // the conditions
+	torn   chan struct{} // if it is there, two writes meet in it between the look at their conditions and the writing
 
 	mu      sync.Mutex
 	swallow int // so many answers to PUTs get lost after they were carried out
@@ -74,6 +75,15 @@ func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case match != "" && match != etag(old), r.Header.Get("If-None-Match") == "*" && exists:
 			w.WriteHeader(http.StatusPreconditionFailed)
 			return
+		}
+		if b.torn != nil {
+			b.mu.Unlock()
+			select {
+			case b.torn <- struct{}{}:
+			case <-b.torn:
+			case <-time.After(20 * time.Millisecond): // nobody else is there
+			}
+			b.mu.Lock()
 		}
 		if err := errors.Join(os.WriteFile(file+".new", body, 0o600), os.Rename(file+".new", file)); err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -266,6 +276,27 @@ func TestForeignObject(t *testing.T) {
 	}
 }
 
+func TestTermsLost(t *testing.T) {
+	ctx, b := t.Context(), &bucket{dir: t.TempDir()}
+	guard, _ := newGuard(t, b, nil)
+	if err := guard.Put(ctx, fencing.Claim{Resource: "a", Token: 5, Space: space}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(b.file("/bucket/fencing-terms")); err != nil {
+		t.Fatal(err)
+	}
+	other := fencing.Claim{Resource: "a", Token: 6, Space: "another"}
+	if err := guard.Check(ctx, other); !errors.Is(err, fencing.ErrTermsLost) {
+		t.Errorf("after the terms were deleted: %v, want ErrTermsLost", err)
+	}
+	if err := guard.Accept(ctx, "another", 6); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, other); err != nil {
+		t.Errorf("after an operator has accepted the space: %v", err)
+	}
+}
+
 // stubborn is an empty Store that refuses every write, as S3 may where conditional writes meet.
 type stubborn struct{ puts int }
 
@@ -297,12 +328,19 @@ func TestStubbornStoreIsNotPressed(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	for _, ignore := range []bool{false, true} {
-		_, store := newGuard(t, &bucket{dir: t.TempDir(), ignore: ignore}, nil)
+	for _, c := range []struct {
+		store *bucket
+		want  error
+	}{
+		{&bucket{}, nil},
+		{&bucket{ignore: true}, objectguard.ErrUnconditional},
+		{&bucket{torn: make(chan struct{})}, objectguard.ErrNotAtomic},
+	} {
+		c.store.dir = t.TempDir()
+		_, store := newGuard(t, c.store, nil)
 		for range 2 { // the second time the object is there
-			err := objectguard.Probe(t.Context(), store, "probe")
-			if errors.Is(err, objectguard.ErrUnconditional) != ignore || err != nil && !ignore {
-				t.Errorf("probe of a store that ignores conditions (%v): %v", ignore, err)
+			if err := objectguard.Probe(t.Context(), store, "probe"); !errors.Is(err, c.want) {
+				t.Errorf("probe: %v, want %v", err, c.want)
 			}
 		}
 	}

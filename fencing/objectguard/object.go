@@ -112,6 +112,14 @@ func (g *Guard) termsFor(ctx context.Context, c fencing.Claim) (fencing.Terms, e
 		if _, err := fencing.Judge(c, terms, fencing.Seen{}); err != nil {
 			return terms, nil //nolint:nilerr // it is refused, and sets nothing
 		}
+		if o, _, err := g.load(ctx, c.Resource); err != nil {
+			return terms, err
+		} else if o.known { // written after terms were set: by somebody just now, or they are lost
+			if terms, tag, err = g.loadTerms(ctx); err == nil && tag == "" {
+				err = fencing.ErrTermsLost
+			}
+			return terms, err
+		}
 		if err := g.saveTerms(ctx, terms, ""); err == nil || !errors.Is(err, ErrChanged) {
 			return terms, err
 		}

@@ -138,6 +138,9 @@ func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, wri
 		}
 		answer, err := write.script.Run(ctx, g.client, append(allKeys, keys...), append(allArgs, args...)...).Slice()
 		if err != nil {
+			if theirs := redis.Error(nil); errors.As(err, &theirs) && strings.HasPrefix(theirs.Error(), termsLost) {
+				err = fencing.ErrTermsLost
+			}
 			return fail(err)
 		}
 		if code, _ := answer[0].(int64); code != 0 {
@@ -168,6 +171,9 @@ func (g *Guard) arguments(ctx context.Context, claims []fencing.Claim) (keys []s
 	} else {
 		terms, known, err := g.look(ctx, g.TermsKey())
 		if err == nil && !known {
+			err = g.neverSeen(ctx, claims)
+		}
+		if err == nil && !known {
 			if err = pin.Run(ctx, g.client, []string{g.TermsKey()}, claims[0].Space).Err(); err == nil {
 				terms, _, err = g.look(ctx, g.TermsKey())
 			}
@@ -185,6 +191,24 @@ func (g *Guard) arguments(ctx context.Context, claims []fencing.Claim) (keys []s
 		args = append(args, digits(uint64(token)), c.Space, digits(c.Sequence))
 	}
 	return keys, args, nil
+}
+
+// neverSeen returns fencing.ErrTermsLost if one of the resources is known, and the terms, which are set before, are not.
+func (g *Guard) neverSeen(ctx context.Context, claims []fencing.Claim) error {
+	for _, c := range claims {
+		if _, known, err := g.look(ctx, g.Key(c.Resource)); err != nil || !known {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		_, known, err := g.look(ctx, g.TermsKey()) // somebody may have set them since
+		if err == nil && !known {
+			err = fencing.ErrTermsLost
+		}
+		return err
+	}
+	return nil
 }
 
 func digits(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -73,6 +73,7 @@ func TestGuard(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })
 	t.Run("results", func(t *testing.T) { results(t, client) })
+	t.Run("terms-lost", func(t *testing.T) { termsLost(t, client) })
 	t.Run("probe", func(t *testing.T) { probe(t, client) })
 }
 
@@ -138,6 +139,33 @@ func results(t *testing.T, client *redis.Client) {
 	}
 }
 
+// A guard whose terms were deleted admits nobody until an operator has said what it should trust.
+func termsLost(t *testing.T, client *redis.Client) {
+	ctx := t.Context()
+	// A Ring takes the way of Redis Cluster, where the terms are in another slot.
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": client.Options().Addr}})
+	defer ring.Close()
+	for prefix, c := range map[string]redis.UniversalClient{"lost:": client, "lost-ring:": ring} {
+		guard := must(t, c, &redisguard.Options{Prefix: prefix})
+		if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 5, Space: space}); err != nil {
+			t.Fatal(err)
+		}
+		if err := client.Del(ctx, guard.TermsKey()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		other := fencing.Claim{Resource: "r", Token: 6, Space: "another"}
+		if err := guard.Check(ctx, other); !errors.Is(err, fencing.ErrTermsLost) {
+			t.Errorf("%s after the terms were deleted: %v, want ErrTermsLost", prefix, err)
+		}
+		if err := guard.Accept(ctx, "another", 6); err != nil {
+			t.Fatal(err)
+		}
+		if err := guard.Check(ctx, other); err != nil {
+			t.Errorf("%s after an operator has accepted the space: %v", prefix, err)
+		}
+	}
+}
+
 func probe(t *testing.T, client *redis.Client) {
 	ctx := t.Context()
 	set := func(name, value string) {
@@ -157,6 +185,20 @@ func probe(t *testing.T, client *redis.Client) {
 		set("maxmemory", "0")
 		if err := redisguard.Probe(ctx, client); err != nil {
 			t.Errorf("probe with %s and no limit: %v", policy, err)
+		}
+	}
+	set("appendonly", "no")
+	if err := redisguard.Probe(ctx, client); !errors.Is(err, redisguard.ErrForgets) {
+		t.Errorf("probe of a server without an append-only file: %v, want ErrForgets", err)
+	}
+	set("appendonly", "yes")
+	for master, want := range map[string]error{"127.0.0.1 1": redisguard.ErrReplica, "NO ONE": nil} {
+		host, port, _ := strings.Cut(master, " ")
+		if err := client.SlaveOf(ctx, host, port).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := redisguard.Probe(ctx, client); !errors.Is(err, want) {
+			t.Errorf("probe of a replica of %s: %v, want %v", master, err, want)
 		}
 	}
 }

@@ -38,6 +38,7 @@ local remember, repeated = {}, false
 for i = 1, n do
 	local token, space, sequence = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
 	local seen = read(KEYS[i], 'epoch', 'token', 'sequence')
+	if fresh and seen[2] ~= '' then return redis.error_reply('` + termsLost + `') end
 	for j = 1, 3 do if seen[j] == '' then seen[j] = '0' end end
 	local refused = {0, i, terms[1], terms[2], terms[3], seen[1], seen[2], seen[3]}
 	if less(terms[1], seen[1]) then return refused end
@@ -81,8 +82,11 @@ end
 return {1, reply}
 `
 
-// changed is the error of an Update whose value was changed since it was read.
-const changed = "FENCELOCK_CHANGED"
+// Errors of the scripts. Without a word behind the code Redis 7 puts ERR before it.
+const (
+	changed   = "FENCELOCK_CHANGED the value was changed" // since Update has read it
+	termsLost = "FENCELOCK_TERMS_LOST the terms are gone" // fencing.ErrTermsLost
+)
 
 var (
 	checkOnly = &Write{redis.NewScript("local write\n" + check)}

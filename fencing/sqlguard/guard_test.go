@@ -47,6 +47,7 @@ func TestPostgreSQL(t *testing.T) {
 	postgres.run(t, "postgres", server.URL(), restart(server.Server))
 	postgres.levels(t, server.URL())
 	t.Run("enforced", func(t *testing.T) { postgres.enforced(t, server.URL(), "'enforced/' || row.id") })
+	t.Run("second-memory", func(t *testing.T) { secondMemory(t, server.URL()) })
 	postgres.races(t, "postgres", server.URL())
 }
 
@@ -363,6 +364,9 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 	}); err != nil {
 		t.Errorf("a token that was never committed is remembered: %v", err)
 	}
+	if err := d.termsLost(t, db); err != nil {
+		t.Error(err)
+	}
 	for _, bad := range []string{"", "a\x00b", "a\xffb", strings.Repeat("x", 513)} {
 		err := in(t, db, func(tx *sql.Tx) error {
 			return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: bad, Token: 5, Space: space})
@@ -375,6 +379,44 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 		return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: strings.Repeat("x", 512), Token: fencing.MaxToken, Space: space})
 	}); err != nil {
 		t.Errorf("the longest name and the highest token: %v", err)
+	}
+}
+
+// termsLost tries a guard whose terms were deleted: it admits nobody until an operator has said what it should trust.
+func (d database) termsLost(t *testing.T, db *sql.DB) error {
+	ctx := t.Context()
+	guard := must(t, db, d.dialect, &sqlguard.Options{Table: "lost_tokens"})
+	other := fencing.Claim{Resource: "r", Token: 6, Space: "another"}
+	err := errors.Join(guard.Create(ctx), guard.Check(ctx, fencing.Claim{Resource: "r", Token: 5, Space: space}))
+	if _, failed := db.ExecContext(ctx, `DELETE FROM lost_tokens WHERE resource = ''`); err != nil || failed != nil {
+		return errors.Join(err, failed)
+	}
+	if err := guard.Check(ctx, other); !errors.Is(err, fencing.ErrTermsLost) {
+		return fmt.Errorf("after the terms were deleted: %w, want ErrTermsLost", err)
+	}
+	return errors.Join(guard.Accept(ctx, "another", 6), guard.Check(ctx, other))
+}
+
+// Where search_path finds a table in another schema, a second one would be a second memory.
+func secondMemory(t *testing.T, url string) {
+	ctx, db := t.Context(), postgres.connect(t, url)
+	if _, err := db.ExecContext(ctx, `CREATE SCHEMA tenant`); err != nil {
+		t.Fatal(err)
+	}
+	tenant := postgres.connect(t, url+"&search_path=tenant,public")
+	if err := must(t, tenant, sqlguard.PostgreSQL, nil).Create(ctx); !errors.Is(err, fencing.ErrInvalid) || !strings.Contains(err.Error(), "the schema public") {
+		t.Errorf("a second table of the name: %v, want ErrInvalid", err)
+	}
+	if err := must(t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "tenant.fencing_tokens"}).Create(ctx); err != nil {
+		t.Errorf("a second table by its schema: %v", err)
+	}
+	public := must(t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "public.fencing_tokens"})
+	claim := fencing.Claim{Resource: "second-memory", Token: 34, Space: space}
+	if err := must(t, db, sqlguard.PostgreSQL, nil).Check(ctx, claim); err != nil {
+		t.Fatal(err)
+	}
+	if claim.Token = 33; !errors.Is(public.Check(ctx, claim), fencing.ErrStale) {
+		t.Error("the table named by its schema is another one")
 	}
 }
 

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS fencing_tokens (
 	space    VARBINARY(255)   NOT NULL DEFAULT ''
 ) ENGINE=InnoDB
 
--- a section with two claims, the first of all: token 33 in its 7th write, and token 34, which was seen before
+-- a section with two claims, the first of all: token 33 in its 7th write, and token 34
 INSERT INTO fencing_tokens (resource) VALUES (?) ON DUPLICATE KEY UPDATE resource = resource
   -- with "accounts/1"
 SELECT epoch, token, sequence, checks FROM fencing_tokens WHERE resource = ? FOR UPDATE

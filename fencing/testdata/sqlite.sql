@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS fencing_tokens (
 	space    TEXT    NOT NULL DEFAULT ''
 )
 
--- a section with two claims, the first of all: token 33 in its 7th write, and token 34, which was seen before
+-- a section with two claims, the first of all: token 33 in its 7th write, and token 34
 INSERT INTO fencing_tokens (resource) VALUES (?)
 ON CONFLICT (resource) DO UPDATE SET checks = checks + 1
   -- with "accounts/1"
@@ -24,6 +24,8 @@ INSERT INTO fencing_tokens (resource, space) VALUES ('', ?) ON CONFLICT (resourc
 SELECT epoch, space, token FROM fencing_tokens WHERE resource = ''
 UPDATE fencing_tokens SET epoch = ?, token = ?, sequence = ? WHERE resource = ?
   -- with 0, 33, 7, "accounts/1"
+UPDATE fencing_tokens SET epoch = ?, token = ?, sequence = ? WHERE resource = ?
+  -- with 0, 34, 0, "accounts/2"
 
 -- a check by hand of token 33 for the second resource: refused, so nothing is remembered
 INSERT INTO fencing_tokens (resource) VALUES (?)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fencelock/fencelock/fencing"
 )
@@ -30,6 +31,9 @@ func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first b
 		}
 	}
 	terms, known, err := s.terms(ctx, db)
+	if err == nil && !known && slices.ContainsFunc(seen, func(s fencing.Seen) bool { return s.Token != 0 }) {
+		err = fencing.ErrTermsLost // the first check of all has set them together with the row
+	}
 	if err == nil && !known {
 		if _, err = db.Exec(ctx, s.Pin, claims[0].Space); err == nil {
 			terms, known, err = s.terms(ctx, db)
