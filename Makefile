@@ -67,6 +67,10 @@ fuzz: ## run every fuzz test for FUZZTIME (10s)
 		done || exit 1; \
 	done
 
+.PHONY: measure
+measure: ## print the size of each package: lines, comments, exported names, long functions, wide lines, repeated blocks
+	@go run ./internal/measure
+
 .PHONY: bench
 bench: ## run the benchmarks beside the peers (module bench)
 	cd bench && go run .

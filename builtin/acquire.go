@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
 )
@@ -44,11 +45,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer d.work.Done()
-	if err := validateSet(rs); err != nil {
-		return nil, err
-	}
-	if err := d.Describe().ValidateTTL(rs[0].TTL); err != nil {
+	defer d.gate.Leave()
+	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
 	queued := false // it had a place in a queue: from then on a service that is away is no reason to give up
@@ -99,7 +97,7 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 
 // errInUse: somebody waits with the request id for another set of names, or insists on the same.
 func errInUse(r *backend.Request) error {
-	return invalidOption("request id", strconv.Quote(r.RequestID), "it is in use, together with other names or by another client")
+	return kit.InvalidOption("request id", strconv.Quote(r.RequestID), "it is in use, together with other names or by another client")
 }
 
 // attempt waits until a is decided, or gives it up.

@@ -41,11 +41,11 @@ func NewAdmin(addrs []string, o *Options) *Admin {
 
 // OpenAdmin is NewAdmin with the URL of Open. A bad URL is an error that wraps backend.ErrInvalidOption.
 func OpenAdmin(rawURL string) (*Admin, error) {
-	u, err := parseURL(rawURL)
+	u, err := syntax.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	return NewAdmin(u.addresses, &u.options), nil
+	return NewAdmin(u.Addresses, &Options{TLS: u.TLS}), nil
 }
 
 // How long one member is given to answer, and how long changes and Members look for a leader that answers.

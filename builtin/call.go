@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
@@ -56,7 +57,7 @@ func (d *Driver) start(c *call) {
 	c.on, c.sent = nil, 0
 	d.calls[c.number] = c
 	if c.size = proto.Size(c.request); c.size > mostBytes {
-		err := invalidOption("request", fmt.Sprintf("of %d bytes", c.size),
+		err := kit.InvalidOption("request", fmt.Sprintf("of %d bytes", c.size),
 			fmt.Sprintf("the server takes no more than %d", mostBytes))
 		if c.request.GetAcquireAll() != nil {
 			err = fmt.Errorf("%w: in one step: %v", backend.ErrUnsupported, err) // but one after the other
@@ -97,7 +98,7 @@ func (d *Driver) route(c *call) {
 
 // want wakes whoever connects. The caller holds d.mu.
 func (d *Driver) want() {
-	if !d.running && !d.closed {
+	if !d.running && d.ctx.Err() == nil {
 		d.running = true
 		d.lines.Go(d.maintain)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 const driverName = "builtin"
@@ -50,17 +51,15 @@ type Driver struct {
 
 	described atomic.Pointer[backend.Description]
 
+	gate *kit.Gate       // calls in flight, and goroutines that end with ctx
 	ctx  context.Context // ends when Close begins: calls and waiters
-	stop context.CancelFunc
-	work sync.WaitGroup // calls in flight, and goroutines that end with ctx
 
 	lineCtx context.Context // ends when Close has said goodbye: connections
 	hangUp  context.CancelFunc
 	lines   sync.WaitGroup // goroutines that end with lineCtx
 	wake    chan struct{}  // has room for one: a connection is wanted
 
-	mu       sync.Mutex // protects the following fields, and those of sessions, calls and attempts
-	closed   bool
+	mu       sync.Mutex                 // protects the following fields, and those of sessions, calls and attempts
 	running  bool                       // maintain runs
 	conn     *conn                      // to the leader; nil if there is none
 	leader   string                     // where to look for the leader first; empty if not known
@@ -99,9 +98,9 @@ func New(addrs []string, o *Options) *Driver {
 	d := newDriver(slices.Clone(addrs), networkDialer(o), o)
 	switch {
 	case len(addrs) == 0:
-		d.unfit = invalidOption("list of addresses", "of none", "want host:port of at least one member")
+		d.unfit = kit.InvalidOption("list of addresses", "of none", "want host:port of at least one member")
 	case slices.Contains(addrs, ""):
-		d.unfit = invalidOption("address", `""`, "want host:port")
+		d.unfit = kit.InvalidOption("address", `""`, "want host:port")
 	}
 	return d
 }
@@ -120,7 +119,7 @@ func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 		return nil, errNoStream
 	}, o)
 	if attach == nil {
-		d.unfit = invalidOption("attach", "nil", "want what connects to a server in this process")
+		d.unfit = kit.InvalidOption("attach", "nil", "want what connects to a server in this process")
 	}
 	return d
 }
@@ -130,7 +129,7 @@ var errNoStream = errors.New("the server in this process gives no stream")
 
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
-		dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger, wake: make(chan struct{}, 1),
+		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger, wake: make(chan struct{}, 1),
 		calls: map[uint64]*call{}, sessions: map[time.Duration]*session{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 	}
@@ -145,7 +144,7 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 		Clock: d.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
 	})
-	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.ctx = d.gate.Closing()
 	d.lineCtx, d.hangUp = context.WithCancel(context.Background())
 	return d
 }
@@ -166,16 +165,16 @@ func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // enter counts a call in; it is refused after Close.
 func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return backend.ErrClosed
-	}
-	if err := cmp.Or(d.unfit, d.past.lost); err != nil {
+	if err := d.gate.Enter(); err != nil {
 		return err
 	}
-	d.work.Add(1)
-	return nil
+	d.mu.Lock()
+	err := cmp.Or(d.unfit, d.past.lost)
+	d.mu.Unlock()
+	if err != nil {
+		d.gate.Leave()
+	}
+	return err
 }
 
 // begin is what every call does first.
@@ -184,18 +183,14 @@ func (d *Driver) begin(ctx context.Context) error {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		d.work.Done()
+		d.gate.Leave()
 		return err
 	}
 	return nil
 }
 
-// background runs f, unless the driver is closed. f ends with d.ctx. The caller holds d.mu.
-func (d *Driver) background(f func()) {
-	if !d.closed {
-		d.work.Go(f)
-	}
-}
+// background runs f, which ends with d.ctx.
+func (d *Driver) background(f func()) { d.gate.Go(func(context.Context) { f() }) }
 
 // incarnation is the server's token in a grant, also where the driver does not fence; zero for Request.Grant.
 func incarnation(g *backend.Grant) uint64 {
@@ -213,19 +208,14 @@ const closeTime = 2 * time.Second
 // them whatever is left. It takes no longer than two seconds if the service does not answer; the sessions then end with
 // their TTL, and the error says so.
 func (d *Driver) Close(ctx context.Context) error {
-	d.mu.Lock()
-	first := !d.closed
-	d.closed = true
-	d.mu.Unlock()
-	if !first {
+	if !d.gate.Close() {
 		return nil
 	}
-	d.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	err := d.closeSessions(ctx)
 	d.hangUp()
-	d.work.Wait()
+	_ = d.gate.Wait(context.WithoutCancel(ctx))
 	d.lines.Wait()
 	return d.callError("close", "", err)
 }

@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -120,10 +119,6 @@ func (d *Driver) callError(call, name string, err error) error {
 		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
-}
-
-func isContext(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // unavailable is the error of a call that ended before anything was sent.

@@ -65,7 +65,7 @@ func orNone(text string) string {
 // forgotten ends everything: the service has forgotten what it acknowledged. The caller holds d.mu, and unlocks it with
 // unlockAndTell.
 func (d *Driver) forgotten(what, was, now string) {
-	if d.past.lost != nil || d.closed {
+	if d.past.lost != nil || d.ctx.Err() != nil {
 		return
 	}
 	lost := &backend.HistoryError{What: what, Was: was, Now: now}

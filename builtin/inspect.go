@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
 )
@@ -25,7 +26,7 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	return d.ask(ctx, call{request: r, looks: true})
 }
 
@@ -91,7 +92,7 @@ func kindOf(k lockpb.Kind) backend.Kind {
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		after := ""
-		if err := validatePrefix(prefix); err != nil {
+		if err := backend.ValidateName(prefix); prefix != "" && err != nil {
 			yield(backend.State{}, d.callError("list", prefix, err))
 			return
 		}
@@ -125,13 +126,13 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 }
 
 func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
-	if err := cmp.Or(backend.ValidateName(name), validateReason(reason)); err != nil {
+	if err := cmp.Or(backend.ValidateName(name), kit.ValidateText("reason", reason)); err != nil {
 		return err
 	}
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	// Sent again after a lost answer it would hit the next holder.
 	_, err := d.ask(ctx, call{once: true, request: &lockpb.Request{Call: &lockpb.Request_ForceRelease{
 		ForceRelease: &lockpb.ForceRelease{Name: name, Reason: reason},

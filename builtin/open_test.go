@@ -22,16 +22,16 @@ func TestParseURL(t *testing.T) {
 		"fencelocks://a?timeout=1m":          {[]string{"a:7480"}, time.Minute},
 		"fencelocks://a,b?server-name=locks": {[]string{"a:7480", "b:7480"}, 5 * time.Second},
 	} {
-		u, err := parseURL(raw)
+		u, err := syntax.ParseURL(raw)
 		if err != nil {
 			t.Errorf("%s: %v", raw, err)
 			continue
 		}
-		if !slices.Equal(u.addresses, want.addresses) || u.dialTimeout != want.timeout {
+		if !slices.Equal(u.Addresses, want.addresses) || u.Timeout != want.timeout {
 			t.Errorf("%s: %+v", raw, u)
 		}
-		if strings.HasPrefix(raw, "fencelocks") != (u.options.TLS != nil) {
-			t.Errorf("%s: TLS is %v", raw, u.options.TLS)
+		if strings.HasPrefix(raw, "fencelocks") != (u.TLS != nil) {
+			t.Errorf("%s: TLS is %v", raw, u.TLS)
 		}
 	}
 	for _, raw := range []string{
@@ -40,7 +40,7 @@ func TestParseURL(t *testing.T) {
 		"fencelock://a?timeout=-1s", "fencelock://a?cert=x", "fencelock://a?ca=/no/such/file", "http://a",
 		"fencelock://a?x=%zz",
 	} {
-		if _, err := parseURL(raw); !errors.Is(err, backend.ErrInvalidOption) {
+		if _, err := syntax.ParseURL(raw); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%s: %v, want ErrInvalidOption", raw, err)
 		} else if strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: the message tells the password: %v", raw, err)

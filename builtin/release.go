@@ -19,7 +19,7 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return notHeld(err)
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		}
 		return out
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	bySession := map[*session][]int{}
 	var moves []int
 	d.mu.Lock()

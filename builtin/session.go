@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
@@ -59,7 +60,7 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	s := d.sessions[ttl]
 	if s == nil {
 		err := d.past.lost
-		if d.closed {
+		if d.ctx.Err() != nil {
 			err = backend.ErrClosed
 		}
 		if err != nil {
@@ -84,7 +85,7 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.leave()
-	if isContext(err) {
+	if kit.IsContext(err) {
 		err = s.unopened(err)
 	}
 	return nil, err

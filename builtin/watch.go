@@ -48,7 +48,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	}
 	w := &watch{d: d, name: name, since: since, wake: make(chan struct{}, 1)}
 	d.mu.Lock()
-	if d.closed {
+	if d.ctx.Err() != nil {
 		d.mu.Unlock()
 		return backend.ErrClosed
 	}
@@ -180,7 +180,7 @@ func (w *watch) unwatch() {
 	delete(d.calls, was.number)
 	delete(d.followed, was.number)
 	w.call = &call{}
-	if was.on == nil || was.on != d.conn || d.closed {
+	if was.on == nil || was.on != d.conn || d.ctx.Err() != nil {
 		return // it ended with its connection
 	}
 	d.start(&call{

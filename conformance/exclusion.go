@@ -36,7 +36,7 @@ func oneHolderAtATime(t *trial) {
 	for i := range drivers {
 		drivers[i] = t.client()
 	}
-	ctx := t.within(20 * slack)
+	ctx, moved := t.whileMoving(10 * slack)
 	enough := time.Now().Add(2 * slack) // on a slow machine one turn each has to do
 	var unprotected, entered, inside atomic.Int64
 	var all sync.WaitGroup
@@ -51,9 +51,10 @@ func oneHolderAtATime(t *trial) {
 				r.Wait = true
 				g, err := d.Acquire(ctx, r)
 				if err != nil {
-					t.Errorf("contender %d: %v", i, err)
+					t.Errorf("contender %d: %v (%v)", i, err, context.Cause(ctx))
 					return
 				}
+				moved()
 				if n := inside.Add(1); n != 1 {
 					t.Violatedf("%d contenders held the lock at once", n)
 				}

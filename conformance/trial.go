@@ -168,6 +168,18 @@ func (t *trial) within(d time.Duration) context.Context {
 	return ctx
 }
 
+// whileMoving returns a context that ends when moved has not been called for d, or with the clause: work of which nobody knows
+// how long a busy machine takes for it is hung when it stands still.
+func (t *trial) whileMoving(d time.Duration) (ctx context.Context, moved func()) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	timer := time.AfterFunc(d, func() { cancel(fmt.Errorf("nothing moved for %v", d)) })
+	t.Cleanup(func() {
+		timer.Stop()
+		cancel(nil)
+	})
+	return ctx, func() { timer.Reset(d) }
+}
+
 // try makes one attempt.
 func (t *trial) try(d backend.Driver, r backend.Request) (backend.Grant, error) {
 	r.Wait = false
@@ -183,6 +195,21 @@ func (t *trial) take(d backend.Driver, r backend.Request, when string) backend.G
 		t.Fatalf("Acquire %s = %v, want a grant", when, err)
 	}
 	return g
+}
+
+// takeShort is take for a TTL so short that a busy machine may use it up before the answer is there: it asks again.
+func (t *trial) takeShort(d backend.Driver, r backend.Request, when string) backend.Grant {
+	for ctx := t.within(10 * slack); ; {
+		g, err := t.try(d, r)
+		if err == nil {
+			return g
+		}
+		if !vague(err) || ctx.Err() != nil {
+			t.Fatalf("Acquire %s = %v, want a grant", when, err)
+		}
+		_ = t.releaseSettled(d, r.Grant())
+		r.RequestID = backend.NewRequestID()
+	}
 }
 
 // release must succeed.

@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // tries is how often an attempt without Wait is made when its answer got lost.
@@ -28,10 +28,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 
 // acquire takes one name, or all of a set.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	for _, r := range rs {
-		if err := d.valid(r); err != nil {
-			return nil, err
-		}
+	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -39,11 +37,11 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := d.begin(ctx); err != nil {
 		return nil, err
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	if err := d.history.err(); err != nil {
 		return nil, err
 	}
-	bounded, done := d.callContext(ctx)
+	bounded, done := d.gate.Bind(ctx)
 	defer done()
 
 	a := d.attempt(rs)
@@ -65,36 +63,10 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		if !a.worthRepeating(err, n) || bounded.Err() != nil {
 			return nil, a.giveUp(bounded, err)
 		}
-		if err := sleep(bounded, d.ctx, background.RetryPause(a.ttl)); err != nil {
+		if err := kit.Sleep(bounded, kit.RetryPause(a.ttl)); err != nil {
 			return nil, a.giveUp(bounded, err)
 		}
 	}
-}
-
-// valid repeats what the core has checked, for those who use the driver directly.
-func (d *Driver) valid(r backend.Request) error {
-	if err := supported(r.Grant()); err != nil || r.MinHold != 0 {
-		return backend.ErrUnsupported
-	}
-	if err := backend.ValidateName(r.Name); err != nil {
-		return err
-	}
-	if err := backend.ValidateRequestID(r.RequestID); err != nil {
-		return err
-	}
-	why := ""
-	switch permits := r.Kind == backend.KindPermits; {
-	case !permits && (r.Permits != 0 || r.Limit != 0):
-		why = "the kind of hold is " + r.Kind.String()
-	case permits && (r.Permits < 1 || r.Limit < r.Permits):
-		why = "want at least one, and no more than there are"
-	}
-	if why != "" {
-		return &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "permits", Value: fmt.Sprintf("%d of %d", r.Permits, r.Limit), Why: why,
-		}
-	}
-	return d.Describe().ValidateTTL(r.TTL)
 }
 
 // supported refuses holds that this driver does not know.
@@ -174,7 +146,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 	}
 	a.left = a.sent
-	if isContext(err) && a.failed != nil {
+	if kit.IsContext(err) && a.failed != nil {
 		return fmt.Errorf("%w: %w: %w", backend.ErrUnavailable, a.failed, err)
 	}
 	return err
@@ -187,7 +159,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		a.d.trouble()
 		switch {
 		case errors.Is(err, backend.ErrHistoryLost):
-		case !isContext(err): // a lease alone closes no name
+		case !kit.IsContext(err): // a lease alone closes no name
 			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 			a.failed = err
 		case a.failed == nil: // and silence may be the server's, or ours

@@ -9,13 +9,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// claim is what a request wants of a name. It stands in the request's key, between the directory and the request id, so
-// that comparisons of key ranges can tell the kinds apart without reading a value.
-//
-// One rule decides for all kinds: a claim holds as soon as nothing that entered the queue before it excludes it. What stands
-// before it can only go, so whoever holds keeps what he has whatever comes later, and nobody overtakes.
+// claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the directory
+// and the request id, so that comparisons of key ranges can tell the kinds apart without reading a value.
 type claim struct {
 	kind    backend.Kind
 	permits int
@@ -59,24 +57,12 @@ func claimOf(part string) claim {
 	return claim{}
 }
 
-// blockers returns those of the entries before a claim, in the order of the queue, that keep it out as long as all of them
-// stand: the nearest one that excludes it, or for permits the nearest ones that take too many. None: it holds.
-func (c claim) blockers(before []entry) []entry {
-	left := c.limit - c.permits
-	for i := len(before) - 1; i >= 0; i-- {
-		e := before[i].claim
-		switch {
-		case c.kind == backend.KindShared && e.kind == backend.KindShared:
-		case c.kind == backend.KindPermits && e.limit == c.limit && e.permits <= left:
-			left -= e.permits
-		case c.kind == backend.KindPermits:
-			return before[i:]
-		default:
-			return before[i : i+1]
-		}
-	}
-	return nil
-}
+func (e entry) use() kit.Use { return e.claim.use() }
+
+func (c claim) use() kit.Use { return kit.Use{Kind: c.kind, Permits: c.permits, Limit: c.limit} }
+
+// blockers are those of the entries before a claim that keep it out.
+func (c claim) blockers(before []entry) []entry { return kit.Blockers(before, entry.use, c.use()) }
 
 // mismatch is an ErrLimitMismatch if the queue of a name has something that the claim does not mix with.
 func (c claim) mismatch(name string, queue []entry) error {
@@ -93,24 +79,8 @@ func (c claim) mismatch(name string, queue []entry) error {
 	return nil
 }
 
-// holders returns the entries of a queue that hold: those without blockers, which are the first ones.
-func holders(queue []entry) []entry {
-	if len(queue) == 0 {
-		return nil
-	}
-	first := queue[0].claim
-	n, left := 1, first.limit-first.permits
-	for ; n < len(queue); n++ {
-		next := queue[n].claim
-		bothShared := first.kind == backend.KindShared && next.kind == backend.KindShared
-		fits := first.kind == backend.KindPermits && next.limit == first.limit && next.permits <= left
-		if !bothShared && !fits {
-			break
-		}
-		left -= next.permits
-	}
-	return queue[:n]
-}
+// holders are the entries of a queue that hold.
+func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
 
 // free is true only if nothing in dir keeps the claim out. Permits cannot be counted by comparisons: it asks for an empty
 // directory then, and what fits beside others takes a second request.

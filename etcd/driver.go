@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 const driverName = "etcd"
@@ -57,12 +58,10 @@ type Driver struct {
 	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
 	halvings atomic.Int32 // of opsPerTxn, see inParts
 
-	ctx  context.Context // ends with Close: background work and waiters
-	stop context.CancelFunc
-	work sync.WaitGroup // background goroutines and calls in flight
+	gate *kit.Gate       // calls in flight and background work
+	ctx  context.Context // ends with Close
 
-	mu       sync.Mutex // protects the following fields
-	closed   bool
+	mu       sync.Mutex         // protects the following fields
 	sessions map[int64]*session // the current one, by seconds asked for
 	older    map[*session]bool  // those that were outgrown, and have users
 	holds    map[string]*hold   // by key
@@ -97,7 +96,7 @@ func New(client *clientv3.Client, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
+		gate: kit.NewGate(), client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
 		sessions: map[int64]*session{}, older: map[*session]bool{}, holds: map[string]*hold{}, flights: map[string]*flight{}, calls: map[string]int{},
 	}
 	if d.prefix == "" {
@@ -118,7 +117,7 @@ func New(client *clientv3.Client, o *Options) *Driver {
 			Kind: backend.ErrInvalidOption, What: "KeyPrefix", Value: fmt.Sprintf("%.80q", d.prefix), Why: why,
 		}
 	}
-	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.ctx = d.gate.Closing()
 	return d
 }
 
@@ -162,16 +161,10 @@ func (d *Driver) Describe() backend.Description {
 
 // enter counts a call or a piece of background work in; it is refused after Close.
 func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case d.closed:
-		return backend.ErrClosed
-	case d.unfit != nil:
+	if d.unfit != nil && d.ctx.Err() == nil {
 		return d.unfit
 	}
-	d.work.Add(1)
-	return nil
+	return d.gate.Enter()
 }
 
 // begin is what every call does first: it is counted in, and the server is known.
@@ -180,20 +173,10 @@ func (d *Driver) begin(ctx context.Context) error {
 		return err
 	}
 	if err := d.ready(ctx); err != nil {
-		d.work.Done()
+		d.gate.Leave()
 		return err
 	}
 	return nil
-}
-
-// callContext ends with ctx and with Close.
-func (d *Driver) callContext(ctx context.Context) (context.Context, func()) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	unhook := context.AfterFunc(d.ctx, func() { cancel(backend.ErrClosed) })
-	return bounded, func() {
-		unhook()
-		cancel(nil)
-	}
 }
 
 // addHold notes that key is ours. The session ends it when it ends itself.
@@ -253,22 +236,8 @@ func incarnation(g backend.Grant) int64 {
 // Close implements backend.Driver. It ends waiters with ErrClosed and revokes the driver's leases, which removes whatever
 // keys are left.
 func (d *Driver) Close(ctx context.Context) error {
-	d.mu.Lock()
-	first := !d.closed
-	d.closed = true
-	d.mu.Unlock()
-	d.stop()
-	idle := make(chan struct{})
-	go func() {
-		d.work.Wait()
-		close(idle)
-	}()
-	var err error
-	select {
-	case <-idle:
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
+	first := d.gate.Close()
+	err := d.gate.Wait(ctx)
 	if !first {
 		return d.callError("close", "", err)
 	}

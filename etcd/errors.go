@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // errWatch: a watch could not be set up or was cut off.
@@ -19,44 +20,27 @@ var errWatch = errors.New("the watch ended")
 
 // callError names the call, and maps what etcd and gRPC say to the errors of the contract.
 func (d *Driver) callError(call, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: classify(call, err)}
-}
-
-// known are the errors that need no translation.
-var known = []error{
-	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
-	backend.ErrMisconfigured, backend.ErrInvalidName, backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed,
-	backend.ErrCompacted, backend.ErrLimitMismatch, backend.ErrHistoryLost,
-}
-
-func classify(call string, err error) error {
-	for _, k := range known {
-		if errors.Is(err, k) {
-			return err
+	if !kit.Classified(err) {
+		switch status.Code(err) {
+		case codes.Canceled:
+			err = fmt.Errorf("%w (%w)", context.Canceled, err)
+		case codes.DeadlineExceeded:
+			err = fmt.Errorf("%w (%w)", context.DeadlineExceeded, err)
 		}
 	}
-	switch status.Code(err) {
-	case codes.Canceled:
-		err = fmt.Errorf("%w (%w)", context.Canceled, err)
-	case codes.DeadlineExceeded:
-		err = fmt.Errorf("%w (%w)", context.DeadlineExceeded, err)
-	}
-	switch {
-	case forbidden(err):
-		return fmt.Errorf("%w: %w", backend.ErrMisconfigured, err)
-	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch), unsent(err), refused(err):
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	case call != "release" && call != "renew" && isContext(err):
-		return err // what was asked for and not answered has been marked where it was asked
-	}
-	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+	return kit.CallError(driverName, call, name, err, classOf)
 }
 
-func isContext(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+// classOf gives etcd's errors their class.
+func classOf(err error) error {
+	switch {
+	case forbidden(err):
+		return backend.ErrMisconfigured
+	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch),
+		unsent(err), refused(err):
+		return backend.ErrUnavailable
+	}
+	return nil
 }
 
 // unsent reports whether the request of a failed call never left: no connection stood.
@@ -101,7 +85,7 @@ func transient(err error) bool {
 	if isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision) {
 		return true
 	}
-	if fromLearner(err) || isContext(err) {
+	if fromLearner(err) || kit.IsContext(err) {
 		return true // of the attempt; the caller looks at its own context
 	}
 	switch status.Code(err) {

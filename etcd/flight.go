@@ -28,7 +28,7 @@ func (d *Driver) launch(
 	}
 	d.mu.Unlock()
 	go func() {
-		defer d.work.Done()
+		defer d.gate.Leave()
 		bounded, cancel := d.bounded(context.WithoutCancel(ctx))
 		defer context.AfterFunc(d.ctx, cancel)()
 		defer cancel()

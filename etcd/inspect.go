@@ -33,8 +33,8 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	if err := d.begin(ctx); err != nil {
 		return backend.State{}, err
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
 	if resp == nil { // what there is can be looked at whatever came before
@@ -122,8 +122,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	from := d.locksDir() + url.PathEscape(prefix)
 	end := clientv3.GetPrefixRangeEnd(from)
@@ -183,8 +183,8 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	for {
 		resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())

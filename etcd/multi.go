@@ -10,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // AcquireAll implements backend.MultiAcquirer for sets that do not wait and fit one transaction: 100 names, of which shared
@@ -18,36 +19,25 @@ import (
 // Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the wait
 // for the others goes on.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	if err := validSet(rs); err != nil {
+	err := kit.ValidateSet(d.Describe(), rs)
+	if err == nil {
+		err = inOneStep(rs)
+	}
+	if err != nil {
 		return nil, d.callError("acquire", "", err)
 	}
 	grants, err := d.acquire(ctx, rs)
-	if err != nil {
-		return nil, d.callError("acquire", rs[0].Name, err)
-	}
-	return grants, nil
+	return grants, d.callError("acquire", rs[0].Name, err)
 }
 
-func validSet(rs []backend.Request) error {
-	invalid := func(value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "set of names", Value: value, Why: why}
-	}
-	if len(rs) == 0 {
-		return invalid("of none", "it is empty")
-	}
-	names, comparisons := map[string]bool{}, 0
+// inOneStep refuses sets that one transaction cannot take.
+func inOneStep(rs []backend.Request) error {
+	comparisons := 0
 	for _, r := range rs {
-		switch {
-		case names[r.Name]:
-			return invalid(fmt.Sprintf("%q", r.Name), "the name is in it twice")
-		case r.TTL != rs[0].TTL || r.Wait != rs[0].Wait:
-			return invalid(fmt.Sprintf("%q", r.Name), "its TTL or Wait differs from the others'")
-		}
-		names[r.Name] = true
 		comparisons += len(claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}.free(""))
 	}
 	switch {
-	case rs[0].Wait && len(rs) > 1:
+	case len(rs) > 1 && rs[0].Wait:
 		return fmt.Errorf("waiting for several names at once: %w", backend.ErrUnsupported)
 	case comparisons > opsPerTxn:
 		return fmt.Errorf("%d names in one transaction: %w", len(rs), backend.ErrUnsupported)

@@ -79,7 +79,7 @@ func FuzzKeysAreInjective(f *testing.F) {
 	f.Add("", "..")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		d := New(nil, nil)
-		defer d.stop()
+		defer d.gate.Close()
 		if back, _, ok := d.nameOf(d.dir(a) + "request"); !ok || back != a {
 			t.Errorf("%q comes back as %q", a, back)
 		}

@@ -20,7 +20,7 @@ func TestPrefixIsValidated(t *testing.T) {
 		strings.Repeat("x", backend.MaxNameBytes) + "/": false,
 	} {
 		d := New(dial(t, "127.0.0.1:1"), &Options{KeyPrefix: prefix})
-		defer d.stop()
+		defer d.gate.Close()
 		if (d.unfit == nil) != good {
 			t.Errorf("%.40q: %v", prefix, d.unfit)
 		}

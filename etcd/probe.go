@@ -21,7 +21,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return d.callError("ping", "", err)
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	return d.callError("ping", "", d.ask(ctx))
 }
 
@@ -34,7 +34,7 @@ func (d *Driver) ready(ctx context.Context) error {
 }
 
 func (d *Driver) ask(ctx context.Context) error {
-	ctx, cancel := d.callContext(ctx)
+	ctx, cancel := d.gate.Bind(ctx)
 	defer cancel()
 	if err := d.history.err(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (d *Driver) askSpace(ctx context.Context) error {
 	}
 	if d.checked.CompareAndSwap(false, true) && d.enter() == nil {
 		go func() {
-			defer d.work.Done()
+			defer d.gate.Leave()
 			d.checkVersions()
 		}()
 	}

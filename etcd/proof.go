@@ -8,7 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // errOutgrown: the lease is older than the raft term.
@@ -57,7 +57,7 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 			s.mu.Unlock()
 			if err != nil && ctx.Err() == nil && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
 				// The other's context may have ended, which says nothing about the lease; but do not hammer either.
-				if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)); err != nil {
+				if err := kit.Sleep(ctx, kit.RetryPause(s.ttl)); err != nil {
 					return err
 				}
 			}

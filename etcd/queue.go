@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // How often a waiter looks for itself. Watches make this unnecessary as long as none is lost.
@@ -215,7 +215,7 @@ func (a *attempt) calm(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := sleep(ctx, a.d.ctx, background.RetryPause(a.ttl)); ended != nil {
+	if ended := kit.Sleep(ctx, kit.RetryPause(a.ttl)); ended != nil {
 		return ended
 	}
 	if errors.Is(err, errWatch) {
@@ -236,7 +236,7 @@ func (d *Driver) remove(keys []string) {
 }
 
 func (d *Driver) removeOne(key string) {
-	defer d.work.Done()
+	defer d.gate.Leave()
 	if d.landed(d.ctx, key) != nil {
 		return
 	}
@@ -249,7 +249,7 @@ func (d *Driver) removeOne(key string) {
 		case err == nil || !transient(err):
 			return
 		}
-		if sleep(d.ctx, d.ctx, background.RetryPause(attemptTime)) != nil {
+		if kit.Sleep(d.ctx, kit.RetryPause(attemptTime)) != nil {
 			return
 		}
 	}

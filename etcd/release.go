@@ -25,7 +25,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	key, revision := d.Key(g), incarnation(g)
 	if revision == 0 {
 		// What the request may leave is known only when it is answered.

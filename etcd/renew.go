@@ -27,7 +27,9 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		}
 		return out
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
+	defer done()
 	if d.history.err() == nil {
 		d.renewAll(ctx, grants, out)
 	}

@@ -13,7 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the cluster
@@ -128,7 +128,7 @@ func (s *session) create() {
 		s.keepAlive()
 		return
 	}
-	defer s.d.work.Done()
+	defer s.d.gate.Leave()
 	s.d.trouble()
 	if granted || !unsent(err) && !refused(err) {
 		// Close does not wait for this: a lease without keys hurts nobody, and ends by itself.
@@ -145,7 +145,7 @@ func (d *Driver) discard(id clientv3.LeaseID) {
 		if err == nil || !transient(err) || errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
 			return
 		}
-		if sleep(d.ctx, d.ctx, background.RetryPause(attemptTime)) != nil {
+		if kit.Sleep(d.ctx, kit.RetryPause(attemptTime)) != nil {
 			return
 		}
 	}
@@ -202,7 +202,7 @@ func (s *session) leave() {
 
 // keepAlive runs while the session lives. A session without users is given up after one TTL.
 func (s *session) keepAlive() {
-	defer s.d.work.Done()
+	defer s.d.gate.Leave()
 	timer := time.NewTimer(s.ttl / 3)
 	defer timer.Stop()
 	look, wait := time.NewTimer(time.Hour), time.Hour
@@ -244,7 +244,7 @@ func (s *session) keepAlive() {
 			return
 		default:
 			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their places.
-			timer.Reset(background.RetryPause(s.ttl))
+			timer.Reset(kit.RetryPause(s.ttl))
 		}
 	}
 }
@@ -332,18 +332,4 @@ func (s *session) revoke(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// sleep waits for d or the end of a context.
-func sleep(ctx, other context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-other.Done():
-		return backend.ErrClosed
-	}
 }

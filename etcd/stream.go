@@ -68,7 +68,7 @@ func (k *keepAlives) open(ctx context.Context) error {
 		result := make(chan opened, 1)
 		k.opening, k.cancel = result, cancel
 		go func() {
-			defer k.d.work.Done()
+			defer k.d.gate.Leave()
 			defer time.AfterFunc(openTime, cancel).Stop()
 			stream, err := pb.NewLeaseClient(k.d.client.ActiveConnection()).LeaseKeepAlive(streamCtx)
 			result <- opened{stream, err}

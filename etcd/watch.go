@@ -35,15 +35,15 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 	working := true
 	defer func() {
 		if working {
-			d.work.Done()
+			d.gate.Leave()
 		}
 	}()
-	ctx, done := d.callContext(ctx)
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	outside := func(e backend.Change) bool {
 		// Close waits for all work, and the body of the caller's loop may call it.
 		working = false
-		d.work.Done()
+		d.gate.Leave()
 		more := yield(e)
 		working = d.enter() == nil
 		return more

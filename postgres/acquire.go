@@ -12,17 +12,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/background"
 )
 
 // Acquire implements backend.Driver: one statement and one commit for a free name, or a place in the name's queue. The
 // release before grants to the head of the queue in its own transaction and then notifies it.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := d.admit(ctx, &r); err != nil {
+	if err := d.admit(ctx, r); err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	defer d.calling(r.RequestID)()
 	g, err := d.acquire(ctx, &r)
 	if err != nil {
@@ -31,15 +31,12 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return g, nil
 }
 
-// admit counts a call in, if there is nothing wrong with its request.
-func (d *Driver) admit(ctx context.Context, r *backend.Request) error {
+// admit counts a call in, if there is nothing wrong with its requests.
+func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
 	if d.unfit != nil {
 		return d.unfit
 	}
-	if err := validate(r); err != nil {
-		return err
-	}
-	if err := d.validTTL(r.TTL); err != nil {
+	if err := d.validate(rs...); err != nil {
 		return err
 	}
 	return d.enter(ctx)
@@ -85,7 +82,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 			continue
 		}
 		sent = sent || errors.Is(err, backend.ErrUnknown) || again(err) && sqlState(err) == ""
-		if again(err) && d.pause(ctx, background.RetryPause(time.Second)) {
+		if again(err) && d.pause(ctx, kit.RetryPause(time.Second)) {
 			continue
 		}
 		if sent && !errors.Is(err, backend.ErrUnknown) && !definite(err) {
@@ -159,7 +156,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		d.mu.Unlock()
 		close(done)
 	}
-	started := d.work.Do(func(work context.Context) {
+	started := d.gate.Go(func(work context.Context) {
 		defer over()
 		bounded, cancel := context.WithCancel(work)
 		defer cancel()
@@ -257,7 +254,7 @@ const giveUpTime = 30 * time.Millisecond
 // is not known in time is ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
-	d.work.Do(func(work context.Context) {
+	d.gate.Go(func(work context.Context) {
 		bounded, cancel := context.WithTimeout(work, attemptTime)
 		defer cancel()
 		d.answered(bounded, key{r.Name, r.RequestID})
@@ -297,10 +294,10 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 }
 
 func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	if err := d.admitSet(ctx, rs); err != nil {
+	if err := d.admit(ctx, rs...); err != nil {
 		return nil, err
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	ids := make([]string, len(rs))
 	for i := range rs {
 		ids[i] = rs[i].RequestID
@@ -315,8 +312,8 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 		case !rs[0].Wait || !errors.Is(err, backend.ErrHeld):
 			return nil, err
 		}
-		if !d.pause(ctx, background.RetryPause(time.Second)) {
-			if d.work.Closing() {
+		if !d.pause(ctx, kit.RetryPause(time.Second)) {
+			if d.gate.Closed() {
 				return nil, backend.ErrClosed
 			}
 			if sqlState(err) == "" && !errors.Is(err, backend.ErrHeld) {
@@ -325,34 +322,6 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 			return nil, ctx.Err()
 		}
 	}
-}
-
-func (d *Driver) admitSet(ctx context.Context, rs []backend.Request) error {
-	if d.unfit != nil {
-		return d.unfit
-	}
-	if len(rs) == 0 {
-		return invalidOption("set of names", "of none", "it is empty")
-	}
-	seen := map[string]bool{}
-	for i := range rs {
-		r, first := &rs[i], &rs[0]
-		if err := validate(r); err != nil {
-			return err
-		}
-		if err := d.validTTL(r.TTL); err != nil {
-			return err
-		}
-		switch {
-		case seen[r.Name]:
-			return invalidOption("set of names", fmt.Sprintf("with %q twice", r.Name), "each name is taken once")
-		case r.Wait != first.Wait, r.TTL != first.TTL, r.MinHold != first.MinHold, !slices.Equal(r.Under, first.Under):
-			return invalidOption("set of names", fmt.Sprintf("with %q and %q", first.Name, r.Name),
-				"the requests of one set agree in Wait, TTL, MinHold and Under")
-		}
-		seen[r.Name] = true
-	}
-	return d.enter(ctx)
 }
 
 // tryAll asks once for all of rs.

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"regexp"
 	"strconv"
@@ -14,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 const driverName = "postgres"
@@ -56,7 +55,7 @@ type Driver struct {
 	described atomic.Pointer[backend.Description]
 	probed    atomic.Bool // the last probe found the server fit
 	noListen  bool
-	work      background.Work
+	gate      *kit.Gate
 	unheard   atomic.Bool   // notifications do not arrive
 	polls     chan struct{} // asks for a look at all who wait
 
@@ -98,7 +97,7 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: make(chan struct{}, 1),
+		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: make(chan struct{}, 1),
 		id:       backend.NewRequestID()[:16],
 		sessions: map[time.Duration]*session{}, holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
 		calls: map[string]int{}, asking: map[key]chan struct{}{},
@@ -115,12 +114,11 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	}
 	d.sql = queriesFor(schema)
 	d.described.Store(d.describe(facts{}))
-	d.work.Init()
 	switch {
 	case pool == nil:
-		d.unfit = invalidOption("pool", "nil", "it is nil")
+		d.unfit = kit.InvalidOption("pool", "nil", "it is nil")
 	case !schemaName.MatchString(schema):
-		d.unfit = invalidOption("Schema", strconv.Quote(schema), "want 1 to 40 characters of a-z 0-9 _, not a digit first")
+		d.unfit = kit.InvalidOption("Schema", strconv.Quote(schema), "want 1 to 40 characters of a-z 0-9 _, not a digit first")
 	default:
 		d.pool, d.unfit = ownPool(pool.Config())
 	}
@@ -142,16 +140,16 @@ func (d *Driver) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !d.work.Enter() {
+	if d.gate.Enter() != nil {
 		return backend.ErrClosed
 	}
 	if err := d.history(); err != nil {
-		d.work.Leave()
+		d.gate.Leave()
 		return err
 	}
 	if !d.probed.Load() {
 		if err := d.probe(ctx); err != nil {
-			d.work.Leave()
+			d.gate.Leave()
 			return err
 		}
 	}
@@ -161,7 +159,7 @@ func (d *Driver) enter(ctx context.Context) error {
 // Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were not
 // released end with their sessions, at once if the server can be reached and after their TTL otherwise.
 func (d *Driver) Close(ctx context.Context) error {
-	if d.unfit != nil || !d.work.Close() {
+	if d.unfit != nil || !d.gate.Close() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
@@ -172,7 +170,7 @@ func (d *Driver) Close(ctx context.Context) error {
 		sessions = append(sessions, s)
 	}
 	d.mu.Unlock()
-	err := d.work.Wait(ctx)
+	err := d.gate.Wait(ctx)
 	for _, s := range sessions {
 		if err == nil {
 			err = s.end(ctx)
@@ -189,7 +187,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	if err != nil {
-		return &backend.CallError{Driver: driverName, Call: "close", Err: classify(err)}
+		return callError("close", "", err)
 	}
 	return nil
 }
@@ -197,37 +195,17 @@ func (d *Driver) Close(ctx context.Context) error {
 // closeTime bounds Close whatever its context allows: after it the sessions end by themselves.
 const closeTime = 10 * time.Second
 
-func invalidOption(what, value, why string) error {
-	return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
-}
-
 // validate refuses what the tables cannot hold.
-func validate(r *backend.Request) error {
-	permits := r.Kind == backend.KindPermits
-	switch {
-	case backend.ValidateName(r.Name) != nil:
-		return backend.ValidateName(r.Name)
-	case backend.ValidateRequestID(r.RequestID) != nil:
-		return backend.ValidateRequestID(r.RequestID)
-	case r.Kind > backend.KindPermits:
-		return fmt.Errorf("%v: %w", r.Kind, backend.ErrUnsupported)
-	case r.Hierarchical:
-		return fmt.Errorf("hierarchical names: %w", backend.ErrUnsupported)
-	case permits && (r.Permits < 1 || r.Limit < r.Permits || r.Limit > 1<<31-1):
-		return invalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "want at least one, at most the limit, below 1<<31")
-	case !permits && (r.Permits != 0 || r.Limit != 0):
-		return invalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "the kind of hold is "+r.Kind.String())
-	}
-	if err := backend.ValidateOwner(r.Owner); r.Owner != "" && err != nil {
+func (d *Driver) validate(rs ...backend.Request) error {
+	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return err
 	}
-	for k, v := range r.Metadata {
-		if strings.ContainsRune(k+v, 0) {
-			return invalidOption("metadata", strconv.Quote(k), "key or value contains NUL, which PostgreSQL does not store")
+	for _, r := range rs {
+		for k, v := range r.Metadata {
+			if strings.ContainsRune(k+v, 0) {
+				return kit.InvalidOption("metadata", strconv.Quote(k), "key or value contains NUL, which PostgreSQL does not store")
+			}
 		}
 	}
 	return nil
 }
-
-// validTTL refuses a TTL that no session can have.
-func (d *Driver) validTTL(ttl time.Duration) error { return d.Describe().ValidateTTL(ttl) }

@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,47 +8,31 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // callError names the call, and maps what PostgreSQL and pgx say to the errors of the contract.
 func callError(call, name string, err error) error {
-	if err == nil {
-		return nil
+	if misconfigured(err) && !kit.Classified(err) {
+		err = fmt.Errorf("%w%s", err, remedy(err))
 	}
-	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: classify(err)}
-}
-
-// known are the errors that need no translation.
-var known = []error{
-	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
-	backend.ErrMisconfigured, backend.ErrInvalidName, backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed,
-	backend.ErrCompacted, backend.ErrLimitMismatch, backend.ErrHistoryLost,
+	return kit.CallError(driverName, call, name, err, classOf)
 }
 
 // errNotice: the server said something between the statement and the end of its commit. "Canceling wait for synchronous
 // replication" is such a notice, in the server's language; the commit then is answered as a success and is none.
 var errNotice = errors.New("the server raised a notice while it committed")
 
-// classify gives an error its class. What nobody knows is ErrUnknown: the caller looks again, and loses nothing by it.
-func classify(err error) error {
-	for _, k := range known {
-		if errors.Is(err, k) {
-			return err
-		}
-	}
+// classOf gives PostgreSQL's errors their class. The end of a context stays: what was sent and not answered has been marked
+// where it was sent.
+func classOf(err error) error {
 	switch {
 	case unsent(err), rolledBack(err):
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		return backend.ErrUnavailable
 	case misconfigured(err):
-		return fmt.Errorf("%w: %w%s", backend.ErrMisconfigured, err, remedy(err))
-	case isContext(err):
-		return err // what was sent and not answered has been marked where it was sent
+		return backend.ErrMisconfigured
 	}
-	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
-}
-
-func isContext(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	return nil
 }
 
 // unsent reports whether no byte of the request left.
@@ -82,7 +65,7 @@ func rolledBack(err error) bool {
 // again reports whether another try of the same request may do better at once: the connection broke, or the transaction
 // was in another one's way.
 func again(err error) bool {
-	if definite(err) || errors.Is(err, errNotice) || isContext(err) || unsent(err) {
+	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
 		return false
 	}
 	code := sqlState(err)
@@ -94,12 +77,7 @@ func definite(err error) bool {
 	if errors.Is(err, backend.ErrUnknown) {
 		return false
 	}
-	for _, k := range known {
-		if errors.Is(err, k) {
-			return true
-		}
-	}
-	return errors.Is(err, errNoSession) || misconfigured(err)
+	return kit.Classified(err) || errors.Is(err, errNoSession) || misconfigured(err)
 }
 
 // misconfigured reports whether the server refuses what it will refuse tomorrow too.

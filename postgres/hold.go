@@ -109,7 +109,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := d.enter(ctx); err != nil {
 		return callError("release", g.Name, err)
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	if g.Token == 0 {
 		d.answered(ctx, key{g.Name, g.RequestID})
 	}
@@ -148,7 +148,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		fail(all, err)
 		return out
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	bySession := map[*session][]int{}
 	d.mu.Lock()
 	for i := range grants {

@@ -42,7 +42,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := d.enter(ctx); err != nil {
 		return backend.State{}, callError("look", name, err)
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	st := backend.State{Name: name}
 	// The revision first: what happens between the two statements is told again by Watch, and not missed.
 	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&st.Revision, &st.Waiters) }, d.sql.look, name)
@@ -70,7 +70,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 			yield(backend.State{}, callError("list", prefix, err))
 			return
 		}
-		defer d.work.Leave()
+		defer d.gate.Leave()
 		after := ""
 		for {
 			page, err := d.page(ctx, prefix, after)
@@ -121,7 +121,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 			fail(err)
 			return
 		}
-		defer d.work.Leave()
+		defer d.gate.Leave()
 		at := int64(since)
 		for first := true; ; first = false {
 			changes, revision, compacted, err := d.changes(ctx, name, at)
@@ -143,7 +143,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 				}
 			}
 			if !d.pause(ctx, watchEvery*3/4+rand.N(watchEvery/2)) {
-				if d.work.Closing() {
+				if d.gate.Closed() {
 					fail(backend.ErrClosed)
 				} else {
 					fail(ctx.Err())
@@ -191,7 +191,7 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	if err := d.enter(ctx); err != nil {
 		return callError("force-release", name, err)
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	a, err := d.ask(ctx, d.sql.force, name, reason)
 	if err == nil && a.state != "ended" {
 		err = &backend.NotHeldError{Name: name}

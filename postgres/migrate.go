@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 //go:embed migrations/*.sql
@@ -45,7 +46,7 @@ func Migrations(o *Options) ([]Migration, error) {
 		schema = o.Schema
 	}
 	if !schemaName.MatchString(schema) {
-		return nil, &backend.CallError{Driver: driverName, Call: "migrate", Err: invalidOption("Schema", strconv.Quote(schema),
+		return nil, &backend.CallError{Driver: driverName, Call: "migrate", Err: kit.InvalidOption("Schema", strconv.Quote(schema),
 			"want 1 to 40 characters of a-z 0-9 _, not a digit first")}
 	}
 	all := migrations()
@@ -64,7 +65,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		return 0, err
 	}
 	if pool == nil {
-		return 0, callError("migrate", "", invalidOption("pool", "nil", "it is nil"))
+		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
 	schema := defaultSchema
 	if o != nil && o.Schema != "" {

@@ -10,20 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-func init() {
-	backend.Register("postgres", openDriver)
-	backend.Register("postgresql", openDriver)
-}
-
-func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
-	d, err := Open(ctx, rawURL)
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
-}
+func init() { kit.Register(Open, "postgres", "postgresql") }
 
 // Open connects to the database that a URL names, and probes it. Close disconnects.
 //

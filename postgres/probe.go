@@ -35,10 +35,10 @@ func (d *Driver) Ping(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return callError("ping", "", err)
 	}
-	if !d.work.Enter() {
+	if d.gate.Enter() != nil {
 		return callError("ping", "", backend.ErrClosed)
 	}
-	defer d.work.Leave()
+	defer d.gate.Leave()
 	return callError("ping", "", d.probe(ctx))
 }
 

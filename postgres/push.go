@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
+	"github.com/fencelock/fencelock/backend/kit"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/fencelock/fencelock/internal/background"
 )
 
 // channel is where this client listens. It has one of its own: a channel for each name would wake everybody who waits.
@@ -25,7 +25,7 @@ func (d *Driver) wake(pairs []string) {
 		d.mu.Lock()
 		d.wakes = append(d.wakes, pairs[i], pairs[i+1])
 		if !d.waking {
-			d.waking = d.work.Do(d.notifyAll)
+			d.waking = d.gate.Go(d.notifyAll)
 		}
 		d.mu.Unlock()
 	}
@@ -65,7 +65,7 @@ func (d *Driver) notified(holdID string) {
 	}
 	d.mu.Unlock()
 	if len(waiting) == 0 {
-		d.work.Do(func(ctx context.Context) { d.checkHolds(ctx, holdID) })
+		d.gate.Go(func(ctx context.Context) { d.checkHolds(ctx, holdID) })
 	}
 }
 
@@ -75,7 +75,7 @@ func (d *Driver) deaf() bool { return d.noListen || d.unheard.Load() }
 // listen sees to it that a loop listens. The caller holds d.mu.
 func (d *Driver) listen() {
 	if !d.listens && !d.noListen {
-		d.listens = d.work.Do(d.listenAll)
+		d.listens = d.gate.Go(d.listenAll)
 	}
 }
 
@@ -90,7 +90,7 @@ func (d *Driver) listenAll(ctx context.Context) {
 	defer cancel()
 	go func() { // ends with ctx
 		select {
-		case <-d.work.Shut:
+		case <-d.gate.Closing().Done():
 			cancel()
 		case <-ctx.Done():
 		}
@@ -104,7 +104,7 @@ func (d *Driver) listenAll(ctx context.Context) {
 			told = true
 			d.log.Warn("fencelock: notifications of PostgreSQL do not arrive; waiters poll", "error", err)
 		}
-		d.pause(ctx, background.RetryPause(20*time.Second))
+		d.pause(ctx, kit.RetryPause(20*time.Second))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 const defaultSchema = "fencelock"
@@ -147,7 +148,7 @@ func notSent(ctx context.Context, err error) error {
 
 // attemptEnded keeps apart the end of the caller's context and that of the attempt.
 func attemptEnded(ctx context.Context, err error) error {
-	if ctx.Err() == nil && isContext(err) {
+	if ctx.Err() == nil && kit.IsContext(err) {
 		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, attemptTime, err)
 	}
 	if ctx.Err() != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are renewed
@@ -49,7 +49,7 @@ func (d *Driver) sessionFor(ttl time.Duration) *session {
 	if s == nil {
 		s = &session{d: d, id: d.id + "-" + backend.NewRequestID()[:16], ttl: ttl, renewing: make(chan struct{}, 1)}
 		d.sessions[ttl] = s
-		d.work.Do(s.keepAlive)
+		d.gate.Go(s.keepAlive)
 	}
 	s.users++
 	return s
@@ -178,7 +178,7 @@ func (s *session) keepAlive(ctx context.Context) {
 	for {
 		pause := s.ttl/3 - s.ttl/30
 		if proved, _ := s.state(); !proved.IsZero() {
-			pause = max(pause-d.clock.Now().Sub(proved), background.RetryPause(s.ttl))
+			pause = max(pause-d.clock.Now().Sub(proved), kit.RetryPause(s.ttl))
 		}
 		if !d.pause(ctx, pause) {
 			return
@@ -214,7 +214,7 @@ func (s *session) keepAlive(ctx context.Context) {
 func (s *session) end(ctx context.Context) error {
 	d := s.d
 	d.mu.Lock()
-	closing := d.work.Closing()
+	closing := d.gate.Closed()
 	if s.users > 0 && !closing || s.over {
 		d.mu.Unlock()
 		return nil
@@ -239,7 +239,7 @@ func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
 	case <-t.C:
 		return true
 	case <-ctx.Done():
-	case <-d.work.Shut:
+	case <-d.gate.Closing().Done():
 	}
 	return false
 }

@@ -33,7 +33,7 @@ func (d *Driver) waitFor(r *backend.Request) *waiter {
 	}
 	d.waiters[r.HoldID][w] = struct{}{}
 	if !d.polling {
-		d.polling = d.work.Do(d.pollAll)
+		d.polling = d.gate.Go(d.pollAll)
 	}
 	d.listen()
 	return w
@@ -82,7 +82,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		case <-w.turn:
 		case <-ctx.Done():
 			return answer{}, ctx.Err()
-		case <-w.d.work.Shut:
+		case <-w.d.gate.Closing().Done():
 			return answer{}, backend.ErrClosed
 		}
 		states, err := w.d.poll(ctx, []*waiter{w})
@@ -149,10 +149,10 @@ func (d *Driver) pollAll(ctx context.Context) {
 		case <-d.polls:
 		case <-time.After(pause/2 + rand.N(pause/2)):
 		case <-ctx.Done():
-		case <-d.work.Shut:
+		case <-d.gate.Closing().Done():
 		}
 		d.mu.Lock()
-		if len(d.waiters) == 0 || d.work.Closing() {
+		if len(d.waiters) == 0 || d.gate.Closed() {
 			d.polling = false
 			d.mu.Unlock()
 			return

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -50,10 +50,9 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 		return nil, fmt.Errorf("%d names at once, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
 	}
 	a := &allCall{d: d, rs: rs}
-	if err := a.validate(at); err != nil {
+	if err := a.prepare(); err != nil {
 		return nil, err
 	}
-	*at = 0
 	if err := redisconn.Begin(ctx, rs[0].Wait, d.begin); err != nil {
 		return nil, err
 	}
@@ -73,30 +72,16 @@ type allCall struct {
 	unknown []outcome
 }
 
-// validate refuses a set that cannot be meant.
-func (a *allCall) validate(at *int) error {
-	invalid := func(value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "set of names", Value: value, Why: why}
+// prepare refuses a set that cannot be meant, and makes a call of each request.
+func (a *allCall) prepare() error {
+	if err := kit.ValidateSet(a.d.Describe(), a.rs); err != nil {
+		return err
 	}
-	if len(a.rs) == 0 {
-		return invalid("of none", "it is empty")
-	}
-	description, seen := a.d.Describe(), make(map[string]bool, len(a.rs))
-	for i, r := range a.rs {
-		*at = i
-		if err := redisconn.Validate(description, r); err != nil {
-			return err
-		}
+	for _, r := range a.rs {
 		metadata, err := redisconn.Metadata(r)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case seen[r.Name]:
-			return invalid(strconv.Quote(r.Name), "it is there twice")
-		case r.Wait != a.rs[0].Wait || r.TTL != a.rs[0].TTL:
-			return invalid(strconv.Quote(r.Name), "its request differs from the first in Wait or TTL")
 		}
-		seen[r.Name] = true
 		a.again = a.again || !r.Fresh
 		a.calls = append(a.calls, &call{d: a.d, r: r, keys: redisscript.KeysOf(a.d.prefix, r.Name), metadata: metadata})
 	}

@@ -36,7 +36,7 @@ func (d *Driver) tidy(left []outcome) {
 	for _, o := range left {
 		d.waiting.abandon(o.hold.Nonce)
 	}
-	d.after.Do(func(ctx context.Context) {
+	d.gate.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, tidyTime)
 		defer cancel()
 		for _, o := range left {

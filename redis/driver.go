@@ -13,7 +13,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -59,7 +59,7 @@ type Driver struct {
 	batch     *batcher
 	push      push
 	waiting   waiting
-	after     background.Work
+	gate      *kit.Gate
 }
 
 var (
@@ -93,7 +93,7 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	d := &Driver{
-		client: client, own: own, unfit: unfit,
+		gate: kit.NewGate(), client: client, own: own, unfit: unfit,
 		prefix: o.KeyPrefix, clock: o.Clock, identity: rand.Text()[:13], patience: probeTime,
 	}
 	if d.prefix == "" {
@@ -115,7 +115,6 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
 	d.push.init()
 	d.waiting.init()
-	d.after.Init()
 	return d
 }
 
@@ -141,7 +140,7 @@ func (d *Driver) Describe() backend.Description {
 
 // begin is what every call does first: the driver is open and its server is fit. Unless it fails, end follows.
 func (d *Driver) begin(ctx context.Context) error {
-	if !d.after.Enter() {
+	if d.gate.Enter() != nil {
 		return backend.ErrClosed
 	}
 	err := d.ready(ctx)
@@ -151,7 +150,7 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
-func (d *Driver) end() { d.after.Leave() }
+func (d *Driver) end() { d.gate.Leave() }
 
 // Acquire implements backend.Driver.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -163,7 +162,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 }
 
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := redisconn.Validate(d.Describe(), r); err != nil {
+	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
 	metadata, err := redisconn.Metadata(r)
@@ -332,8 +331,8 @@ func stateOf(name string, answer any) (backend.State, error) {
 // Close implements backend.Driver. Waiters end with ErrClosed and their places in the queues are given back, as far as
 // ctx and the server allow.
 func (d *Driver) Close(ctx context.Context) error {
-	first := d.after.Close()
-	err := d.after.Wait(ctx)
+	first := d.gate.Close()
+	err := d.gate.Wait(ctx)
 	d.waiting.close()
 	if err == nil {
 		err = errors.Join(d.push.close(ctx), d.batch.close(ctx))

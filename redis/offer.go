@@ -22,11 +22,11 @@ func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 
 // settleOffer has the server take back an offer that has run out, and goes on as long as the next one stands.
 func (d *Driver) settleOffer(keys redisscript.Keys) {
-	if !d.after.Enter() {
+	if d.gate.Enter() != nil {
 		return
 	}
-	defer d.after.Leave()
-	ctx, cancel := context.WithTimeout(d.after.Ctx, lookTime)
+	defer d.gate.Leave()
+	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
 	s := newStep(redisscript.Settle, keys)
 	err := d.batch.do(ctx, s)

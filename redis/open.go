@@ -4,28 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-func init() {
-	open := func(ctx context.Context, rawURL string) (backend.Driver, error) {
-		d, err := Open(ctx, rawURL)
-		if err != nil {
-			return nil, err // and not a nil *Driver in an interface
-		}
-		return d, nil
-	}
-	for _, scheme := range []string{
-		"redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
-	} {
-		backend.Register(scheme, open)
-	}
-}
+var (
+	plain  = []string{"redis", "redis+sentinel", "redis+cluster"}
+	secure = []string{"rediss", "rediss+sentinel", "rediss+cluster"}
+)
+
+func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 
 // Open connects to the server, Sentinels or cluster that rawURL names, probes it, and returns a driver whose Close
 // closes the connections.
@@ -54,7 +48,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := newDriver(client, true, nil, &Options{KeyPrefix: u.Prefix})
+	d := newDriver(client, true, nil, &Options{KeyPrefix: u.Options.Get("prefix")})
 	d.patience = u.Timeout
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
@@ -65,19 +59,19 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 
 // dial makes the client for a URL. It does no I/O.
 func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
+	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
-	base, variant, _ := strings.Cut(scheme, "+")
-	port, own := "6379", []string(nil)
+	_, variant, _ := strings.Cut(scheme, "+")
 	if variant == "sentinel" {
-		port, own = "26379", []string{"db", "sentinel-username", "sentinel-password"}
+		syntax.Port, syntax.Options = "26379", []string{"db", "sentinel-username", "sentinel-password"}
 	}
-	u, err := redisconn.ParseURL(driverName, rawURL, base == "rediss", port, own...)
+	u, err := redisconn.ParseURL(syntax, rawURL)
 	if err != nil {
 		return nil, nil, err
 	}
 	opt, err := u.Server(u.Timeout)
 	if err != nil {
-		return nil, nil, u.Invalid(err.Error())
+		return nil, nil, u.Invalid(err)
 	}
 	var client goredis.UniversalClient
 	switch variant {
@@ -89,13 +83,13 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 		client, err = dialServer(u, opt)
 	}
 	if err != nil {
-		return nil, nil, u.Invalid(err.Error())
+		return nil, nil, u.Invalid(err)
 	}
 	return u, client, nil
 }
 
 func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
-	if len(u.Addrs) > 1 {
+	if len(u.Addresses) > 1 {
 		return nil, fmt.Errorf("it has several addresses: write %s+sentinel or %s+cluster", u.Scheme, u.Scheme)
 	}
 	if u.Path != "" {
@@ -103,7 +97,7 @@ func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClie
 			return nil, err
 		}
 	}
-	opt.Addr = u.Addrs[0]
+	opt.Addr = u.Addresses[0]
 	return goredis.NewClient(opt), nil
 }
 
@@ -117,7 +111,7 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 		}
 	}
 	return goredis.NewFailoverClient(&goredis.FailoverOptions{
-		MasterName: u.Path, SentinelAddrs: u.Addrs,
+		MasterName: u.Path, SentinelAddrs: u.Addresses,
 		SentinelUsername: u.Options.Get("sentinel-username"), SentinelPassword: u.Options.Get("sentinel-password"),
 		Username: opt.Username, Password: opt.Password, DB: opt.DB, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
 		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
@@ -130,7 +124,7 @@ func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClien
 		return nil, errors.New("it has a path, and a cluster has one database without a number")
 	}
 	return goredis.NewClusterClient(&goredis.ClusterOptions{
-		Addrs: u.Addrs, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
+		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
 		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
 		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
 	}), nil

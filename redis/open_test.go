@@ -71,8 +71,8 @@ func TestURLs(t *testing.T) {
 			t.Errorf("%s: addr %q, user %q, password %q, db %d, retries %d, contexts %v",
 				c.url, addr, user, password, db, retries, honours)
 		}
-		if u.TLS != c.tls || u.Prefix != c.prefix {
-			t.Errorf("%s: TLS %v, prefix %q", c.url, u.TLS, u.Prefix)
+		if (u.TLS != nil) != c.tls || u.Options.Get("prefix") != c.prefix {
+			t.Errorf("%s: TLS %v, prefix %q", c.url, u.TLS != nil, u.Options.Get("prefix"))
 		}
 		client.Close()
 	}
@@ -105,7 +105,7 @@ func TestBadURLs(t *testing.T) {
 		"redis://:secret@a:1/x":              "database",
 		"redis://a/-1":                       "database",
 		"redis://a/1/2":                      "database",
-		"redis://:secret@a?what=7":           "unknown option \"what\": there are prefix, timeout, ca",
+		"redis://:secret@a?what=7":           "unknown option \"what\": there are prefix, pool-size",
 		"redis://a?key_prefix=x":             "unknown option",
 		"redis://a?sentinel-password=secret": "unknown option",
 		"redis://a?prefix=a&prefix=b":        "2 times",

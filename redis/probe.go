@@ -16,7 +16,7 @@ const probeTime = redisconn.ConnectTime // for one probe, unless a URL says othe
 // versions before 6.0.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := backend.ErrClosed
-	if !d.after.Closing() {
+	if !d.gate.Closed() {
 		err = d.ask(ctx)
 	}
 	if err != nil {
@@ -37,7 +37,7 @@ func (d *Driver) ask(ctx context.Context) error {
 	if d.unfit != nil {
 		return d.unfit
 	}
-	return d.probe.Join(ctx, &d.after, d.inspect)
+	return d.probe.Join(ctx, d.gate, d.inspect)
 }
 
 // inspect asks the servers and draws the conclusions.

@@ -51,7 +51,7 @@ func (p *push) ensure(ctx context.Context, d *Driver) error {
 			defer p.mu.Unlock()
 			// A context that ends while the service still had time to answer says nothing about the service.
 			return &redisconn.Failure{Cause: ctx.Err(), Fatal: !p.failed && time.Since(began) < redisconn.Soon}
-		case <-d.after.Shut: // the wait will see it
+		case <-d.gate.Closing().Done(): // the wait will see it
 		}
 	}
 	p.mu.Lock()
@@ -111,7 +111,7 @@ func (d *Driver) heard(text string) {
 		d.waiting.closed(m.Lock, m.For)
 	case !d.waiting.granted(m.Nonce, m.Kind == redisscript.PushOffered):
 		// The lock is of no use to anybody until it is given back.
-		d.after.Do(func(ctx context.Context) {
+		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
 			s := newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce)

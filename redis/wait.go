@@ -51,7 +51,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if !redisconn.Pause(ctx, faults) {
 			return backend.Grant{}, c.giveUp(err)
 		}
-		if c.d.after.Closing() {
+		if c.d.gate.Closed() {
 			return backend.Grant{}, c.giveUp(backend.ErrClosed)
 		}
 	}
@@ -89,7 +89,7 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 	case <-ctx.Done():
 		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
 		return backend.Grant{}, ctx.Err()
-	case <-c.d.after.Shut:
+	case <-c.d.gate.Closing().Done():
 		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
 		return backend.Grant{}, backend.ErrClosed
 	}
@@ -119,7 +119,7 @@ func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.In
 			return backend.Grant{}, errGone
 		}
 		f := redisconn.FailureOf(err)
-		if f.Fatal || c.d.after.Closing() || !redisconn.Pause(ctx, n) {
+		if f.Fatal || c.d.gate.Closed() || !redisconn.Pause(ctx, n) {
 			c.d.tidy([]outcome{{keys: c.keys, hold: h}})
 			return backend.Grant{}, err
 		}

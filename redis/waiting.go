@@ -197,10 +197,10 @@ func (g *group) arm() {
 
 // tick runs when a group's timer fires.
 func (d *Driver) tick(g *group) {
-	if !d.after.Enter() {
+	if d.gate.Enter() != nil {
 		return
 	}
-	defer d.after.Leave()
+	defer d.gate.Leave()
 	w := &d.waiting
 	w.mu.Lock()
 	if g.busy || len(g.waiters) == 0 || w.shut {
@@ -219,7 +219,7 @@ func (d *Driver) tick(g *group) {
 	}
 	w.mu.Unlock()
 
-	ctx, cancel := context.WithTimeout(d.after.Ctx, lookTime)
+	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
 	if look {
 		d.look(ctx, g, nonces)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -58,7 +59,7 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 // valid refuses what the core has refused already, for those who use the driver directly, and minimum holds that a
 // server could forget and vote again.
 func (d *Driver) valid(r backend.Request) error {
-	if err := redisconn.Validate(d.Describe(), r); err != nil {
+	if err := kit.Validate(d.Describe(), r); err != nil {
 		return err
 	}
 	if r.MinHold < 0 || r.MinHold > d.o.MaxTTL {

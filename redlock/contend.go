@@ -59,7 +59,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if f.Fatal || !redisconn.Pause(ctx, faults) {
 			return backend.Grant{}, c.giveUp(ctx, f)
 		}
-		if c.d.after.Closing() {
+		if c.d.gate.Closed() {
 			return backend.Grant{}, backend.ErrClosed
 		}
 	}
@@ -141,7 +141,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 			err = x.tick()
 		case <-ctx.Done():
 			err = &redisconn.Failure{Cause: ctx.Err(), Fatal: true}
-		case <-d.after.Shut:
+		case <-d.gate.Closing().Done():
 			err = backend.ErrClosed
 		}
 		if err == nil {

@@ -35,7 +35,7 @@ func (n *node) owe(d debt) {
 	}
 	n.debts = append(n.debts, d)
 	if !n.settling {
-		n.settling = n.d.after.Do(n.settle)
+		n.settling = n.d.gate.Go(n.settle)
 	}
 }
 
@@ -47,7 +47,7 @@ func (n *node) settle(ctx context.Context) {
 		now := d.clock.Now()
 		due := slices.DeleteFunc(n.debts, func(x debt) bool { return x.until < now })
 		n.debts = nil
-		if len(due) == 0 || failed > 0 && d.after.Closing() || ctx.Err() != nil {
+		if len(due) == 0 || failed > 0 && d.gate.Closed() || ctx.Err() != nil {
 			n.settling = false
 			n.debtMu.Unlock()
 			return
@@ -87,7 +87,7 @@ func (n *node) settle(ctx context.Context) {
 		t := time.NewTimer(10 * time.Millisecond << min(failed, 6))
 		select {
 		case <-t.C:
-		case <-d.after.Shut:
+		case <-d.gate.Closing().Done():
 		case <-ctx.Done():
 		}
 		t.Stop()

@@ -14,7 +14,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -71,7 +71,7 @@ type Driver struct {
 	quarantine bool          // off only in tests that show what it is for
 
 	waiters waiters
-	after   background.Work
+	gate    *kit.Gate
 
 	listened atomic.Bool // the first wait for subscriptions is over
 }
@@ -90,7 +90,7 @@ var (
 // connection and must know of each command whether it was sent: hooks added with AddHook are not carried over. Close
 // closes these and never the ones handed in.
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
-	d := &Driver{identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1, patience: surveyTime}
+	d := &Driver{gate: kit.NewGate(), identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1, patience: surveyTime}
 	if o != nil {
 		d.o = *o
 	}
@@ -106,7 +106,6 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 	d.channels = redisscript.Channel(d.o.KeyPrefix, "")
 	d.unfit = d.o.check(len(clients))
 	d.waiters.init()
-	d.after.Init()
 	for i, c := range clients {
 		opt, err := optionsOf(c)
 		if err != nil {
@@ -190,7 +189,7 @@ func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
 
 // begin is what every call does first: the driver is open and its servers are fit. Unless it fails, end follows.
 func (d *Driver) begin(ctx context.Context) error {
-	if !d.after.Enter() {
+	if d.gate.Enter() != nil {
 		return backend.ErrClosed
 	}
 	err := ctx.Err()
@@ -208,13 +207,13 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
-func (d *Driver) end() { d.after.Leave() }
+func (d *Driver) end() { d.gate.Leave() }
 
 // Close implements backend.Driver. Waiters end with ErrClosed; what they and earlier calls left is given back, as far as
 // ctx and the servers allow.
 func (d *Driver) Close(ctx context.Context) error {
-	first := d.after.Close()
-	err := d.after.Wait(ctx)
+	first := d.gate.Close()
+	err := d.gate.Wait(ctx)
 	var ends []<-chan struct{}
 	for _, n := range d.nodes {
 		ends = append(ends, n.push.subscription.Close(), n.line.close())

@@ -2,27 +2,19 @@ package redlock
 
 import (
 	"context"
-	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-func init() {
-	open := func(ctx context.Context, rawURL string) (backend.Driver, error) {
-		d, err := Open(ctx, rawURL)
-		if err != nil {
-			return nil, err // and not a nil *Driver in an interface
-		}
-		return d, nil
-	}
-	backend.Register("redlock", open)
-	backend.Register("redlocks", open)
+func init() { kit.Register(Open, "redlock", "redlocks") }
+
+var syntax = kit.Syntax{
+	Driver: driverName, Schemes: []string{"redlock"}, Secure: []string{"redlocks"}, Port: "6379",
+	Options: []string{"node-timeout", "max-ttl", "trust-fresh"},
 }
 
 // Open connects to the servers that rawURL names, looks at them, and returns a driver whose Close closes the
@@ -63,20 +55,19 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 
 // dial makes the clients for a URL. It does no I/O.
 func dial(rawURL string) (*redisconn.URL, []goredis.UniversalClient, *Options, error) {
-	secure := strings.HasPrefix(rawURL, "redlocks:")
-	u, err := redisconn.ParseURL(driverName, rawURL, secure, "6379", "node-timeout", "max-ttl", "trust-fresh")
+	u, err := redisconn.ParseURL(syntax, rawURL)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	clients, o, err := clientsOf(u)
 	if err != nil {
-		return nil, nil, nil, u.Invalid(err.Error())
+		return nil, nil, nil, u.Invalid(err)
 	}
 	return u, clients, o, nil
 }
 
 func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options, err error) {
-	o = &Options{KeyPrefix: u.Prefix}
+	o = &Options{KeyPrefix: u.Options.Get("prefix")}
 	for name, d := range map[string]*time.Duration{"node-timeout": &o.NodeTimeout, "max-ttl": &o.MaxTTL} {
 		if u.Options.Has(name) {
 			if *d, err = u.Duration(name); err != nil {
@@ -84,10 +75,8 @@ func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options,
 			}
 		}
 	}
-	if text := u.Options.Get("trust-fresh"); text != "" {
-		if o.TrustFresh, err = strconv.ParseBool(text); err != nil {
-			return nil, nil, fmt.Errorf("option trust-fresh is %q, neither true nor false", text)
-		}
+	if o.TrustFresh, err = u.Bool("trust-fresh"); err != nil {
+		return nil, nil, err
 	}
 	db := 0
 	if u.Path != "" {
@@ -95,7 +84,7 @@ func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options,
 			return nil, nil, err
 		}
 	}
-	for _, addr := range u.Addrs {
+	for _, addr := range u.Addresses {
 		opt, err := u.Server(dialTime)
 		if err != nil {
 			return nil, nil, err

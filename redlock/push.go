@@ -61,7 +61,7 @@ func (d *Driver) listen(ctx context.Context) error {
 			d.listened.Store(true)
 		case <-limit.C:
 			d.listened.Store(true)
-		case <-d.after.Shut:
+		case <-d.gate.Closing().Done():
 			d.listened.Store(true) // the wait will see it
 		case <-ctx.Done():
 			tick.Stop()

@@ -23,7 +23,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	switch {
 	case d.unfit != nil:
 		err = d.unfit
-	case !d.after.Closing():
+	case !d.gate.Closed():
 		err = d.survey(ctx)
 	}
 	if err != nil {
@@ -32,7 +32,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return nil
 }
 
-func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, &d.after, d.ask) }
+func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, d.gate, d.ask) }
 
 // ask looks at all servers at once. An unreachable minority is no obstacle: its servers are looked at when they come
 // back, before their votes count.

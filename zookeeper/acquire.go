@@ -8,7 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // tries is how often an attempt without Wait is made when its answer got lost.
@@ -27,11 +27,11 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	if err := d.begin(ctx); err != nil {
 		return backend.Grant{}, err
 	}
-	defer d.work.Done()
-	if err := d.valid(r); err != nil {
+	defer d.gate.Leave()
+	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	bounded, done := d.callContext(ctx)
+	bounded, done := d.gate.Bind(ctx)
 	defer done()
 	left, err := d.adopt(bounded, r.Name, r.RequestID)
 	if err != nil {
@@ -50,30 +50,13 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		if !a.worthRepeating(err, n) || bounded.Err() != nil {
 			return backend.Grant{}, a.giveUp(bounded, err)
 		}
-		if ended := sleep(bounded, d.ctx, background.RetryPause(r.TTL)); ended != nil {
+		if ended := kit.Sleep(bounded, kit.RetryPause(r.TTL)); ended != nil {
 			if errors.Is(err, errNoConnection) {
 				ended = fmt.Errorf("%w: %w", err, ended)
 			}
 			return backend.Grant{}, a.giveUp(bounded, ended)
 		}
 	}
-}
-
-// valid repeats what the core has checked, for those who use the driver directly.
-func (d *Driver) valid(r backend.Request) error {
-	if r.Kind > backend.KindPermits || r.Hierarchical || r.MinHold != 0 {
-		return backend.ErrUnsupported
-	}
-	if err := useOf(r).valid(); err != nil {
-		return err
-	}
-	if err := backend.ValidateName(r.Name); err != nil {
-		return err
-	}
-	if err := backend.ValidateRequestID(r.RequestID); err != nil {
-		return err
-	}
-	return d.Describe().ValidateTTL(r.TTL)
 }
 
 // attempt is one Acquire, over all repetitions.
@@ -196,7 +179,7 @@ func (a *attempt) since(s *session) backend.Instant {
 
 // note remembers that a request which changes something was not answered.
 func (a *attempt) note(err error) {
-	if !errors.Is(err, errNoConnection) && (isContext(err) || errors.Is(err, zk.ErrConnectionClosed)) {
+	if !errors.Is(err, errNoConnection) && (kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed)) {
 		a.unknown = true
 	}
 }
@@ -296,7 +279,7 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 		return nil, err
 	}
 	a.unknown, a.resumed = false, true
-	if own[0].use != useOf(a.r) {
+	if own[0].Use != kit.UseOf(a.r) {
 		return nil, mismatchError(held{own[0], node})
 	}
 	if node.stat.EphemeralOwner != s.id {

@@ -10,6 +10,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // passTime bounds how long an attempt waits for others that are refused, and remove their entries.
@@ -53,7 +54,7 @@ func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, b
 // ours do not go with the first one either, and are refused themselves; until they have gone they stand in the way,
 // since the first one may go before they look. It is true if the queue must be read again.
 func (a *attempt) checkUse(ctx context.Context, s *session, h *hold, front []entry) (again bool, err error) {
-	mixes := func(e entry) bool { return e.mixes(useOf(a.r)) }
+	mixes := func(e entry) bool { return e.Mixes(kit.UseOf(a.r)) }
 	if !slices.ContainsFunc(front, func(e entry) bool { return !mixes(e) }) {
 		return false, nil
 	}
@@ -150,7 +151,7 @@ func (a *attempt) sift(
 			if !ok {
 				continue
 			}
-			if node.Try || !e.mixes(first.use) {
+			if node.Try || !e.Mixes(first.Use) {
 				passing = append(passing, e)
 				continue
 			}
@@ -207,7 +208,7 @@ func heldError(name string, first held) error {
 
 // mismatchError tells what a name is in use for.
 func mismatchError(by held) error {
-	err := fmt.Errorf("%w: %v", backend.ErrLimitMismatch, by.use)
+	err := fmt.Errorf("%w: %v", backend.ErrLimitMismatch, by.Use)
 	if by.Owner != "" {
 		err = fmt.Errorf("%w, by %s", err, by.Owner)
 	}

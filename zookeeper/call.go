@@ -11,7 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // errNoConnection: no connection stands, and nothing was sent.
@@ -46,9 +46,9 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	case <-ctx.Done():
 		if c.abandon() {
 			if s.written.Load() == before {
-				return none, fmt.Errorf("%w: %w", errNoConnection, ended(ctx))
+				return none, fmt.Errorf("%w: %w", errNoConnection, kit.Ended(ctx))
 			}
-			return none, ended(ctx)
+			return none, kit.Ended(ctx)
 		}
 	case <-s.lost:
 		if c.abandon() {
@@ -123,7 +123,7 @@ func (s *session) await(ctx context.Context) error {
 	case <-s.lost:
 		return errSessionLost
 	case <-ctx.Done():
-		return s.unconnected(ended(ctx))
+		return s.unconnected(kit.Ended(ctx))
 	case <-timer.C:
 		return s.unconnected(nil)
 	}
@@ -140,14 +140,6 @@ func (s *session) unconnected(err error) error {
 		}
 	}
 	return all
-}
-
-// ended tells why a call's context has ended: Close, or the caller.
-func ended(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
-		return cause
-	}
-	return ctx.Err()
 }
 
 // libraryLog passes on what the library reports. What matters of it reaches the callers as errors.
@@ -262,7 +254,7 @@ func (s *session) remove(ctx context.Context, path string) error {
 		case !errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection):
 			return err
 		}
-		if err := sleep(ctx, s.d.ctx, background.RetryPause(s.ttl)/2); err != nil {
+		if err := kit.Sleep(ctx, kit.RetryPause(s.ttl)/2); err != nil {
 			return err
 		}
 	}

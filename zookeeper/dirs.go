@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // makeRoot makes the root with a new random token space, and the nodes above it.
@@ -76,14 +78,13 @@ func (d *Driver) announceDir(ctx context.Context, s *session, dir string) {
 func (d *Driver) sendDir(ctx context.Context, s *session, dir string) {
 	written := s.expectDir(dir)
 	answered := make(chan struct{})
-	if d.enter() != nil {
-		return
-	}
-	go func() {
-		defer d.work.Done()
+	started := d.gate.Go(func(context.Context) {
 		defer close(answered)
 		_ = d.make(ctx, s, dir, nil, zk.FlagContainer)
-	}()
+	})
+	if !started {
+		return
+	}
 	select {
 	case <-written:
 	case <-answered:
@@ -107,15 +108,15 @@ func (d *Driver) leftDir(dir string) {
 // driver removes what it has used itself; the servers remove what is left by clients that died.
 func (d *Driver) leftDirLocked(dir string) {
 	d.dirs[dir] = d.clock.Now()
-	if !d.tidying && !d.closed {
+	if !d.tidying && d.ctx.Err() == nil {
 		d.tidying = true
-		d.work.Go(d.tidyDirs)
+		d.gate.Go(func(context.Context) { d.tidyDirs() })
 	}
 }
 
 // tidyDirs removes the empty nodes of names that are not used any more, until there is none left to watch.
 func (d *Driver) tidyDirs() {
-	for sleep(d.ctx, d.ctx, emptyAfter/2) == nil {
+	for kit.Sleep(d.ctx, emptyAfter/2) == nil {
 		due, more := d.takeUnused()
 		if s := d.standing(); s != nil {
 			sideBySide(len(due), func(i int) { s.removeEmpty(d.ctx, due[i]) })

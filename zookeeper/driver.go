@@ -16,7 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 const driverName = "zookeeper"
@@ -68,15 +68,13 @@ type Driver struct {
 	bad   error // what is wrong with the options
 	seed  maphash.Seed
 
-	ctx  context.Context // ends with Close: background work and waiters
-	stop context.CancelFunc
-	work sync.WaitGroup // background goroutines and calls in flight
+	gate *kit.Gate       // calls in flight and background work
+	ctx  context.Context // ends with Close
 
 	zxid       atomic.Int64 // the highest that any answer had
 	tickIsGood atomic.Bool  // see checkTick
 
-	mu         sync.Mutex // protects the following fields
-	closed     bool
+	mu         sync.Mutex                 // protects the following fields
 	space      string                     // see tokenSpace
 	voters     int                        // servers of the ensemble; 0: not known yet
 	forgotten  error                      // see forgot
@@ -111,7 +109,7 @@ func New(addrs []string, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		dirs:  map[string]backend.Instant{},
+		gate: kit.NewGate(), dirs: map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
 		sessions: map[slot]*session{}, holds: map[string]*hold{}, orphans: map[string]*orphan{},
 		gone: map[victims][]*hold{},
@@ -137,7 +135,7 @@ func New(addrs []string, o *Options) *Driver {
 	d.clock, d.seed = d.o.Clock, maphash.MakeSeed()
 	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.KeyPrefix
 	d.bad = d.checkOptions()
-	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.ctx = d.gate.Closing()
 	return d
 }
 
@@ -205,20 +203,9 @@ func (d *Driver) Describe() backend.Description {
 // minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
-// enter counts a call or a piece of background work in; it is refused after Close.
-func (d *Driver) enter() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return backend.ErrClosed
-	}
-	d.work.Add(1)
-	return nil
-}
-
 // begin is what every call does first: it is counted in, and the options are good.
 func (d *Driver) begin(ctx context.Context) error {
-	if err := d.enter(); err != nil {
+	if err := d.gate.Enter(); err != nil {
 		return err
 	}
 	err := d.bad
@@ -226,19 +213,9 @@ func (d *Driver) begin(ctx context.Context) error {
 		err = ctx.Err()
 	}
 	if err != nil {
-		d.work.Done()
+		d.gate.Leave()
 	}
 	return err
-}
-
-// callContext ends with ctx and with Close.
-func (d *Driver) callContext(ctx context.Context) (context.Context, func()) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	unhook := context.AfterFunc(d.ctx, func() { cancel(backend.ErrClosed) })
-	return bounded, func() {
-		unhook()
-		cancel(nil)
-	}
 }
 
 // Ping implements backend.Pinger: the leader of the ensemble answers, and the user may read and make the root. A
@@ -247,8 +224,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return d.callError("ping", "", err)
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	for n := 1; ; n++ {
 		err := d.pingOnce(ctx)
@@ -256,7 +233,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 		if err == nil || !again {
 			return d.callError("ping", "", err)
 		}
-		if ended := sleep(ctx, d.ctx, background.RetryPause(d.minTTL())); ended != nil {
+		if ended := kit.Sleep(ctx, kit.RetryPause(d.minTTL())); ended != nil {
 			return d.callError("ping", "", fmt.Errorf("%w: %w", ended, err))
 		}
 	}
@@ -274,14 +251,10 @@ func (d *Driver) pingOnce(ctx context.Context) error {
 // Close implements backend.Driver. It ends waiters with ErrClosed and closes the driver's sessions, which removes
 // whatever nodes are left.
 func (d *Driver) Close(ctx context.Context) error {
-	d.mu.Lock()
-	first := !d.closed
-	d.closed = true
-	d.mu.Unlock()
-	d.stop()
+	first := d.gate.Close()
 	idle := make(chan struct{})
 	go func() {
-		d.work.Wait()
+		_ = d.gate.Wait(context.WithoutCancel(ctx))
 		if first {
 			for _, s := range d.takeSessions() {
 				s.end(backend.ReasonClosed)

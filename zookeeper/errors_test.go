@@ -32,7 +32,7 @@ func TestErrorsOfTheLibrary(t *testing.T) {
 		{"release", zk.ErrNoAuth, backend.ErrMisconfigured},
 		{"acquire", &backend.HistoryError{}, backend.ErrHistoryLost},
 	} {
-		got := classify(test.call, test.err)
+		got := (&Driver{}).callError(test.call, "n", test.err)
 		if !errors.Is(got, test.want) || !errors.Is(got, test.err) {
 			t.Errorf("%s: %v becomes %v, want %v", test.call, test.err, got, test.want)
 		}

@@ -69,11 +69,11 @@ func (d *Driver) forgot(what, was, now string) error {
 func (d *Driver) suspect() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || d.suspecting || d.forgotten != nil {
+	if d.ctx.Err() != nil || d.suspecting || d.forgotten != nil {
 		return
 	}
 	d.suspecting = true
-	d.work.Go(func() {
+	d.gate.Go(func(context.Context) {
 		d.recall()
 		d.mu.Lock()
 		defer d.mu.Unlock()

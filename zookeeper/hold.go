@@ -7,7 +7,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // hold is a node of ours that stands in a queue: it is held, or it waits. The library's watch on it costs an entry in a
@@ -106,11 +106,11 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.holds[e.Path]
-	if h == nil || h.session != s || h.isGone || d.closed {
+	if h == nil || h.session != s || h.isGone || d.ctx.Err() != nil {
 		return
 	}
 	if e.Type == zk.EventNodeDataChanged { // by somebody else; the watch is used up
-		d.work.Go(func() { d.watchAgain(h) })
+		d.gate.Go(func(context.Context) { d.watchAgain(h) })
 		return
 	}
 	d.goneLocked(h)
@@ -123,14 +123,14 @@ func (d *Driver) goneLocked(h *hold) {
 	}
 	h.isGone = true
 	close(h.gone)
-	if !h.granted || h.releasing || d.closed {
+	if !h.granted || h.releasing || d.ctx.Err() != nil {
 		return
 	}
 	place := victims{h.session, parent(h.path)}
 	others, telling := d.gone[place]
 	d.gone[place] = append(others, h)
 	if !telling {
-		d.work.Go(func() { d.tell(place) })
+		d.gate.Go(func(context.Context) { d.tell(place) })
 	}
 }
 
@@ -168,7 +168,7 @@ func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, er
 	case <-o.done:
 		return o, nil
 	case <-ctx.Done():
-		return nil, ended(ctx)
+		return nil, kit.Ended(ctx)
 	}
 }
 
@@ -178,7 +178,7 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 	o := &orphan{slot: at, cancel: cancel, done: make(chan struct{})}
 	key := orphanKey(r.Name, r.RequestID)
 	d.mu.Lock()
-	if d.closed || d.orphans[key] != nil {
+	if d.ctx.Err() != nil || d.orphans[key] != nil {
 		d.mu.Unlock()
 		cancel()
 		return
@@ -193,7 +193,7 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 			d.mu.Unlock()
 			close(o.done)
 		}()
-		if sleep(ctx, ctx, r.TTL/2) != nil {
+		if kit.Sleep(ctx, r.TTL/2) != nil {
 			return
 		}
 		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, o) })
@@ -202,13 +202,7 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 
 // background runs f unless the driver is closed: Close ends the sessions, and the nodes go with them.
 func (d *Driver) background(f func()) {
-	if d.enter() != nil {
-		return
-	}
-	go func() {
-		defer d.work.Done()
-		f()
-	}()
+	d.gate.Go(func(context.Context) { f() })
 }
 
 // repeat calls f until it says something definite.
@@ -220,7 +214,7 @@ func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) {
 		if err == nil || !transient(err) || errors.Is(err, errSessionLost) {
 			return
 		}
-		if sleep(ctx, d.ctx, background.RetryPause(attemptTime)) != nil {
+		if kit.Sleep(ctx, kit.RetryPause(attemptTime)) != nil {
 			return
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // Look implements backend.Inspector. ExpiresIn is not known to clients of ZooKeeper. Since is the time at which the
@@ -40,8 +41,8 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	s, err := d.anySession(ctx)
 	if err != nil {
@@ -64,7 +65,7 @@ func (s *session) describe(ctx context.Context, name string) (backend.State, err
 	info.Held, info.Waiters = true, waiters
 	for _, h := range all {
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: h.Owner, HoldID: h.HoldID, Kind: h.kind, Permits: h.permits, Token: tokenOf(h.use, h.Token),
+			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Permits: h.Permits, Token: tokenOf(h.Use, h.Token),
 			Since: time.UnixMilli(h.stat.Ctime), Metadata: h.Metadata,
 		})
 	}
@@ -79,7 +80,7 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 		return nil, 0, err
 	}
 	for {
-		n := granted(queue)
+		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
 		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path) })

@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // provedAt returns the instant on which the validity of every hold of the session rests.
@@ -42,9 +43,9 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 			}
 		case <-ctx.Done():
 			if !s.connected() {
-				return fmt.Errorf("%w: %w", errNoConnection, ended(ctx))
+				return fmt.Errorf("%w: %w", errNoConnection, kit.Ended(ctx))
 			}
-			return ended(ctx)
+			return kit.Ended(ctx)
 		}
 	}
 }
@@ -79,7 +80,7 @@ func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 		if s.provedAt() >= since {
 			return nil
 		}
-		if err := sleep(ctx, s.d.ctx, s.d.o.Tick/2); err != nil {
+		if err := kit.Sleep(ctx, s.d.o.Tick/2); err != nil {
 			return err
 		}
 	}
@@ -174,18 +175,4 @@ func (s *session) retire() bool {
 		s.end(backend.ReasonSessionExpired)
 	}
 	return idle
-}
-
-// sleep waits for d or the end of a context.
-func sleep(ctx, other context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ended(ctx)
-	case <-other.Done():
-		return backend.ErrClosed
-	}
 }

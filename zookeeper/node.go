@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/fencing"
 )
 
@@ -64,7 +65,7 @@ func nameOf(node string) (name string, ok bool) {
 type entry struct {
 	path      string
 	requestID string
-	use
+	kit.Use
 	number int32 // given by the server
 }
 
@@ -79,7 +80,7 @@ func entryOf(dir, node string) (entry, bool) {
 	if err != nil || fmt.Sprintf("%010d", n) != number {
 		return entry{}, false
 	}
-	return entry{path: dir + "/" + node, requestID: id, use: u, number: int32(n)}, true
+	return entry{path: dir + "/" + node, requestID: id, Use: u, number: int32(n)}, true
 }
 
 // entriesOf returns the entries among the children of dir in the order of the queue.
@@ -163,14 +164,14 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	}
 	token, err := strconv.ParseInt(number, 10, 64)
 	e, ok := entryOf(d.dir(g.Name), node)
-	ok = ok && err == nil && e.requestID == g.RequestID && e.use == use{g.Kind, g.Permits, g.Limit}
+	ok = ok && err == nil && e.requestID == g.RequestID && e.Use == kit.Use{Kind: g.Kind, Permits: g.Permits, Limit: g.Limit}
 	return e.path, token, ok
 }
 
 // tokenOf returns what fences the writes of an entry's holder: the zxid that created it, marked unless the hold is
 // exclusive.
-func tokenOf(u use, zxid int64) fencing.Token {
-	if u.kind != backend.KindExclusive {
+func tokenOf(u kit.Use, zxid int64) fencing.Token {
+	if u.Kind != backend.KindExclusive {
 		return fencing.Token(zxid).NotExclusive()
 	}
 	return fencing.Token(zxid)
@@ -179,7 +180,7 @@ func tokenOf(u use, zxid int64) fencing.Token {
 // grantOf returns the grant of a hold.
 func grantOf(r backend.Request, h *hold) backend.Grant {
 	g := r.Grant()
-	g.Token = tokenOf(useOf(r), h.token)
+	g.Token = tokenOf(kit.UseOf(r), h.token)
 	g.Incarnation = incarnation(path.Base(h.path), h.token)
 	g.TTL = h.session.ttl
 	g.SentAt = h.session.provedAt()

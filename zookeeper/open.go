@@ -2,32 +2,14 @@ package zookeeper
 
 import (
 	"context"
-	"fmt"
-	"net"
-	"net/url"
-	"strconv"
+	"errors"
 	"strings"
 	"time"
 
-	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/driverurl"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-func init() {
-	for _, scheme := range schemes {
-		backend.Register(scheme, openDriver)
-	}
-}
-
-var schemes = []string{"zk", "zookeeper", "zks"}
-
-func openDriver(ctx context.Context, rawURL string) (backend.Driver, error) {
-	d, err := Open(ctx, rawURL)
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
-}
+func init() { kit.Register(Open, "zk", "zookeeper", "zks") }
 
 // Open connects to ZooKeeper and checks that the ensemble has a leader. Close closes the connections.
 //
@@ -58,92 +40,27 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
-const defaultPort = "2181"
-
-func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration, err error) {
-	bad := func(why string) ([]string, *Options, time.Duration, error) {
-		return nil, nil, 0, &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(rawURL), Why: why,
-		}
-	}
-	scheme, rest, ok := strings.Cut(rawURL, "://")
-	if !ok || scheme != "zk" && scheme != "zookeeper" && scheme != "zks" {
-		return bad("its scheme is none of zk, zookeeper and zks")
-	}
-	rest, query, _ := strings.Cut(rest, "?")
-	options, err := url.ParseQuery(query)
-	if err != nil {
-		return bad("its options cannot be read")
-	}
-	o, timeout = &Options{}, 5*time.Second
-	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-		user, password, _ := strings.Cut(rest[:at], ":")
-		if o.User, err = url.PathUnescape(user); err != nil || o.User == "" || strings.Contains(o.User, ":") {
-			return bad("its user cannot be read")
-		}
-		if o.Password, err = url.PathUnescape(password); err != nil {
-			return bad("its password cannot be read")
-		}
-		rest = rest[at+1:]
-	}
-	hosts, chroot, _ := strings.Cut(rest, "/")
-	if chroot = strings.TrimSuffix(chroot, "/"); chroot != "" {
-		if o.Chroot, err = url.PathUnescape("/" + chroot); err != nil {
-			return bad("its path cannot be read")
-		}
-	}
-	for host := range strings.SplitSeq(hosts, ",") {
-		address, why := addressOf(host)
-		if why != "" {
-			return bad(why)
-		}
-		addrs = append(addrs, address)
-	}
-	for name, values := range options {
-		if len(values) != 1 {
-			return bad(fmt.Sprintf("option %s is given %d times", name, len(values)))
-		}
-		switch name {
-		case "ca", "cert", "key", "server-name":
-			scheme = "zks"
-		case "prefix":
-			o.KeyPrefix = values[0]
-		case "tick", "timeout":
-			t, err := time.ParseDuration(values[0])
-			if err != nil || t <= 0 {
-				return bad(name + " is no positive duration")
-			}
-			if name == "tick" {
-				o.Tick = t
-			} else {
-				timeout = t
-			}
-		default:
-			return bad("it has the unknown option " + strconv.Quote(name))
-		}
-	}
-	if scheme == "zks" {
-		if o.TLS, err = driverurl.TLS(options); err != nil {
-			return bad(err.Error())
-		}
-	}
-	return addrs, o, timeout, nil
+var syntax = kit.Syntax{
+	Driver: driverName, Schemes: []string{"zk", "zookeeper"}, Secure: []string{"zks"}, Port: "2181", User: true, Path: true,
+	Options: []string{"prefix", "tick"}, Timeout: 5 * time.Second,
 }
 
-// addressOf returns host:port, or why it cannot.
-func addressOf(host string) (address, why string) {
-	if host == "" {
-		return "", "it has an empty address"
-	}
-	name, port, err := net.SplitHostPort(host)
+func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration, err error) {
+	u, err := syntax.ParseURL(rawURL)
 	if err != nil {
-		name, port = strings.Trim(host, "[]"), defaultPort
-		if strings.Contains(name, ":") && !strings.HasPrefix(host, "[") {
-			return "", "an IPv6 address stands in brackets"
+		return nil, nil, 0, err
+	}
+	if strings.Contains(u.User, ":") || u.User == "" && u.Password != "" {
+		return nil, nil, 0, u.Invalid(errors.New("its user is empty or has a colon, which the digest scheme does not allow"))
+	}
+	o = &Options{User: u.User, Password: u.Password, TLS: u.TLS, KeyPrefix: u.Options.Get("prefix")}
+	if u.Path != "" {
+		o.Chroot = "/" + u.Path
+	}
+	if u.Options.Has("tick") {
+		if o.Tick, err = u.Duration("tick"); err != nil {
+			return nil, nil, 0, u.Invalid(err)
 		}
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || name == "" || strings.Contains(name, " ") {
-		return "", "it has the bad address " + strconv.Quote(host)
-	}
-	return net.JoinHostPort(name, port), ""
+	return u.Addresses, o, u.Timeout, nil
 }

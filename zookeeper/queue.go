@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // How often a waiter looks for itself: at first soon, then after pauses that double. Watches make this unnecessary as long
@@ -42,7 +44,7 @@ func (a *attempt) queue(ctx context.Context, s *session, path string, token int6
 	a.d.watchLater(h)
 	a.wake = make(chan struct{}, 1)
 	defer a.stopListening(s)
-	own := entry{path: path, requestID: a.r.RequestID, use: useOf(a.r)}
+	own := entry{path: path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
 	for first := true; ; first = false {
 		queue, err := s.children(ctx, a.dir)
 		if err != nil {
@@ -115,7 +117,7 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 	for {
 		select {
 		case <-ctx.Done():
-			return ended(ctx)
+			return kit.Ended(ctx)
 		case <-s.lost:
 			return errSessionLost
 		case <-h.gone:

@@ -24,8 +24,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 	left, err := d.adopt(ctx, g.Name, g.RequestID)
 	if err != nil {

@@ -24,8 +24,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		}
 		return out
 	}
-	defer d.work.Done()
-	ctx, done := d.callContext(ctx)
+	defer d.gate.Leave()
+	ctx, done := d.gate.Bind(ctx)
 	defer done()
 
 	bySession := map[*session][]int{}

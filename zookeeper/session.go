@@ -14,7 +14,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // session is one ZooKeeper session on a connection of its own. All holds and waiters with one TTL share it. When it
@@ -119,7 +119,7 @@ func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
 			return s, nil
 		}
 		if ctx.Err() != nil {
-			return nil, ended(ctx)
+			return nil, kit.Ended(ctx)
 		}
 		if !errors.Is(err, errSessionLost) {
 			return nil, err
@@ -205,7 +205,7 @@ func (s *session) connect(ctx context.Context) error {
 	select {
 	case <-s.shook:
 	case <-ctx.Done():
-		s.fail(s.unmade(ended(ctx)))
+		s.fail(s.unmade(kit.Ended(ctx)))
 	}
 	s.mu.Lock()
 	err = s.err
@@ -222,7 +222,7 @@ func (s *session) join(ctx context.Context) error {
 	select {
 	case <-s.ready:
 	case <-ctx.Done():
-		return ended(ctx)
+		return kit.Ended(ctx)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -339,7 +339,7 @@ func (s *session) paceDial() error {
 	if failures < len(s.d.addrs) {
 		return s.dialing.Err()
 	}
-	return sleep(s.dialing, s.dialing, background.RetryPause(s.asked)/2)
+	return kit.Sleep(s.dialing, kit.RetryPause(s.asked)/2)
 }
 
 // shaken looks at a server's answer to the connect request.

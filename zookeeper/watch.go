@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // watchAfter is how long a node waits, or is held, before it is watched. A watch costs a request and, when the node is
@@ -30,15 +31,15 @@ func (d *Driver) watchLater(h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
-	if !d.watching && !d.closed {
+	if !d.watching && d.ctx.Err() == nil {
 		d.watching = true
-		d.work.Go(d.watchAll)
+		d.gate.Go(func(context.Context) { d.watchAll() })
 	}
 }
 
 // watchAll watches what has stood for long enough, until no node is left that has no watch.
 func (d *Driver) watchAll() {
-	for sleep(d.ctx, d.ctx, watchAfter/2) == nil {
+	for kit.Sleep(d.ctx, watchAfter/2) == nil {
 		due := d.takeUnwatched()
 		sideBySide(len(due), func(i int) { d.watchNow(due[i]) })
 		d.mu.Lock()

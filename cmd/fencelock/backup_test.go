@@ -120,7 +120,7 @@ func TestBackupUsage(t *testing.T) {
 	}{
 		{"backup", "FILE is missing", exitUsage},
 		{"backup a b", `"b"`, exitUsage},
-		{"backup a --backend redis://127.0.0.1", "neither fencelock nor fencelocks", exitUsage},
+		{"backup a --backend redis://127.0.0.1", "none of fencelock, fencelocks", exitUsage},
 		{"restore", "FILE is missing", exitUsage},
 		{"restore a b", `"b"`, exitUsage},
 		{"restore a --data-dir=", "--data-dir is empty", exitUsage},

@@ -122,14 +122,14 @@ func TestMemberExitCodes(t *testing.T) {
 		stderr string
 	}{
 		"status with a name":     {[]string{"status", "x"}, 64, `"x"`},
-		"status of others":       {[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "neither fencelock nor fencelocks"},
+		"status of others":       {[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "none of fencelock, fencelocks"},
 		"status without answer":  {[]string{"status", "--backend", "fencelock://127.0.0.1:1"}, 69, "127.0.0.1:1"},
 		"member without action":  {[]string{"member"}, 64, "list, add or remove is missing"},
 		"member with another":    {[]string{"member", "walk"}, 64, `"walk": want list, add or remove`},
 		"member list of one":     {[]string{"member", "list", "x"}, 64, `"x"`},
 		"member add of nothing":  {[]string{"member", "add"}, 64, "ADDRESS is missing"},
 		"member remove of none":  {[]string{"member", "remove"}, 64, "NODE is missing"},
-		"member of others":       {[]string{"member", "list", "--backend", "memory://"}, 64, "neither fencelock nor fencelocks"},
+		"member of others":       {[]string{"member", "list", "--backend", "memory://"}, 64, "none of fencelock, fencelocks"},
 		"member with a bad flag": {[]string{"member", "list", "--frobnicate"}, 64, "-frobnicate"},
 		"help of status":         {[]string{"help", "status"}, 0, ""},
 		"help of member":         {[]string{"help", "member"}, 0, ""},

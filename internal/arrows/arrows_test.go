@@ -93,7 +93,7 @@ var guards = map[string][]string{
 
 // places are the other folders of the module. A package elsewhere is an error, so that a new driver is entered above.
 var places = []string{
-	".", "backend", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
+	".", "backend", "backend/kit", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
 }
 
 // testcontainers and what it brings along.
@@ -145,6 +145,8 @@ func core(g graph, path, place string) (found []string) {
 		allowed = []string{module + "/backend", module + "/fencing", module + "/internal/chance", "golang.org/x/sys"}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}
+	case "backend/kit":
+		allowed = []string{module + "/backend", module + "/fencing", "golang.org/x/sys", "C"} // C: of package net
 	case "fencing":
 		if path != module+"/fencing" {
 			return nil // guards that need a client are sub-packages

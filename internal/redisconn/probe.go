@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/background"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // Probe looks at a service before the first call, once for all who wait for it. The zero Probe is ready.
@@ -27,9 +27,9 @@ type probing struct {
 // Passed reports whether a look has ended well.
 func (p *Probe) Passed() bool { return p.passed.Load() }
 
-// Join joins the look that is under way, or starts one among work. It returns within ctx; the look may go on without its
+// Join joins the look that is under way, or starts one among gate. It returns within ctx; the look may go on without its
 // caller.
-func (p *Probe) Join(ctx context.Context, work *background.Work, look func(context.Context) error) error {
+func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return &Failure{Cause: err, Fatal: true}
 	}
@@ -37,7 +37,7 @@ func (p *Probe) Join(ctx context.Context, work *background.Work, look func(conte
 	run := p.running
 	if run == nil {
 		run = &probing{done: make(chan struct{})}
-		if !work.Do(func(ctx context.Context) { p.end(run, look(ctx)) }) {
+		if !gate.Go(func(ctx context.Context) { p.end(run, look(ctx)) }) {
 			p.mu.Unlock()
 			return backend.ErrClosed
 		}

@@ -1,0 +1,224 @@
+package kit
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Syntax is what the URLs of a driver look like:
+//
+//	scheme://[user:password@]host[:port][,host[:port]…][/path][?option=value&…]
+//
+// Every URL has the options ca, cert and key (files in PEM form: the authorities to trust, and the client's certificate
+// with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the first
+// look at the service, such as 5s). One of the first four selects TLS.
+type Syntax struct {
+	Driver  string        // for errors
+	Schemes []string      // the first one is shown in advice
+	Secure  []string      // the schemes that select TLS
+	Port    string        // where a host has none
+	User    bool          // it may name a user
+	Path    bool          // it may have a path
+	Options []string      // beside the common ones
+	Timeout time.Duration // where the option timeout is not given
+}
+
+// URL is what a URL says.
+type URL struct {
+	Scheme    string
+	Addresses []string // host:port, at least one
+	User      string
+	Password  string
+	Path      string // without the slashes around it
+	Timeout   time.Duration
+	TLS       *tls.Config // nil: without
+	Options   url.Values  // each at most once
+
+	driver, raw string
+}
+
+var commonOptions = []string{"ca", "cert", "key", "server-name", "timeout"}
+
+// ParseURL reads a URL. Its error is what URL.Invalid returns.
+func (s Syntax) ParseURL(rawURL string) (*URL, error) {
+	u := &URL{driver: s.Driver, raw: rawURL, Timeout: s.Timeout}
+	if err := u.parse(s); err != nil {
+		return nil, u.Invalid(err)
+	}
+	return u, nil
+}
+
+// Invalid says that the driver cannot open the URL, and why: a *backend.InvalidError in a *backend.CallError, without the
+// password.
+func (u *URL) Invalid(why error) error {
+	return &backend.CallError{Driver: u.driver, Call: "open", Err: &backend.InvalidError{
+		Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(u.raw), Why: why.Error(),
+	}}
+}
+
+func (u *URL) parse(s Syntax) (err error) {
+	scheme, rest, ok := strings.Cut(u.raw, "://")
+	if u.Scheme = scheme; !ok || !slices.Contains(s.Schemes, scheme) && !slices.Contains(s.Secure, scheme) {
+		return fmt.Errorf("its scheme is none of %s", strings.Join(slices.Concat(s.Schemes, s.Secure), ", "))
+	}
+	if strings.Contains(rest, "#") {
+		return errors.New("it has a #: in a password write %23")
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	hosts, path, _ := strings.Cut(rest, "/")
+	if strings.Contains(path, "@") || strings.Contains(query, "@") && !strings.Contains(hosts, "@") {
+		return errors.New("it has a / or a ? before the @: in a password write %2F and %3F") // and do not show it
+	}
+	if at := strings.LastIndexByte(hosts, '@'); at >= 0 {
+		if !s.User {
+			return errors.New("it names a user; the service knows clients by their certificates")
+		}
+		user, password, _ := strings.Cut(hosts[:at], ":")
+		hosts = hosts[at+1:]
+		if u.User, err = url.PathUnescape(user); err == nil {
+			u.Password, err = url.PathUnescape(password)
+		}
+		if err != nil {
+			return errors.New("its user or password cannot be read: write %25 for %")
+		}
+	}
+	if u.Path, err = url.PathUnescape(strings.Trim(path, "/")); err != nil {
+		return errors.New("its path cannot be read")
+	}
+	if u.Path != "" && !s.Path {
+		return errors.New("it has a path, and this service's URLs have none")
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		address, err := addressOf(host, s.Port)
+		if err != nil {
+			return fmt.Errorf("%w: write %s://localhost:%s for a server on this machine", err, scheme, s.Port)
+		}
+		u.Addresses = append(u.Addresses, address)
+	}
+	return u.readOptions(query, s)
+}
+
+// addressOf returns host:port.
+func addressOf(host, defaultPort string) (string, error) {
+	if host == "" {
+		return "", errors.New("it has no host")
+	}
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = host, defaultPort
+		if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+			name = host[1 : len(host)-1]
+		} else if strings.Count(host, ":") > 1 {
+			return "", errors.New("an IPv6 address stands in brackets, and no host has two ports")
+		}
+	}
+	switch n, err := strconv.ParseUint(port, 10, 16); {
+	case name == "":
+		return "", errors.New("it has no host before the port")
+	case strings.ContainsAny(name, " %[]\\\"") || strings.Contains(name, ":") && net.ParseIP(name) == nil:
+		return "", errors.New("its host is none")
+	case err != nil || n == 0:
+		return "", errors.New("its port is no number from 1 to 65535")
+	}
+	return net.JoinHostPort(name, port), nil
+}
+
+func (u *URL) readOptions(query string, s Syntax) (err error) {
+	if u.Options, err = url.ParseQuery(query); err != nil {
+		return errors.New("its options cannot be read: write option=value, with & between them")
+	}
+	known := slices.Concat(s.Options, commonOptions)
+	for name, values := range u.Options {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("it has the unknown option %q: there are %s", name, strings.Join(known, ", "))
+		}
+		if len(values) != 1 {
+			return fmt.Errorf("option %s is given %d times", name, len(values))
+		}
+	}
+	if u.Options.Has("timeout") {
+		if u.Timeout, err = u.Duration("timeout"); err != nil {
+			return err
+		}
+	}
+	secure := slices.Contains(s.Secure, u.Scheme)
+	for _, name := range []string{"ca", "cert", "key", "server-name"} {
+		secure = secure || u.Options.Has(name)
+	}
+	if secure {
+		u.TLS, err = tlsOf(u.Options)
+	}
+	return err
+}
+
+// Duration reads an option that was given.
+func (u *URL) Duration(name string) (time.Duration, error) {
+	d, err := time.ParseDuration(u.Options.Get(name))
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("option %s is %q, no positive duration such as 5s", name, u.Options.Get(name))
+	}
+	return d, nil
+}
+
+// Int reads an option that is a whole number between two bounds; 0 if it is not given.
+func (u *URL) Int(name string, least, most int) (int, error) {
+	if !u.Options.Has(name) {
+		return 0, nil
+	}
+	text := u.Options.Get(name)
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("option %s is %q, no number from %d to %d", name, text, least, most)
+	}
+	return n, nil
+}
+
+// Bool reads an option that is true or false; false if it is not given.
+func (u *URL) Bool(name string) (bool, error) {
+	switch text := u.Options.Get(name); {
+	case !u.Options.Has(name), text == "false":
+		return false, nil
+	case text == "true":
+		return true, nil
+	default:
+		return false, fmt.Errorf("option %s is %q, neither true nor false", name, text)
+	}
+}
+
+// tlsOf returns the settings that the options ask for: without any, the system's authorities and the name that is dialled.
+func tlsOf(options url.Values) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: options.Get("server-name")}
+	if file := options.Get("ca"); file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca: %s has no certificate in PEM form", file)
+		}
+	}
+	cert, key := options.Get("cert"), options.Get("key")
+	if (cert == "") != (key == "") {
+		return nil, errors.New("cert and key belong together")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("cert: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}

@@ -1,0 +1,129 @@
+package kit
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Validate refuses a request that a driver which describes itself as d cannot serve, or that cannot be meant. The core
+// checks the same; this is for those who use a driver directly. What the driver has no capability for is
+// backend.ErrUnsupported.
+func Validate(d backend.Description, r backend.Request) error {
+	err := cmp.Or(
+		validateKind(d.Capabilities, r), backend.ValidateName(r.Name), backend.ValidateRequestID(r.RequestID),
+		validateHoldID(r.HoldID), validateUnder(r.Under),
+	)
+	if err == nil && r.Owner != "" {
+		err = backend.ValidateOwner(r.Owner)
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Metadata)) {
+		err = cmp.Or(err, ValidateText("metadata", key), ValidateText("metadata", r.Metadata[key]))
+	}
+	return cmp.Or(err, d.ValidateTTL(r.TTL))
+}
+
+// ValidateSet is Validate for names that are taken in one step: at least one, each once, and all alike in Wait, TTL,
+// MinHold and Under.
+func ValidateSet(d backend.Description, rs []backend.Request) error {
+	if len(rs) == 0 {
+		return InvalidOption("set of names", "of none", "it is empty")
+	}
+	seen := make(map[string]bool, len(rs))
+	for _, r := range rs {
+		if err := Validate(d, r); err != nil {
+			return err
+		}
+		switch first := rs[0]; {
+		case seen[r.Name]:
+			return InvalidOption("set of names", fmt.Sprintf("with %q twice", r.Name), "each name is taken once")
+		case r.Wait != first.Wait, r.TTL != first.TTL, r.MinHold != first.MinHold, !slices.Equal(r.Under, first.Under):
+			return InvalidOption("set of names", fmt.Sprintf("with %q and %q", first.Name, r.Name),
+				"the requests of one set agree in Wait, TTL, MinHold and Under")
+		}
+		seen[r.Name] = true
+	}
+	return nil
+}
+
+// InvalidOption is a *backend.InvalidError that wraps backend.ErrInvalidOption.
+func InvalidOption(what, value, why string) error {
+	return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
+}
+
+// ValidateText refuses text that is not valid UTF-8: services store bytes, and messages carry text only.
+func ValidateText(what, text string) error {
+	if utf8.ValidString(text) {
+		return nil
+	}
+	return InvalidOption(what, strconv.QuoteToASCII(text[:min(len(text), 64)]), "it is not valid UTF-8")
+}
+
+func validateKind(can backend.Capabilities, r backend.Request) error {
+	need := backend.Capabilities(0)
+	switch r.Kind {
+	case backend.KindExclusive:
+	case backend.KindShared:
+		need = backend.CapShared
+	case backend.KindPermits:
+		need = backend.CapPermits
+	default:
+		return fmt.Errorf("%v: %w", r.Kind, backend.ErrUnsupported)
+	}
+	if r.Hierarchical {
+		need |= backend.CapHierarchy
+	}
+	if r.MinHold != 0 {
+		need |= backend.CapMinHold
+	}
+	switch {
+	case !can.Has(need):
+		return fmt.Errorf("%v hold, which needs %v: %w", r.Kind, can.Missing(need), backend.ErrUnsupported)
+	case r.Hierarchical && r.Kind == backend.KindPermits:
+		return fmt.Errorf("permits of a hierarchical name: %w", backend.ErrUnsupported)
+	}
+	why := ""
+	switch permits := r.Kind == backend.KindPermits; {
+	case !permits && (r.Permits != 0 || r.Limit != 0):
+		why = "the kind of hold is " + r.Kind.String()
+	case permits && (r.Permits < 1 || r.Limit < r.Permits || r.Limit > math.MaxInt32):
+		why = "want at least 1, and no more than the limit, which is below 2^31"
+	default:
+		return nil
+	}
+	return InvalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), why)
+}
+
+// maxHoldID bounds Request.HoldID.
+const maxHoldID = 64
+
+// validateHoldID refuses what a driver could not store without escaping it. None at all is shown as none.
+func validateHoldID(id string) error {
+	for i := range len(id) {
+		c := id[i]
+		if i >= maxHoldID || !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
+			return InvalidOption("hold id", fmt.Sprintf("%.*q", maxHoldID, id),
+				fmt.Sprintf("want at most %d characters of A-Z a-z 0-9 - _", maxHoldID))
+		}
+	}
+	return nil
+}
+
+func validateUnder(under []string) error {
+	if len(under) > backend.MaxUnder {
+		return InvalidOption("number of holds under which a request is made", strconv.Itoa(len(under)),
+			fmt.Sprintf("want at most %d", backend.MaxUnder))
+	}
+	for _, id := range under {
+		if err := backend.ValidateRequestID(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

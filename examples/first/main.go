@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/builtin/embedded"
+)
+
+func main() {
+	ctx := context.Background()
+	// A durable lock server in this process. Elsewhere: fencelock.OpenURL(ctx, "etcd://…", fencelock.Correctness, nil).
+	server, err := embedded.Start(ctx, embedded.Options{DataDir: "locks"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close(ctx)
+	locks, err := fencelock.ForCorrectness(server.Driver(nil), nil) // a driver that cannot fence does not compile here
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(ctx)
+
+	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
+		// Renewed meanwhile. ctx ends before the lock can be somebody else's; whatever stores the result checks the token.
+		fmt.Println("alone with", lease.Name(), "- it has a token:", lease.Token() > 0)
+		return ctx.Err()
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}

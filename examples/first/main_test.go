@@ -1,0 +1,37 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// The program is README's first one, pasted.
+func TestIsInREADME(t *testing.T) {
+	program, err := os.ReadFile("main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), "```go\n"+string(program)+"```\n") {
+		t.Error("README.md does not show examples/first/main.go as it is")
+	}
+}
+
+func TestRuns(t *testing.T) {
+	t.Chdir(t.TempDir())
+	out, err := os.Create("out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.Stdout
+	os.Stdout = out
+	main()
+	os.Stdout = stdout
+	if got, err := os.ReadFile("out"); err != nil || string(got) != "alone with accounts/42 - it has a token: true\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
