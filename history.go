@@ -102,6 +102,9 @@ func (c *Client) accept(r *backend.Request, g *backend.Grant, sent uint64) error
 		return nil
 	}
 	d := c.driver.Describe()
+	if err := checkExclusion(d, c.set.AcceptAsyncReplica); err != nil {
+		return err
+	}
 	if !g.Token.Valid() || g.Token.Exclusive() != (r.Kind == backend.KindExclusive) {
 		lacks := "it granted without a fencing token " + d.NoFencing
 		if g.Token.Valid() {

@@ -241,6 +241,47 @@ func TestAGrantThatCameTooLateDoesNotCloseTheName(t *testing.T) {
 	})
 }
 
+// What a driver learns of its service by the first grant counts: the grant is given back.
+func TestAnExclusionThatIsLearntLateIsRefused(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		for _, accept := range []bool{false, true} {
+			s := &late{scripted: scripted{Driver: b.store.Driver()}}
+			c := b.over(s, fencelock.Options{AcceptAsyncReplica: accept})
+			_, one := c.Acquire(t.Context(), "x")
+			_, all := c.AcquireAll(t.Context(), []string{"y", "z"})
+			for _, err := range []error{one, all} {
+				if lacks := (*fencelock.CapabilityError)(nil); errors.As(err, &lacks) == accept || !accept && !errors.Is(err, fencelock.ErrTier) {
+					t.Errorf("AcceptAsyncReplica %v: %v", accept, err)
+				}
+			}
+			if !accept && b.store.Names() != 0 {
+				t.Error("what was refused was not given back")
+			}
+		}
+	})
+}
+
+// late says what its exclusion is after the first grant.
+type late struct {
+	scripted
+	asked atomic.Bool
+}
+
+func (d *late) IssuesFencingTokens() backend.Driver { return d }
+
+func (d *late) Describe() backend.Description {
+	own := d.Driver.Describe()
+	if d.asked.Load() {
+		own.Exclusion = backend.ExclusionAsyncReplica
+	}
+	return own
+}
+
+func (d *late) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	d.asked.Store(true)
+	return d.scripted.Acquire(ctx, r)
+}
+
 func TestSealShowsTheClaimFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})

@@ -112,13 +112,26 @@ func checkTier(driver backend.Driver, tier Tier, acceptAsyncReplica bool) error 
 	case !sameDriver(promise.IssuesFencingTokens(), driver):
 		return refuse("the promise to issue fencing tokens is that of a driver inside it; a wrapper that keeps the promise " +
 			"declares IssuesFencingTokens itself")
-	case d.Exclusion == backend.ExclusionUndeclared, d.Exclusion == backend.ExclusionVolatileServer:
-		return refuse("its exclusion is " + d.Exclusion.String() + ": nothing says that it keeps what it acknowledged")
-	case d.Exclusion == backend.ExclusionAsyncReplica && !acceptAsyncReplica:
-		return refuse("a failover to its asynchronous replica forgets the latest holds; " +
-			"Options.AcceptAsyncReplica takes that risk")
 	}
-	return nil
+	return checkExclusion(d, acceptAsyncReplica)
+}
+
+// checkExclusion fails if what excludes in the service may forget a hold that it acknowledged. A driver may learn that
+// only when it talks to the service, so every grant is looked at, too.
+func checkExclusion(d backend.Description, acceptAsyncReplica bool) error {
+	lacks := ""
+	switch d.Exclusion {
+	case backend.ExclusionUndeclared, backend.ExclusionVolatileServer:
+		lacks = "its exclusion is " + d.Exclusion.String() + ": nothing says that it keeps what it acknowledged"
+	case backend.ExclusionAsyncReplica:
+		if acceptAsyncReplica {
+			return nil
+		}
+		lacks = "a failover to its asynchronous replica forgets the latest holds; Options.AcceptAsyncReplica takes that risk"
+	default:
+		return nil
+	}
+	return &CapabilityError{Driver: d.Name, Tier: Correctness, Lacks: lacks}
 }
 
 // isNil finds an interface that is nil and one that holds a nil pointer.
