@@ -76,6 +76,7 @@ func (w *work) leave(f *flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.flights, f)
+	f.stop = nil // a lease that was released keeps no context
 	if w.idle != nil && len(w.flights) == 0 {
 		close(w.idle)
 		w.idle = nil

@@ -25,7 +25,7 @@ func opened(t *testing.T, d backend.FencingDriver, o fencelock.Options) *fencelo
 	return c
 }
 
-// H2: the pattern of SIGTERM. Close waits for a release that is in flight, and the lock is free afterwards.
+// The pattern of SIGTERM. Close waits for a release that is in flight, and the lock is free afterwards.
 func TestCloseWaitsForAReleaseInFlight(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -50,7 +50,7 @@ func TestCloseWaitsForAReleaseInFlight(t *testing.T) {
 	})
 }
 
-// H37: Close gives nothing back while a function of Do is still stopping.
+// Close gives nothing back while a function of Do is still stopping.
 func TestCloseWaitsForTheFunctionOfDo(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -84,7 +84,7 @@ func TestCloseWaitsForTheFunctionOfDo(t *testing.T) {
 	})
 }
 
-// H21 and H30: Close ends with its context whatever the observer, the driver or a function does, and says what it left.
+// Close ends with its context whatever the observer, the driver or a function does, and says what it left.
 func TestCloseEndsWithItsContext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		stuck := make(chan struct{})
@@ -109,7 +109,7 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// H21: an observer that calls Close does not hang for ever.
+// An observer that calls Close does not hang for ever.
 func TestAnObserverMayCloseTheClient(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var c *fencelock.Client
@@ -128,7 +128,7 @@ func TestAnObserverMayCloseTheClient(t *testing.T) {
 	})
 }
 
-// H24: no event is delivered after Close has returned.
+// No event is delivered after Close has returned.
 func TestNoEventAfterClose(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var closed atomic.Bool
@@ -156,7 +156,7 @@ func TestNoEventAfterClose(t *testing.T) {
 	})
 }
 
-// H27: a second Close answers what the first did.
+// A second Close answers what the first did.
 func TestASecondCloseAnswersLikeTheFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -191,7 +191,7 @@ func TestASharedDriverIsClosedByTheLastClient(t *testing.T) {
 	})
 }
 
-// H15: what the service refuses for good is not asked again, and is told.
+// What the service refuses for good is not asked again, and is told.
 func TestCleanUpEnds(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -222,7 +222,7 @@ func TestCleanUpEnds(t *testing.T) {
 	})
 }
 
-// H15b: releases that hang do not delay those that do not.
+// Releases that hang do not delay those that do not.
 func TestHungReleasesDelayNobodyElse(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

@@ -35,7 +35,7 @@ func TestARepeatThroughTheSameClientIsTheSameHold(t *testing.T) {
 		if !errors.As(first.Err(), &lost) || lost.Reason != fencelock.ReasonReplaced || !errors.Is(context.Cause(ctx), fencelock.ErrLost) {
 			t.Errorf("the earlier lease: %v, its context: %v", first.Err(), context.Cause(ctx))
 		}
-		wantErr(t, first.Release(t.Context()), fencelock.ErrLost) // H26: touches nothing
+		wantErr(t, first.Release(t.Context()), fencelock.ErrLost) // touches nothing
 		time.Sleep(time.Minute)
 		if err := second.Err(); err != nil {
 			t.Errorf("the later lease after the earlier one's release: %v", err)
@@ -107,7 +107,7 @@ func TestConcurrentCallsWithOneRequestID(t *testing.T) {
 	})
 }
 
-// H14: a clean-up of the first attempt that arrives late does not take the second attempt's hold.
+// A clean-up of the first attempt that arrives late does not take the second attempt's hold.
 func TestALateReleaseMeetsOnlyItsOwnAttempt(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -220,7 +220,7 @@ func TestGrantsThatAreOverEndTheAcquire(t *testing.T) {
 	})
 }
 
-// H13: what came too late is given back without the minimum that was asked for.
+// What came too late is given back without the minimum that was asked for.
 func TestAGrantThatCameTooLateDoesNotCloseTheName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

@@ -35,7 +35,7 @@ func cut(b *bed) (*scripted, *atomic.Bool) {
 	return s, off
 }
 
-// H10: however slow the observer, every holder is told before the TTL ends in the service.
+// However slow the observer, every holder is told before the TTL ends in the service.
 func TestManyLossesAreToldWhateverTheObserverDoes(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
@@ -63,7 +63,7 @@ func TestManyLossesAreToldWhateverTheObserverDoes(t *testing.T) {
 	})
 }
 
-// H11: an observer that hangs on one loss does not cost the healthy leases of the same client.
+// An observer that hangs on one loss does not cost the healthy leases of the same client.
 func TestAnObserverThatHangsLosesNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		hang := make(chan struct{})
@@ -84,7 +84,7 @@ func TestAnObserverThatHangsLosesNothing(t *testing.T) {
 	})
 }
 
-// H3, and that a panic in tick or settle ends nothing: what an observer throws stays with the observer, and is counted.
+// What an observer throws stays with the observer, and is counted.
 func TestAnObserverThatPanicsIsContained(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var shed atomic.Int32
@@ -139,7 +139,7 @@ func TestEventsThatAreShedAreCounted(t *testing.T) {
 	})
 }
 
-// H4: an Extend that gets no answer does not keep the lease from being renewed, and cannot lose it.
+// An Extend that gets no answer does not keep the lease from being renewed, and cannot lose it.
 func TestExtendWithoutAnswerLosesNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -162,7 +162,7 @@ func TestExtendWithoutAnswerLosesNothing(t *testing.T) {
 	})
 }
 
-// H5: an unanswered renewal is forgotten once a later one is confirmed.
+// An unanswered renewal is forgotten once a later one is confirmed.
 func TestAnUnansweredRenewalDoesNotShortenForEver(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
@@ -182,7 +182,7 @@ func TestAnUnansweredRenewalDoesNotShortenForEver(t *testing.T) {
 	})
 }
 
-// H6: an Extend whose context has ended changes nothing, now and later.
+// An Extend whose context has ended changes nothing, now and later.
 func TestExtendWithAnEndedContextChangesNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -205,7 +205,7 @@ func TestExtendWithAnEndedContextChangesNothing(t *testing.T) {
 	})
 }
 
-// H23: an Extend to less is believed for that less, though the proof that answers it is older.
+// An Extend to less is believed for that less, though the proof that answers it is older.
 func TestExtendToLessIsNotOutlivedByAnOlderProof(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -222,7 +222,7 @@ func TestExtendToLessIsNotOutlivedByAnOlderProof(t *testing.T) {
 	})
 }
 
-// H19: a driver that answers nothing fails the attempt, and not the program; the lease goes on.
+// A driver that answers nothing fails the attempt, and not the program; the lease goes on.
 func TestAnEmptyRenewalIsAFault(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -241,7 +241,7 @@ func TestAnEmptyRenewalIsAFault(t *testing.T) {
 	})
 }
 
-// H20: clients that began in one instant do not renew together for ever.
+// Clients that began in one instant do not renew together for ever.
 func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		at := map[time.Time]int{}
@@ -271,7 +271,7 @@ func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	})
 }
 
-// H25: what the service says of one hold is told within seconds of the renewal, though the answer for another is out
+// What the service says of one hold is told within seconds of the renewal, though the answer for another is out
 // and the TTL is an hour.
 func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -302,7 +302,7 @@ func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 	})
 }
 
-// H32, and the stated bound: of n leases that end at one instant, while the service refuses every renewal, all are told
+// The stated bound: of n leases that end at one instant, while the service refuses every renewal, all are told
 // before the service can give the first of their names to somebody else.
 func TestLossesAreToldWithinTheMargin(t *testing.T) {
 	deep.NotShort(t)
@@ -372,7 +372,7 @@ func lossesAtOnce(t *testing.T, n int) time.Duration {
 	return time.Duration(told.Load())
 }
 
-// H31: whatever the number of leases, a call of the driver's renews a thousand at most.
+// Whatever the number of leases, a call of the driver's renews a thousand at most.
 func TestRenewalsComeInChunks(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // heapInUse returns the bytes that are reachable.
@@ -32,7 +34,7 @@ func grown(f func()) int64 {
 	return int64(heapInUse()) - int64(before)
 }
 
-// H1b: a held lease keeps none of those that came and went beside it.
+// A held lease keeps none of those that came and went beside it.
 func TestAHeldLeasePinsNoOther(t *testing.T) {
 	d := memory.New(nil)
 	c := opened(t, d, fencelock.Options{TTL: time.Hour})
@@ -55,7 +57,40 @@ func TestAHeldLeasePinsNoOther(t *testing.T) {
 	release(t, held)
 }
 
-// H16: the context of several leases is made once.
+// What leases cost: so much while they are held, and nothing when they are gone, but for the tokens of the latest 65,536
+// names. The figures are logged.
+func TestWhatLeasesCost(t *testing.T) {
+	cycles := 100_000
+	if deep.Wanted() {
+		cycles = 1_000_000
+	}
+	c := opened(t, &instant{}, fencelock.Options{TTL: time.Hour})
+	defer c.Close(t.Context())
+	release(t, mustAcquire(t, c, "x"))
+	gone := grown(func() {
+		for range cycles {
+			release(t, mustAcquire(t, c, "x"))
+		}
+	})
+	const n = 100_000
+	leases := make([]*fencelock.Lease, n)
+	held := grown(func() {
+		for i := range leases {
+			leases[i] = mustAcquire(t, c, strconv.Itoa(i))
+		}
+	})
+	released := held + grown(func() {
+		release(t, leases...)
+		clear(leases)
+	})
+	t.Logf("%d acquires and releases keep %d bytes; %d leases take %d bytes each while they are held, and leave %d each",
+		cycles, gone, n, held/n, released/n)
+	if gone > int64(cycles) || held/n > 900 || released/n > 100 {
+		t.Error("that is too much")
+	}
+}
+
+// The context of several leases is made once.
 func TestTheContextOfLeasesIsMadeOnce(t *testing.T) {
 	c := opened(t, memory.New(nil), fencelock.Options{TTL: time.Hour})
 	defer c.Close(t.Context())
@@ -75,7 +110,7 @@ func TestTheContextOfLeasesIsMadeOnce(t *testing.T) {
 	<-first.Done()
 }
 
-// H17: lock coupling is linear: no step keeps or looks at those before it.
+// Lock coupling is linear: no step keeps or looks at those before it.
 func TestLockCouplingIsLinear(t *testing.T) {
 	c := opened(t, memory.New(nil), fencelock.Options{TTL: time.Hour})
 	defer c.Close(t.Context())
@@ -100,7 +135,7 @@ func TestLockCouplingIsLinear(t *testing.T) {
 	release(t, last)
 }
 
-// H9: two goroutines under one hold that want one name, one after the other, are no deadlock.
+// Two goroutines under one hold that want one name, one after the other, are no deadlock.
 func TestFanOutUnderOneHold(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -126,7 +161,7 @@ func TestFanOutUnderOneHold(t *testing.T) {
 	})
 }
 
-// H35: a lease that was released is nobody's ancestor.
+// A lease that was released is nobody's ancestor.
 func TestAReleasedLeaseIsNoAncestor(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -151,7 +186,7 @@ func TestAReleasedLeaseIsNoAncestor(t *testing.T) {
 	})
 }
 
-// H29: shared holds of one name do not go against the order, however many.
+// Shared holds of one name do not go against the order, however many.
 func TestOrderAllowsSharedHoldsOfOneName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{Order: strings.Compare})
@@ -167,7 +202,7 @@ func TestOrderAllowsSharedHoldsOfOneName(t *testing.T) {
 	})
 }
 
-// H7: the loss of another lock is a result like any other, and never repeats the function without a pause.
+// The loss of another lock is a result like any other, and never repeats the function without a pause.
 func TestLeadJudgesByItsOwnLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -193,7 +228,7 @@ func TestLeadJudgesByItsOwnLease(t *testing.T) {
 	})
 }
 
-// H33, H8: an error that the driver did not classify passes, and so does a time of standing that WaitAtMost ended.
+// An error that the driver did not classify passes, and so does a time of standing that WaitAtMost ended.
 func TestLeadStandsAgainAfterWhatPasses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -220,7 +255,7 @@ func TestLeadStandsAgainAfterWhatPasses(t *testing.T) {
 	})
 }
 
-// H28: who leads by a lease that somebody else keeps cannot resign.
+// Who leads by a lease that somebody else keeps cannot resign.
 func TestLeadRefusesReentrant(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -232,7 +267,7 @@ func TestLeadRefusesReentrant(t *testing.T) {
 	})
 }
 
-// H12, H18: what a failed AcquireAll took is given back without its minimum, and without events of leases that never
+// What a failed AcquireAll took is given back without its minimum, and without events of leases that never
 // began.
 func TestAFailedAcquireAllClosesNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -256,7 +291,7 @@ func TestAFailedAcquireAllClosesNothing(t *testing.T) {
 	})
 }
 
-// H34: the loss of a name that is taken already ends the wait for the others.
+// The loss of a name that is taken already ends the wait for the others.
 func TestAcquireAllNoticesALossWhileItWaits(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -296,7 +331,7 @@ func (d loneScripted) Describe() backend.Description { return lone{d.Driver}.Des
 
 func (d loneScripted) IssuesFencingTokens() backend.Driver { return d }
 
-// H36: the end of a wait does not hide what the driver answered.
+// The end of a wait does not hide what the driver answered.
 func TestTheEndOfAWaitHidesNoAnswer(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -313,7 +348,7 @@ func TestTheEndOfAWaitHidesNoAnswer(t *testing.T) {
 	})
 }
 
-// H22: names of two namespaces never meet, and a namespace leaves room for names.
+// Names of two namespaces never meet, and a namespace leaves room for names.
 func TestNamespacesNeverMeet(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		for _, bad := range []string{"a/b", "a:b", strings.Repeat("n", 512)} {
