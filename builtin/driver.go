@@ -86,6 +86,7 @@ var (
 	_ backend.Watcher       = (*Driver)(nil)
 	_ backend.ForceReleaser = (*Driver)(nil)
 	_ backend.MultiAcquirer = (*Driver)(nil)
+	_ backend.Expirer       = (*Driver)(nil)
 )
 
 // New returns a driver for the cluster of which addrs, as host:port, are members; some of them are enough. It does no I/O:

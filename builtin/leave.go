@@ -84,10 +84,11 @@ func (d *Driver) left(all []*leaving) bool {
 	return true
 }
 
-// giveBack ends, in the background, the hold of a request with the token, or with zero whatever it has; target is the
-// sequence of the acquire that is given up with it. The caller holds d.mu.
+// giveBack ends, in the background, the hold of a request with the token, or with zero whatever it has, on this session;
+// target is the sequence of the acquire that is given up with it. What another client has taken over by the same request id
+// is that client's. The caller holds d.mu.
 func (s *session) giveBack(k key, token, target uint64) *leaving {
-	return s.cleanUp(k, releaseOf(k, token, target))
+	return s.cleanUp(k, ownReleaseOf(k, token, target))
 }
 
 // cleanUp sends a clean-up at once, and again as long as it is not answered. The caller holds d.mu.

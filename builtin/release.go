@@ -73,6 +73,12 @@ func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error 
 	s.overtake(k)
 	c := call{request: releaseOf(k, incarnation(g), 0), session: s, sequence: s.number()}
 	d.mu.Unlock()
+	return s.carryOut(ctx, c, k, h)
+}
+
+// carryOut sends the release c, and forgets h, which may be nil, unless the outcome is open.
+func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
+	d := s.d
 	_, err := d.ask(ctx, c)
 	d.mu.Lock()
 	defer d.unlockAndTell()
@@ -91,10 +97,44 @@ func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error 
 	return err
 }
 
+// Expire implements backend.Expirer.
+func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
+	return d.callError("expire", g.Name, d.expire(ctx, &g))
+}
+
+func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
+	if err := d.begin(ctx); err != nil {
+		return notHeld(err)
+	}
+	defer d.work.Done()
+	k := key{g.Name, g.RequestID}
+	d.mu.Lock()
+	h := d.holdOf(g)
+	if h == nil { // it has wandered, or is over
+		d.mu.Unlock()
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	s := h.session
+	h.busy++
+	s.users++
+	s.overtake(k)
+	c := call{request: ownReleaseOf(k, h.token, 0), session: s, sequence: s.number()}
+	d.mu.Unlock()
+	defer s.done()
+	return notHeld(s.carryOut(ctx, c, k, h))
+}
+
 // releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has; target is
 // the sequence of an acquire that is given up with it.
 func releaseOf(k key, token, target uint64) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
 		Name: k.name, RequestId: k.requestID, Token: token, Target: target,
 	}}}
+}
+
+// ownReleaseOf is releaseOf for what hangs on the session of the request alone.
+func ownReleaseOf(k key, token, target uint64) *lockpb.Request {
+	r := releaseOf(k, token, target)
+	r.GetRelease().Own = true
+	return r
 }

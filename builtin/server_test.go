@@ -286,3 +286,29 @@ func TestManyCallers(t *testing.T) {
 		}
 	}
 }
+
+// A client that no longer has a hold cannot expire it, whatever it believes.
+func TestExpireEndsOnlyWhatIsHere(t *testing.T) {
+	t.Parallel()
+	n := startNode(t)
+	one, two := attached(t, n), attached(t, n)
+	g := take(t, one, request("x", 10*time.Second))
+	if r := two.Renew(t.Context(), []backend.Grant{g})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if err := one.Expire(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("expiry of what has wandered: %v", err)
+	}
+	if s, err := two.Look(t.Context(), "x"); err != nil || !s.Held {
+		t.Fatalf("after an expiry elsewhere: %+v, %v", s, err)
+	}
+	if err := two.Expire(t.Context(), g); err != nil {
+		t.Errorf("expiry: %v", err)
+	}
+	if s, err := two.Look(t.Context(), "x"); err != nil || s.Held {
+		t.Errorf("after the expiry: %+v, %v", s, err)
+	}
+	if err := two.Expire(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("expiry of what is over: %v", err)
+	}
+}

@@ -2200,7 +2200,10 @@ type Release struct {
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Token     uint64                 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	// target, as with CancelWait; it needs a session.
-	Target        uint64 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
+	Target uint64 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
+	// own: only what hangs on the session of the request, whoever may have taken it over; it needs one. NOT_HELD if that is
+	// nothing.
+	Own           bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2261,6 +2264,13 @@ func (x *Release) GetTarget() uint64 {
 		return x.Target
 	}
 	return 0
+}
+
+func (x *Release) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
 }
 
 // Move takes a hold, or a place in queues, over to the session of the request, from whichever it hangs on: to a session with
@@ -3460,13 +3470,14 @@ const file_lock_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x16\n" +
-	"\x06target\x18\x03 \x01(\x04R\x06target\"j\n" +
+	"\x06target\x18\x03 \x01(\x04R\x06target\"|\n" +
 	"\aRelease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\x04R\x05token\x12\x16\n" +
-	"\x06target\x18\x04 \x01(\x04R\x06target\"O\n" +
+	"\x06target\x18\x04 \x01(\x04R\x06target\x12\x10\n" +
+	"\x03own\x18\x05 \x01(\bR\x03own\"O\n" +
 	"\x04Move\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +

@@ -72,7 +72,7 @@ func appendPayload(dst []byte, c *Command) []byte {
 		return append(dst, c.Payload...)
 	}
 	hasSession := c.Session != SessionID{}
-	dst = appendFlags(dst, hasSession, c.Seq != 0, c.Acked != 0, c.Wait, c.Linger)
+	dst = appendFlags(dst, hasSession, c.Seq != 0, c.Acked != 0, c.Wait, c.Linger, c.Own)
 	if hasSession {
 		dst = append(dst, c.Session[:]...)
 	}
@@ -158,8 +158,8 @@ func (r *reader) command() Command {
 }
 
 func (r *reader) payload(c *Command, f field) {
-	has := r.flags(5)
-	c.Wait, c.Linger = has[3], has[4]
+	has := r.flags(6)
+	c.Wait, c.Linger, c.Own = has[3], has[4], has[5]
 	if has[0] {
 		c.Session = r.session()
 		r.must(c.Session != SessionID{}, "a session of zero")

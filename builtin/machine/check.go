@@ -51,6 +51,8 @@ func checkCall(c *Command) *Result {
 		return invalid("Target", "it is the command's own number")
 	case c.Target != 0 && c.Op != OpCancelWait && c.Op != OpRelease:
 		return invalid("Target", "only a cancellation or a release has one")
+	case c.Own && (none || c.Op != OpRelease):
+		return invalid("Own", "only a release with a session has it")
 	case c.Acked != 0 && c.Acked >= c.Seq:
 		return invalid("Acked", "it is not below the command's own number")
 	}

@@ -35,9 +35,10 @@ const (
 	// Target. CodeOK; CodeGranted with the Grant of Name if it was granted meanwhile, or long ago; CodeNotHeld if there is
 	// neither. It needs no Session, and ends waits of any session: who knows the request id may cancel.
 	OpCancelWait Op = 5
-	// OpRelease ends the hold of RequestID with Token. Name, RequestID, Token, Linger, Target. Without a Token it ends
+	// OpRelease ends the hold of RequestID with Token. Name, RequestID, Token, Linger, Target, Own. Without a Token it ends
 	// whatever the request left: its hold, or its wait in all of its queues. CodeOK, CodeNotHeld. It needs no
-	// Session, and ends holds of any session: who knows the request id may release. Lingering is not released.
+	// Session, and ends holds of any session: who knows the request id may release; with Own, those of Session alone.
+	// Lingering is not released.
 	OpRelease Op = 6
 	// OpForceRelease ends every hold of Name, lingering ones too; holds of ancestors and descendants stay. Name, Reason, By.
 	// CodeOK; CodeNotHeld if there was none. It needs no Session.
@@ -120,6 +121,9 @@ type Command struct {
 	// Target is the Seq of the acquire that a release or a cancellation gives up: if that acquire was not carried out yet,
 	// it never will be. 0 for none. Only with Session.
 	Target uint64
+
+	// Own has OpRelease end only what hangs on Session, and leave alone what another session has taken over. Only with Session.
+	Own bool
 
 	// Linger turns holds with a MinHold that this command ends into lingering ones: nobody holds them any more and they go
 	// on excluding others until OpFree. The leader sets it if the minimum of one of them is not over, and frees those

@@ -66,6 +66,9 @@ func (m *Machine) cancelWait(c *Command) *Result {
 
 func (m *Machine) release(c *Command) *Result {
 	h, w := m.find(c.Name, c.RequestID)
+	if c.Own && (h != nil && h.session != c.Session || w != nil && w.session != c.Session) {
+		return notHeld()
+	}
 	switch {
 	case h != nil && (c.Token == 0 || c.Token == h.token):
 		m.end(h, eventOf(EventReleased, h), c.Linger)

@@ -2,6 +2,8 @@ package machine
 
 import (
 	"testing"
+
+	"github.com/fencelock/fencelock/fencing"
 )
 
 func moving(session, of, name string) Command {
@@ -68,4 +70,26 @@ func TestWaitKeepsItsPlaceWhenItMoves(t *testing.T) {
 	if i := len(r.told) - 1; i < 0 || r.told[i].Type != NoticeGranted || r.told[i].Session != sid("c") {
 		t.Errorf("after the release: %+v, want the grant to whom the wait moved", r.told)
 	}
+}
+
+// A release of what is the session's own leaves alone what another session has taken over, with a token and without.
+func TestOwnReleaseLeavesWhatHasMoved(t *testing.T) {
+	r := newRig(t)
+	r.open("a", "b")
+	token := r.want(ask("a", "x"), CodeGranted).Grants[0].Token
+	r.want(moving("b", "a", "x"), CodeGranted)
+	own := func(session string, token fencing.Token) Command {
+		return Command{
+			Op: OpRelease, Session: sid(session), Name: "x", RequestID: ask("a", "x").Requests[0].ID, Token: token, Own: true,
+		}
+	}
+	r.want(own("a", token), CodeNotHeld)
+	r.want(own("a", 0), CodeNotHeld)
+	if info := r.m.Holder("x"); len(info.Holders) != 1 {
+		t.Errorf("after releases by the former session: %+v", info)
+	}
+	r.want(own("b", token), CodeOK)
+	none := own("b", token)
+	none.Session = SessionID{}
+	r.want(none, CodeInvalid)
 }

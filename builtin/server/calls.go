@@ -117,7 +117,7 @@ func (x *call) cancelWait(q *lockpb.CancelWait) error {
 func (x *call) release(q *lockpb.Release) error {
 	return x.propose(x.numbered(machine.Command{
 		Op: machine.OpRelease, Name: q.GetName(), RequestID: q.GetRequestId(), Token: fencing.Token(q.GetToken()), Target: q.GetTarget(),
-		Linger: x.lingers(q),
+		Linger: x.lingers(q), Own: q.GetOwn(),
 	}), x.plain)
 }
 

@@ -1,4 +1,4 @@
-// Command fencelock runs commands under distributed locks, and the lock server.
+// Command fencelock runs commands under distributed locks, and the lock server, also over HTTP.
 //
 //	fencelock run --backend redis://127.0.0.1:6379 --name nightly-report -- /usr/local/bin/report --day yesterday
 //	fencelock serve
@@ -28,6 +28,7 @@ var subcommands = []subcommand{
 	{"watch", "print what happens to a lock", watchMain},
 	{"force-release", "take a lock away from its holder", forceReleaseMain},
 	{"serve", "run a lock server", serveMain},
+	{"gateway", "serve locks over HTTP, before any lock service", gatewayMain},
 	{"status", "tell how the members of a lock server are", statusMain},
 	{"member", "list, add and remove members of a lock server", memberMain},
 	{"postgres", "make the tables of the PostgreSQL driver", postgresMain},

@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strconv"
@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/machine"
 	"github.com/fencelock/fencelock/builtin/server"
 )
@@ -30,6 +31,10 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
   --store KIND           how the log is kept: wal (default) or bolt. It cannot be changed later
   --listen ADDRESS       for clients. Default: 127.0.0.1:7480
   --advertise ADDRESS    what clients are told, if they reach --listen by another name
+  --http-listen ADDRESS  for clients over HTTP, beside --listen and with the same certificates: see fencelock help gateway.
+                         127.0.0.1:7481 for example. Default: none
+  --http-key FILE        at least 16 bytes that all members share, so that each renews and releases what another one was
+                         granted over HTTP. Default: $FENCELOCK_HTTP_KEY, else random
   --peer-listen ADDRESS  for the other members. Default: 127.0.0.1:7482
   --peer-advertise ADDRESS
                          what the other members are told, if they reach --peer-listen by another name
@@ -119,6 +124,8 @@ type serveSettings struct {
 	clientCA string
 	peer     certificates
 	peerCA   string
+	door     door // none if its listen is empty
+	key      []byte
 	verbose  bool
 }
 
@@ -159,6 +166,7 @@ func parseServe(args []string) (*serveSettings, error) {
 	f.StringVar(&s.peer.cert, "peer-cert", "", "")
 	f.StringVar(&s.peer.key, "peer-key", "", "")
 	f.StringVar(&s.peerCA, "peer-ca", "", "")
+	s.door.define(f, "")
 	f.BoolVar(&c.Insecure, "insecure", false, "")
 	f.BoolVar(&s.verbose, "verbose", false, "")
 	if err := f.Parse(args); err != nil {
@@ -189,6 +197,14 @@ func parseServe(args []string) (*serveSettings, error) {
 	if c.TLS, err = s.client.forClients(s.clientCA); err != nil {
 		return nil, err
 	}
+	if s.door.listen != "" {
+		if s.key, err = s.door.key(); err != nil {
+			return nil, err
+		}
+		if err = s.door.check(c.Insecure || c.TLS != nil); err != nil {
+			return nil, err
+		}
+	}
 	c.PeerTLS, err = s.peer.forPeers(s.peerCA)
 	return s, err
 }
@@ -197,11 +213,7 @@ func parseServe(args []string) (*serveSettings, error) {
 const stopTime = 10 * time.Second
 
 func (s *serveSettings) serve() int {
-	level := slog.LevelInfo
-	if s.verbose {
-		level = slog.LevelDebug
-	}
-	s.config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	s.config.Log = logger(s.verbose)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	srv, err := server.Start(ctx, s.config)
@@ -217,16 +229,60 @@ func (s *serveSettings) serve() int {
 		say("this server keeps nothing: for trying out")
 	}
 	fmt.Printf("fencelock: serving clients at %s\n", srv.Addr())
+	failed := s.serveHTTP(ctx, srv)
 	select {
 	case <-ctx.Done():
 	case <-srv.Done():
+	case err := <-failed:
+		say("--http-listen: %v", err)
+		_ = srv.Close(context.WithoutCancel(ctx)) // it is as it was
+		return exitUnavailable
 	}
 	stop() // the next signal ends the process
 	bounded, cancel := context.WithTimeout(context.Background(), stopTime)
 	defer cancel()
+	if s.door.listen != "" {
+		select {
+		case <-failed:
+		case <-bounded.Done():
+		}
+	}
 	if err := errors.Join(srv.Close(bounded), srv.Err()); err != nil {
 		say("%v", err)
 		return exitUnavailable
 	}
 	return exitOK
+}
+
+// serveHTTP serves HTTP at this member, if it is asked for. Behind it is an ordinary client of the cluster: whichever member
+// leads, every member serves, and what a client counts from is earlier than what the leader counts from. What is returned
+// gets an error when that has failed, and is closed when it has ended.
+func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-chan error {
+	failed := make(chan error, 1)
+	if s.door.listen == "" {
+		return failed
+	}
+	d := builtin.New([]string{srv.Addr().String()}, &builtin.Options{TLS: s.asClient(), Logger: s.config.Log})
+	go func() {
+		defer close(failed)
+		held, err := s.door.serve(ctx, d, s.key, s.config.TLS, s.config.Log, func() {})
+		if held == 0 {
+			closeQuietly(d.Close)
+		}
+		if err != nil {
+			failed <- err
+		}
+	}()
+	return failed
+}
+
+// asClient is how this member speaks to the one that leads, as a client does: with its own certificate, which that one accepts
+// if it accepts clients of the same authority.
+func (s *serveSettings) asClient() *tls.Config {
+	if s.config.TLS == nil {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: s.config.TLS.Certificates, RootCAs: s.config.TLS.ClientCAs,
+	}
 }
