@@ -145,7 +145,7 @@ func (s *suite) attempt(c Clause) (r Result, violated bool) {
 	select {
 	case <-ended:
 	case <-limit.C:
-		rec.Violatedf("the clause did not come to an end; a call ignores its context: %s", t.underWay())
+		rec.Errorf("the clause did not come to an end; a call ignores its context: %s", t.underWay())
 	}
 	rec.mu.Lock()
 	violated = rec.violated

@@ -162,9 +162,9 @@ func TestServerIsDown(t *testing.T) {
 	if _, err := Open(ctx, "redis://"+s.addr); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("open: %v", err)
 	}
+	end := stall.Late(t)
 	short, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	end := stall.Late(t)
 	_, err := d.Acquire(short, request("n", time.Second, true))
 	if !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("wait: %v", err)

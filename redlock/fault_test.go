@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/stall"
 )
@@ -92,6 +93,8 @@ func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) 
 		t.Fatal(err)
 	}
 	defer client.Close(context.Background())
+	w := stall.Begin()
+	defer w.End()
 	kept := t.Name() + " kept"
 	lease, err := client.Acquire(within(t, 30*time.Second), kept)
 	if err != nil {
@@ -114,10 +117,10 @@ func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) 
 	}
 	timed(t, 2*sickBound, "hand-over", func(context.Context) error { queue(t, d, t.Name()+" queue"); return nil })
 	if err := lease.Err(); err != nil {
-		t.Errorf("the lock that was held all the time: %v", err)
+		w.Errorf(t, ttl/10, "the lock that was held all the time: %v", err)
 	}
 	heal()
-	if err := lease.Release(within(t, 30*time.Second)); err != nil {
+	if err := lease.Release(within(t, 30*time.Second)); err != nil && !errors.Is(err, fencelock.ErrLost) {
 		t.Errorf("release after the fault: %v", err)
 	}
 	if swallows {
@@ -133,9 +136,10 @@ func timed(t *testing.T, bound time.Duration, what string, act func(context.Cont
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	end := stall.Late(t)
+	w, end := stall.Begin(), stall.Late(t)
+	defer w.End()
 	if err := act(ctx); err != nil {
-		t.Errorf("%s: %v", what, err)
+		w.Errorf(t, bound/10, "%s: %v", what, err)
 	}
 	end(bound, what)
 }
@@ -464,7 +468,7 @@ func TestUnfit(t *testing.T) {
 	defer sentinel.Close()
 	check("a client of Sentinel", backend.ErrMisconfigured, client(a), client(b), sentinel)
 	check("a node of a cluster", backend.ErrMisconfigured,
-		client(a), client(b), client(start(t, 1, "--cluster-enabled", "yes")[0].Addr()))
+		client(a), client(b), client(containers.Redis(t, containers.Args("--cluster-enabled", "yes")).Addr()))
 
 	s.admin(t, 2, func(ctx context.Context, c *goredis.Client) error {
 		if err := c.ConfigSet(ctx, "maxmemory", "100mb").Err(); err != nil {

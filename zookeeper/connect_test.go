@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -58,7 +57,7 @@ func TestWrongPeer(t *testing.T) {
 		"a web server":            {"zk://" + peer(t, says("HTTP/1.1 400 Bad Request\r\n\r\n")), "no ZooKeeper"},
 		"a server that wants TLS": {"zk://" + peer(t, says("\x15\x03\x03\x00\x02\x02\x46 and the rest of it")), "wants TLS"},
 		"TLS with a plain peer":   {"zks://" + peer(t, says("no TLS spoken here, sorry")), "TLS"},
-		"TLS with a ZooKeeper":    {"zks://" + containers.ZooKeeper(t).Addr(), "TLS"},
+		"TLS with a ZooKeeper":    {"zks://" + sharedServer(t).Addr(), "TLS"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

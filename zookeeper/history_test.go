@@ -256,7 +256,7 @@ func TestRootDeletedWhileNobodyLooked(t *testing.T) {
 // TestExclusion asks single servers; the ensemble of three is asked in TestLeaderDies.
 func TestExclusion(t *testing.T) {
 	t.Parallel()
-	d := driver(t, containers.ZooKeeper(t).Addr())
+	d := driver(t, sharedServer(t).Addr())
 	if err := d.Ping(soon(t, 20*time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func TestExclusion(t *testing.T) {
 // TestHoldIDIsShownAndTheRequestIDIsNot looks at a hold in every way.
 func TestHoldIDIsShownAndTheRequestIDIsNot(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	r := request("shown", false)
 	take(t, a, r)
@@ -292,7 +292,7 @@ func TestHoldIDIsShownAndTheRequestIDIsNot(t *testing.T) {
 // TestRenewalForLessShortensNothing renews a hold with a shorter TTL, and cuts its client off.
 func TestRenewalForLessShortensNothing(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	addr, link := server.NewLink(t)
 	d, rival := driver(t, addr), driver(t, server.Addr())
 	r := request("less", false)
@@ -312,7 +312,7 @@ func TestRenewalForLessShortensNothing(t *testing.T) {
 // TestPrefixesAreBoundaries lets one prefix lie below another.
 func TestPrefixesAreBoundaries(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	at := func(prefix string) *zookeeper.Driver {
 		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, KeyPrefix: prefix})
 		t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })

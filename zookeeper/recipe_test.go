@@ -33,7 +33,9 @@ func TestMain(m *testing.M) {
 		return
 	}
 	deep.Wide(8)
-	os.Exit(m.Run())
+	code := m.Run()
+	shared.owner.end()
+	os.Exit(code)
 }
 
 // runWaiter waits for a lock and says when it has got it, and for how long it may believe so.
@@ -113,7 +115,7 @@ func TestPausedWaiterHoldsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	var addrs []string
 	for range 3 {
 		addr, _ := server.NewLink(t)
@@ -200,7 +202,7 @@ func pauseWaiter(t *testing.T, holder, rival *zookeeper.Driver, addrs []string, 
 // TestLostSessionLosesItsHoldsAndNothingElse cuts a client off until its session has ended.
 func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	addr, link := server.NewLink(t)
 	victim, rival := driver(t, addr), driver(t, server.Addr())
 	lost := make(chan backend.Reason, 4)
@@ -241,7 +243,7 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 // sessions that were proved long before.
 func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	r := request("again", false)
 	r.TTL = 20 * containers.ZooKeeperTick // proved seldom
@@ -270,7 +272,7 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 // waiter.
 func TestSessionClosedFromElsewhere(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	b := &breaker{}
 	victim := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
 	t.Cleanup(func() { _ = victim.Close(soon(t, 10*time.Second)) })
@@ -403,7 +405,7 @@ func TestTokenGrowsWhereTheNumberStartsAgain(t *testing.T) {
 // TestBoundsOfTheServer asks for more and for less than a server grants.
 func TestBoundsOfTheServer(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	dial := func(tick time.Duration) *zookeeper.Driver {
 		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: tick})
 		t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })

@@ -20,7 +20,7 @@ import (
 // sessions together it excludes itself.
 func TestSessionsOfABusyClient(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	var dials atomic.Int32
 	d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{
 		Tick: containers.ZooKeeperTick,

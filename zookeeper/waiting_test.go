@@ -16,7 +16,7 @@ import (
 func TestIdleWaitersReadNoQueue(t *testing.T) {
 	t.Parallel()
 	const waiters = 20
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	holder := driver(t, server.Addr())
 	r := request("idle", false)
 	r.TTL = 20 * containers.ZooKeeperTick
@@ -75,7 +75,7 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 // TestLostNotificationIsNoticed keeps what the server says about watches from a waiter of each kind.
 func TestLostNotificationIsNoticed(t *testing.T) {
 	t.Parallel()
-	server := containers.ZooKeeper(t)
+	server := sharedServer(t)
 	holder := driver(t, server.Addr())
 	b := &breaker{deaf: true}
 	deaf := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})

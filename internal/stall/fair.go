@@ -73,6 +73,17 @@ func Report(t testing.TB, what string, excused []string, err error) {
 	}
 }
 
+// Errorf ends the window and fails t, unless what it lost Matters: then it logs that nothing is known.
+func (w *Window) Errorf(t testing.TB, slack time.Duration, format string, args ...any) {
+	t.Helper()
+	took := time.Since(w.begin)
+	if lost := w.End(); lost.Matters(slack, took) {
+		t.Logf("INCONCLUSIVE  %s (%v lost, in %v)", fmt.Sprintf(format, args...), lost, took.Round(time.Millisecond))
+		return
+	}
+	t.Errorf(format, args...)
+}
+
 // Late starts to measure something that should be over within a bound, and returns what to call at its end. That returns how
 // long it took. Where it took longer it fails t, unless the machine lost at least half of the time by which it came late: then
 // the log says that nothing is known.

@@ -104,3 +104,18 @@ func TestLate(t *testing.T) {
 		t.Errorf("took %v, failed: %v, %q", took, r.failed, r.said)
 	}
 }
+
+func TestErrorfOfAWindow(t *testing.T) {
+	for lost, failed := range map[time.Duration]bool{0: true, time.Hour: false} {
+		r := &told{TB: t}
+		w := &Window{m: &shared, begin: time.Now(), sum: Lost{Longest: lost, Total: lost}}
+		w.Errorf(r, time.Second, "it is %d", 1)
+		want := "it is 1"
+		if !failed {
+			want = "INCONCLUSIVE  it is 1 (1h0m0s, 1h0m0s of it at once lost"
+		}
+		if r.failed != failed || !strings.HasPrefix(r.said, want) {
+			t.Errorf("%v lost: failed: %v, %q", lost, r.failed, r.said)
+		}
+	}
+}
