@@ -473,6 +473,7 @@ func TestListReadsAllPages(t *testing.T) {
 		name := fmt.Sprintf("inventory/%04d", i)
 		want = append(want, name)
 		holder := request(name, false)
+		holder.TTL = time.Minute
 		mustAcquire(t, d, holder)
 		for range 12 { // places in the queue are keys too
 			r := request(name, true)

@@ -52,7 +52,7 @@ func TestAcquireAll(t *testing.T) {
 			a, b := fmt.Sprint("none/a", i), fmt.Sprint("none/b", i)
 			held := mustAcquire(t, rival, c.has.asks(b, false))
 			for _, fresh := range []bool{true, false} {
-				rs := []backend.Request{request(a, false), c.asks.asks(b, false)}
+				rs := []backend.Request{exclusively().asks(a, false), c.asks.asks(b, false)}
 				rs[0].Fresh, rs[1].Fresh = fresh, fresh
 				_, err := d.AcquireAll(t.Context(), rs)
 				if !errors.Is(err, c.want) {
@@ -115,7 +115,7 @@ func TestAcquireAll(t *testing.T) {
 				second[0].Token, second[1].Token, third[0].Token, third[1].Token)
 		}
 		mustRelease(t, d, third[0])
-		held := mustAcquire(t, rival, request("part/a", false))
+		held := mustAcquire(t, rival, exclusively().asks("part/a", false))
 		if _, err := d.AcquireAll(t.Context(), rs); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("a set of which a rival has one = %v, want ErrHeld", err)
 		}
@@ -126,7 +126,7 @@ func TestAcquireAll(t *testing.T) {
 	t.Run("a reply that got lost", func(t *testing.T) {
 		addr, link := server.NewLink(t)
 		far := newDriver(t, addr)
-		mustRelease(t, far, mustAcquire(t, far, request("warm", false)))
+		mustRelease(t, far, mustAcquire(t, far, exclusively().asks("warm", false)))
 		rs := []backend.Request{exclusively().asks("lost/a", false), taking(1, 2).asks("lost/b", false)}
 		link.Hold(fault.Replies)
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -174,7 +174,7 @@ func TestAcquireAll(t *testing.T) {
 	t.Run("a server that allows fewer operations than the set has", func(t *testing.T) {
 		var rs []backend.Request
 		for i := range 2 * opsPerTxn { // the usual limit is between
-			rs = append(rs, request(fmt.Sprint("few/", i), false))
+			rs = append(rs, exclusively().asks(fmt.Sprint("few/", i), false))
 		}
 		if _, err := d.acquire(t.Context(), rs); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("a set that the server refuses = %v, want ErrUnsupported", err)
