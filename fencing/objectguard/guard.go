@@ -143,6 +143,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, conte
 	}
 	nonce := rand.Text() // tells our own write from another with the same token and content
 	before, same := "", 0
+	var said error // by the store, when it did not write
 	for n := 0; ; n++ {
 		if err := ctx.Err(); err != nil {
 			return fail(err)
@@ -162,7 +163,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, conte
 			return nil // a write whose answer was lost, and the store, or what is before it, repeated it
 		case n > 0 && tag == before: // nobody was faster: the store refuses for reasons of its own
 			if same++; same > mostRefusals {
-				return fail(ErrRefuses)
+				return fail(fmt.Errorf("%w: %v", ErrRefuses, said)) //nolint:errorlint // it is no change that can be met by going on
 			}
 			pause(ctx, same)
 		default:
@@ -189,6 +190,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, conte
 		if !errors.Is(err, ErrChanged) {
 			return fail(err)
 		}
+		said = err
 	}
 }
 

@@ -101,8 +101,11 @@ func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // open returns a client of the bucket at the URL.
 func open(_ context.Context, url string) (*guardtest.Client, error) {
-	client := &http.Client{Transport: &http.Transport{}}
-	guard, err := objectguard.New(&objectguard.HTTP{URL: url, Client: client}, &objectguard.Options{Prefix: "guarded/"})
+	store, client, err := bucketAt(url)
+	if err != nil {
+		return nil, err
+	}
+	guard, err := objectguard.New(store, &objectguard.Options{Prefix: "guarded/"})
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,7 @@ func (s *HTTP) Put(ctx context.Context, key string, content []byte, tag string) 
 	case code == http.StatusPreconditionFailed, // the rule
 		code == http.StatusConflict,              // S3, where two conditional writes meet; Azure, where the object is there
 		code == http.StatusNotFound && tag != "": // S3, where the object is gone
-		return fmt.Errorf("%w: %s", ErrChanged, key)
+		return fmt.Errorf("%w: %w", ErrChanged, unexpected(http.MethodPut, key, resp, text))
 	case err != nil:
 		return err
 	}
