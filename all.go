@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // Leases are what AcquireAll returns: one for each name, in the order of the names. Each is a lease of its own, renewed
@@ -53,6 +54,16 @@ func (ls Leases) Context() context.Context {
 type joint struct {
 	of  Leases
 	ctx context.Context
+}
+
+// Claims returns what a guard checks before a write to the resources that the locks are named after. Where a resource has
+// another name than its lock, make a fencing.Set of Lease.Claim.
+func (ls Leases) Claims() fencing.Set {
+	claims := make(fencing.Set, len(ls))
+	for i, l := range ls {
+		claims[i] = l.Claim(l.Name())
+	}
+	return claims
 }
 
 // names lists them, for an error.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // lone is the in-process driver without AcquireAll, so that the core takes the names one by one.
@@ -123,6 +125,10 @@ func TestDoAllRunsUnderAllOfThem(t *testing.T) {
 				if err := again.Release(ctx); err != nil {
 					return err
 				}
+			}
+			want := fencing.Set{leases[0].Claim("a"), leases[1].Claim("b")}
+			if claims := leases.Claims(); !slices.Equal(claims, want) || !claims[0].Token.Exclusive() {
+				return fmt.Errorf("the claims are %v, want %v", claims, want)
 			}
 			b.store.Evict("a")
 			<-ctx.Done()

@@ -7,7 +7,6 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
-	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
@@ -36,11 +35,7 @@ func (b *bank) transfer(
 			if b.guard == nil {
 				return move(ctx, b.db, from, to, amount, between)
 			}
-			var claims fencing.Set
-			for _, lease := range leases {
-				claims = append(claims, lease.Claim(lease.Name()))
-			}
-			return b.guard.Tx(ctx, claims, func(ctx context.Context, tx *sql.Tx) error {
+			return b.guard.Tx(ctx, leases.Claims(), func(ctx context.Context, tx *sql.Tx) error {
 				return move(ctx, tx, from, to, amount, between)
 			})
 		}, opts...)
