@@ -106,7 +106,7 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return notHeld(err)
 	}
-	defer d.work.Done()
+	defer d.gate.Leave()
 	k := key{g.Name, g.RequestID}
 	d.mu.Lock()
 	h := d.holdOf(g)
