@@ -168,6 +168,32 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	return adminError(call, id, err)
 }
 
+// TransferLeadership has the member with the node id lead, or where that is empty another than now, and returns the id of
+// the one that leads then. Clients follow it; locks and sessions stay as they are. Errors wrap ErrNoMember; ErrRefused, if
+// the member has no vote or does not answer the leader; backend.ErrUnavailable; or backend.ErrUnknown: the leader may have
+// changed.
+func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
+	first := ""
+	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+		at, err := c.Status(ctx, &lockpb.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		if first == "" {
+			first = at.NodeId
+		}
+		if at.Leader && (at.NodeId == id || id == "" && at.NodeId != first) {
+			leader = at.NodeId
+			return nil
+		}
+		if _, err := c.TransferLeadership(ctx, &lockpb.TransferLeadershipRequest{NodeId: id}); err != nil {
+			return err
+		}
+		return status.Error(codes.Unavailable, "the next leader is not elected yet") // to be looked for
+	})
+	return leader, adminError("transfer leadership", id, err)
+}
+
 // atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is, it
 // can be done twice.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {

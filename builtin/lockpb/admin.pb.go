@@ -566,6 +566,87 @@ func (x *BackupPiece) GetData() []byte {
 	return nil
 }
 
+type TransferLeadershipRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node_id of the member that is to lead; empty: the one that has the most of the log.
+	NodeId        string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipRequest) Reset() {
+	*x = TransferLeadershipRequest{}
+	mi := &file_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipRequest) ProtoMessage() {}
+
+func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TransferLeadershipRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type TransferLeadershipReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferLeadershipReply) Reset() {
+	*x = TransferLeadershipReply{}
+	mi := &file_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferLeadershipReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferLeadershipReply) ProtoMessage() {}
+
+func (x *TransferLeadershipReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferLeadershipReply.ProtoReflect.Descriptor instead.
+func (*TransferLeadershipReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{11}
+}
+
 var File_admin_proto protoreflect.FileDescriptor
 
 const file_admin_proto_rawDesc = "" +
@@ -604,13 +685,17 @@ const file_admin_proto_rawDesc = "" +
 	"\x11RemoveMemberReply\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupPiece\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xf7\x02\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"4\n" +
+	"\x19TransferLeadershipRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\x19\n" +
+	"\x17TransferLeadershipReply2\xdd\x03\n" +
 	"\fAdminService\x12A\n" +
 	"\x06Status\x12\x1b.fencelock.v1.StatusRequest\x1a\x1a.fencelock.v1.MemberStatus\x12I\n" +
 	"\vListMembers\x12 .fencelock.v1.ListMembersRequest\x1a\x18.fencelock.v1.MemberList\x12A\n" +
 	"\tAddMember\x12\x1e.fencelock.v1.AddMemberRequest\x1a\x14.fencelock.v1.Member\x12R\n" +
 	"\fRemoveMember\x12!.fencelock.v1.RemoveMemberRequest\x1a\x1f.fencelock.v1.RemoveMemberReply\x12B\n" +
-	"\x06Backup\x12\x1b.fencelock.v1.BackupRequest\x1a\x19.fencelock.v1.BackupPiece0\x01B/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
+	"\x06Backup\x12\x1b.fencelock.v1.BackupRequest\x1a\x19.fencelock.v1.BackupPiece0\x01\x12d\n" +
+	"\x12TransferLeadership\x12'.fencelock.v1.TransferLeadershipRequest\x1a%.fencelock.v1.TransferLeadershipReplyB/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
 
 var (
 	file_admin_proto_rawDescOnce sync.Once
@@ -624,37 +709,41 @@ func file_admin_proto_rawDescGZIP() []byte {
 	return file_admin_proto_rawDescData
 }
 
-var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_admin_proto_goTypes = []any{
-	(*StatusRequest)(nil),       // 0: fencelock.v1.StatusRequest
-	(*MemberStatus)(nil),        // 1: fencelock.v1.MemberStatus
-	(*ListMembersRequest)(nil),  // 2: fencelock.v1.ListMembersRequest
-	(*MemberList)(nil),          // 3: fencelock.v1.MemberList
-	(*Member)(nil),              // 4: fencelock.v1.Member
-	(*AddMemberRequest)(nil),    // 5: fencelock.v1.AddMemberRequest
-	(*RemoveMemberRequest)(nil), // 6: fencelock.v1.RemoveMemberRequest
-	(*RemoveMemberReply)(nil),   // 7: fencelock.v1.RemoveMemberReply
-	(*BackupRequest)(nil),       // 8: fencelock.v1.BackupRequest
-	(*BackupPiece)(nil),         // 9: fencelock.v1.BackupPiece
+	(*StatusRequest)(nil),             // 0: fencelock.v1.StatusRequest
+	(*MemberStatus)(nil),              // 1: fencelock.v1.MemberStatus
+	(*ListMembersRequest)(nil),        // 2: fencelock.v1.ListMembersRequest
+	(*MemberList)(nil),                // 3: fencelock.v1.MemberList
+	(*Member)(nil),                    // 4: fencelock.v1.Member
+	(*AddMemberRequest)(nil),          // 5: fencelock.v1.AddMemberRequest
+	(*RemoveMemberRequest)(nil),       // 6: fencelock.v1.RemoveMemberRequest
+	(*RemoveMemberReply)(nil),         // 7: fencelock.v1.RemoveMemberReply
+	(*BackupRequest)(nil),             // 8: fencelock.v1.BackupRequest
+	(*BackupPiece)(nil),               // 9: fencelock.v1.BackupPiece
+	(*TransferLeadershipRequest)(nil), // 10: fencelock.v1.TransferLeadershipRequest
+	(*TransferLeadershipReply)(nil),   // 11: fencelock.v1.TransferLeadershipReply
 }
 var file_admin_proto_depIdxs = []int32{
-	4, // 0: fencelock.v1.MemberStatus.members:type_name -> fencelock.v1.Member
-	4, // 1: fencelock.v1.MemberList.members:type_name -> fencelock.v1.Member
-	0, // 2: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
-	2, // 3: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
-	5, // 4: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
-	6, // 5: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
-	8, // 6: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
-	1, // 7: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
-	3, // 8: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
-	4, // 9: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
-	7, // 10: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
-	9, // 11: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
-	7, // [7:12] is the sub-list for method output_type
-	2, // [2:7] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	4,  // 0: fencelock.v1.MemberStatus.members:type_name -> fencelock.v1.Member
+	4,  // 1: fencelock.v1.MemberList.members:type_name -> fencelock.v1.Member
+	0,  // 2: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
+	2,  // 3: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
+	5,  // 4: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
+	6,  // 5: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
+	8,  // 6: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
+	10, // 7: fencelock.v1.AdminService.TransferLeadership:input_type -> fencelock.v1.TransferLeadershipRequest
+	1,  // 8: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
+	3,  // 9: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
+	4,  // 10: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
+	7,  // 11: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
+	9,  // 12: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
+	11, // 13: fencelock.v1.AdminService.TransferLeadership:output_type -> fencelock.v1.TransferLeadershipReply
+	8,  // [8:14] is the sub-list for method output_type
+	2,  // [2:8] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_admin_proto_init() }
@@ -668,7 +757,7 @@ func file_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_proto_rawDesc), len(file_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

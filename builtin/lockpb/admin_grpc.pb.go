@@ -30,11 +30,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_Status_FullMethodName       = "/fencelock.v1.AdminService/Status"
-	AdminService_ListMembers_FullMethodName  = "/fencelock.v1.AdminService/ListMembers"
-	AdminService_AddMember_FullMethodName    = "/fencelock.v1.AdminService/AddMember"
-	AdminService_RemoveMember_FullMethodName = "/fencelock.v1.AdminService/RemoveMember"
-	AdminService_Backup_FullMethodName       = "/fencelock.v1.AdminService/Backup"
+	AdminService_Status_FullMethodName             = "/fencelock.v1.AdminService/Status"
+	AdminService_ListMembers_FullMethodName        = "/fencelock.v1.AdminService/ListMembers"
+	AdminService_AddMember_FullMethodName          = "/fencelock.v1.AdminService/AddMember"
+	AdminService_RemoveMember_FullMethodName       = "/fencelock.v1.AdminService/RemoveMember"
+	AdminService_Backup_FullMethodName             = "/fencelock.v1.AdminService/Backup"
+	AdminService_TransferLeadership_FullMethodName = "/fencelock.v1.AdminService/TransferLeadership"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -59,6 +60,9 @@ type AdminServiceClient interface {
 	// answers. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
 	// it. If the stream ends with an error, the pieces so far are of no use.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupPiece], error)
+	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
+	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
+	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipReply, error)
 }
 
 type adminServiceClient struct {
@@ -128,6 +132,16 @@ func (c *adminServiceClient) Backup(ctx context.Context, in *BackupRequest, opts
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_BackupClient = grpc.ServerStreamingClient[BackupPiece]
 
+func (c *adminServiceClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TransferLeadershipReply)
+	err := c.cc.Invoke(ctx, AdminService_TransferLeadership_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -150,6 +164,9 @@ type AdminServiceServer interface {
 	// answers. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
 	// it. If the stream ends with an error, the pieces so far are of no use.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupPiece]) error
+	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
+	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
+	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipReply, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -174,6 +191,9 @@ func (UnimplementedAdminServiceServer) RemoveMember(context.Context, *RemoveMemb
 }
 func (UnimplementedAdminServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupPiece]) error {
 	return status.Error(codes.Unimplemented, "method Backup not implemented")
+}
+func (UnimplementedAdminServiceServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -279,6 +299,24 @@ func _AdminService_Backup_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_BackupServer = grpc.ServerStreamingServer[BackupPiece]
 
+func _AdminService_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TransferLeadershipRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).TransferLeadership(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_TransferLeadership_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).TransferLeadership(ctx, req.(*TransferLeadershipRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -301,6 +339,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveMember",
 			Handler:    _AdminService_RemoveMember_Handler,
+		},
+		{
+			MethodName: "TransferLeadership",
+			Handler:    _AdminService_TransferLeadership_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -115,6 +115,55 @@ func (a *admin) RemoveMember(ctx context.Context, q *lockpb.RemoveMemberRequest)
 	return &lockpb.RemoveMemberReply{}, nil
 }
 
+// TransferLeadership implements lockpb.AdminServiceServer.
+func (a *admin) TransferLeadership(
+	ctx context.Context, q *lockpb.TransferLeadershipRequest,
+) (*lockpb.TransferLeadershipReply, error) {
+	s := a.server
+	alive, err := s.alive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if q.NodeId == string(s.node.id) {
+		return &lockpb.TransferLeadershipReply{}, nil
+	}
+	to, err := successor(s.node.servers(), s.node.id, raft.ServerID(q.NodeId), alive)
+	if err != nil {
+		return nil, err
+	}
+	var transfer raft.Future
+	if q.NodeId == "" {
+		transfer = s.node.raft.LeadershipTransfer()
+	} else {
+		transfer = s.node.raft.LeadershipTransferToServer(to.ID, to.Address)
+	}
+	if err := s.node.await(transfer); err != nil {
+		return nil, status.Errorf(codes.Unavailable, "no other member takes over the leadership: %v", err)
+	}
+	return &lockpb.TransferLeadershipReply{}, nil
+}
+
+// successor returns the member that is to lead after self: id, or where that is empty any. It must have a vote and be there.
+func successor(servers []raft.Server, self, id raft.ServerID, alive map[raft.ServerID]bool) (raft.Server, error) {
+	for _, m := range servers {
+		if m.ID == self || id != "" && m.ID != id {
+			continue
+		}
+		switch {
+		case m.Suffrage == raft.Voter && alive[m.ID]:
+			return m, nil
+		case id != "" && m.Suffrage != raft.Voter:
+			return m, status.Errorf(codes.FailedPrecondition, "%s has no vote yet", id)
+		case id != "":
+			return m, status.Errorf(codes.FailedPrecondition, "%s does not answer the leader", id)
+		}
+	}
+	if id != "" {
+		return raft.Server{}, status.Errorf(codes.NotFound, "there is no member %q", id)
+	}
+	return raft.Server{}, status.Error(codes.FailedPrecondition, "no other member with a vote answers the leader")
+}
+
 // checkQuorumWithout refuses to leave a cluster that could not go on: most of the voters that remain must be there.
 func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.ServerID]bool) error {
 	voters, there := 0, 0

@@ -51,7 +51,7 @@ type Config struct {
 	// Limits bound what the cluster takes on. A field that is zero has its value of machine.DefaultLimits. The members agree on
 	// those of the one that leads: give all of them the same. What is over a limit when it is lowered stays.
 	Limits machine.Limits
-	// Timing of the members among themselves.
+	// Timing of the members among themselves. Give all of them the same.
 	Timing Timing
 
 	// beforeLog comes between raft and the log, for tests of slow disks.
@@ -143,18 +143,13 @@ func (c *Config) checkStore() error {
 }
 
 func (c *Config) checkTimes() error {
-	t := c.Timing.withDefaults()
 	switch {
 	case c.MinTTL <= 0:
 		return &ConfigError{"MinTTL", c.MinTTL.String(), "it is not positive"}
 	case c.MaxTTL < c.MinTTL:
 		return &ConfigError{"MaxTTL", c.MaxTTL.String(), "it is less than MinTTL"}
-	case t.Heartbeat < 10*time.Millisecond:
-		return &ConfigError{"Timing.Heartbeat", t.Heartbeat.String(), "it is less than 10ms"}
-	case t.Lease < 5*time.Millisecond || t.Lease > t.Heartbeat:
-		return &ConfigError{"Timing.Lease", t.Lease.String(), "it is not between 5ms and Heartbeat"}
 	}
-	return nil
+	return c.Timing.withDefaults().check(c.MinTTL)
 }
 
 func (c *Config) checkLimits() error {

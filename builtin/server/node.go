@@ -19,14 +19,18 @@ type Timing struct {
 	// shorter one makes a leader that is cut off send its clients away sooner, and a busy machine change leaders more
 	// often. What is promised to clients does not rest on it.
 	Lease time.Duration
+	// Election is how long a member that stands for election waits for votes before it tries again; at least Heartbeat, the
+	// default.
+	Election time.Duration
+	// Commit is how soon, at the latest, followers learn what is committed when nothing more is written. Default 50 ms.
+	Commit time.Duration
 }
 
 const (
 	defaultHeartbeat = 500 * time.Millisecond
 	// peerTimeout bounds one message between members, in which a disk may hang for a while.
-	peerTimeout = 3 * time.Second
-	// commitTimeout is how soon, at the latest, followers learn what is committed when nothing more is written.
-	commitTimeout = 50 * time.Millisecond
+	peerTimeout   = 3 * time.Second
+	defaultCommit = 50 * time.Millisecond
 	// snapshotEntries is how many entries gather before a snapshot, and trailingEntries how many stay after it for members
 	// that are behind. Entries are batches: a snapshot is made of some 100,000 commands under load.
 	snapshotEntries  = 8192
@@ -41,7 +45,37 @@ func (t Timing) withDefaults() Timing {
 	if t.Lease == 0 {
 		t.Lease = t.Heartbeat
 	}
+	if t.Election == 0 {
+		t.Election = t.Heartbeat
+	}
+	if t.Commit == 0 {
+		t.Commit = defaultCommit
+	}
 	return t
+}
+
+// check returns the first thing that is wrong with t, which has its defaults.
+func (t Timing) check(minTTL time.Duration) error {
+	const slowest = 10 * time.Second
+	switch {
+	case t.Heartbeat < 10*time.Millisecond || t.Heartbeat > slowest:
+		return &ConfigError{"Timing.Heartbeat", t.Heartbeat.String(), "it is not between 10ms and 10s"}
+	case t.Lease < 5*time.Millisecond || t.Lease > t.Heartbeat:
+		return &ConfigError{"Timing.Lease", t.Lease.String(), "it is not between 5ms and Heartbeat"}
+	case t.Election < t.Heartbeat || t.Election > slowest:
+		return &ConfigError{"Timing.Election", t.Election.String(), "it is not between Heartbeat and 10s"}
+	case t.Commit < time.Millisecond || t.Commit > t.Heartbeat:
+		return &ConfigError{"Timing.Commit", t.Commit.String(), "it is not between 1ms and Heartbeat"}
+	}
+	// Members wait for up to twice these times, so that not all of them stand at once.
+	election := 2 * (t.Heartbeat + t.Election)
+	if slow := max(t.Heartbeat, t.Election) > defaultHeartbeat; slow && minTTL < election {
+		return &ConfigError{
+			"MinTTL", minTTL.String(),
+			fmt.Sprintf("with this Timing an election takes up to %v, in which holds with a shorter TTL would be lost", election),
+		}
+	}
+	return nil
 }
 
 // node is raft with what belongs to it.
@@ -69,8 +103,8 @@ func raftConfig(id raft.ServerID, of *Config) *raft.Config {
 	t, rig := of.Timing.withDefaults(), of.rig()
 	c := raft.DefaultConfig()
 	c.LocalID = id
-	c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = t.Heartbeat, t.Heartbeat, t.Lease
-	c.CommitTimeout = commitTimeout
+	c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = t.Heartbeat, t.Election, t.Lease
+	c.CommitTimeout = t.Commit
 	c.SnapshotThreshold = cmp.Or(rig.SnapshotEntries, snapshotEntries)
 	c.TrailingLogs = cmp.Or(rig.TrailingEntries, trailingEntries)
 	c.SnapshotInterval = cmp.Or(rig.SnapshotInterval, snapshotInterval)

@@ -30,6 +30,7 @@ var subcommands = []subcommand{
 	{"serve", "run a lock server", serveMain},
 	{"gateway", "serve locks over HTTP, before any lock service", gatewayMain},
 	{"status", "tell how the members of a lock server are", statusMain},
+	{"transfer", "have another member of a lock server lead", transferMain},
 	{"member", "list, add and remove members of a lock server", memberMain},
 	{"postgres", "make the tables of the PostgreSQL driver", postgresMain},
 	{"guard", "look at what a fencing guard remembers, and change it", guardMain},

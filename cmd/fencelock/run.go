@@ -28,7 +28,7 @@ Options (durations like 500ms, 30s, 5m):
   --tier TIER        efficiency (default): a rare double run only wastes work
                      correctness: a double run corrupts data. A backend without fencing tokens is refused
   --ttl D            how long the lock outlives this process if it dies. Default 30s; renewed meanwhile
-  --wait D           wait at most D for the lock. Default: as long as it takes
+  --wait D           wait at most D for the lock, the time to connect included. Default: as long as it takes
   --try              do not wait
   --shared           hold it beside others who give --shared, and beside nobody else
   --permits N/LIMIT  hold N of LIMIT permits: at most LIMIT run at once. All who use NAME give the same LIMIT
@@ -62,7 +62,7 @@ Exit codes, apart from COMMAND's own:
 
    64  the command line makes no sense, or the backend cannot do what it asks for (tier, TTL, kind of lock,
        --at-least), or NAME is in use with another kind or LIMIT
-   69  the lock service cannot be reached, or is not fit for locks
+   69  the lock service cannot be reached, also within the time of --wait, or is not fit for locks
    75  somebody else holds the lock: at once with --try, after the time of --wait. COMMAND was not run
    76  the lock was lost while COMMAND ran, whatever COMMAND's exit code
   126  COMMAND cannot be executed
@@ -75,6 +75,7 @@ type runSettings struct {
 	backend, name  string
 	tier           fencelock.Tier
 	ttl, killAfter time.Duration
+	wait           time.Duration // zero: as long as it takes
 	try            bool
 	options        []fencelock.AcquireOption
 	owner          string
@@ -105,14 +106,14 @@ func parseRun(args []string) (*runSettings, error) {
 	s := &runSettings{}
 	var tier, permits string
 	var shared bool
-	var wait, atLeast time.Duration
+	var atLeast time.Duration
 	f := flag.NewFlagSet("run", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // runMain prints the error, and the help is runHelp
 	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
 	f.StringVar(&s.name, "name", "", "")
 	f.StringVar(&tier, "tier", fencelock.Efficiency.String(), "")
 	f.DurationVar(&s.ttl, "ttl", fencelock.DefaultTTL, "")
-	f.DurationVar(&wait, "wait", 0, "")
+	f.DurationVar(&s.wait, "wait", 0, "")
 	f.BoolVar(&s.try, "try", false, "")
 	f.BoolVar(&shared, "shared", false, "")
 	f.StringVar(&permits, "permits", "", "")
@@ -153,8 +154,8 @@ func parseRun(args []string) (*runSettings, error) {
 			"before the lock ends, which leaves too little time to hold it", s.killAfter, s.ttl)
 	case given["wait"] && s.try:
 		return nil, errors.New("--try and --wait exclude each other")
-	case given["wait"] && wait <= 0:
-		return nil, fmt.Errorf("--wait %v: it is not positive; --try does not wait", wait)
+	case given["wait"] && s.wait <= 0:
+		return nil, fmt.Errorf("--wait %v: it is not positive; --try does not wait", s.wait)
 	case shared && given["permits"]:
 		return nil, errors.New("--shared and --permits exclude each other")
 	case given["at-least"] && atLeast <= 0:
@@ -164,9 +165,6 @@ func parseRun(args []string) (*runSettings, error) {
 	}
 	if err := checkBackend(s.backend); err != nil {
 		return nil, err
-	}
-	if given["wait"] {
-		s.options = append(s.options, fencelock.WaitAtMost(wait))
 	}
 	if shared {
 		s.options = append(s.options, fencelock.Shared())
@@ -214,7 +212,11 @@ const attemptTime = 10 * time.Second
 
 // acquire connects and takes the lock. The client is nil on error.
 func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fencelock.Lease, error) {
-	opening, cancel := context.WithTimeout(ctx, attemptTime)
+	began, limit := time.Now(), attemptTime
+	if s.wait > 0 {
+		limit = min(limit, s.wait)
+	}
+	opening, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	locks, err := fencelock.OpenURL(opening, s.backend, s.tier, &fencelock.Options{
 		TTL: s.ttl, Owner: s.owner, Observer: fencelock.ObserverFunc(s.observe),
@@ -222,6 +224,9 @@ func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fenceloc
 		// the lock. A lease that ends at the last moment would leave the command alive beside the next holder.
 		StopEarly: s.killAfter,
 	})
+	if err != nil && opening.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("lock %q: the service did not answer within %v, so that nobody knows whether it is held: %w", s.name, limit, err)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -231,7 +236,12 @@ func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fenceloc
 		defer cancel()
 		lease, err = locks.TryAcquire(trying, s.name, s.options...)
 	} else {
-		lease, err = locks.Acquire(ctx, s.name, s.options...)
+		options := s.options
+		if s.wait > 0 {
+			left := max(s.wait-time.Since(began), time.Millisecond)
+			options = append(slices.Clone(options), fencelock.WaitAtMost(left))
+		}
+		lease, err = locks.Acquire(ctx, s.name, options...)
 	}
 	if err != nil {
 		s.close(locks, releaseTime)

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strconv"
@@ -26,6 +27,10 @@ reaches. Clients find it at fencelock://127.0.0.1:7480.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
+  --config FILE          a file in YAML with options, without the dashes: "data-dir: /var/lib/fencelock". --join may be a
+                         list there, --limit a mapping of names to values. What is no option is refused, with its line.
+                         Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that is not
+                         empty. The command line counts before the environment, and that before the file
   --dev                  keep nothing: for trying out. Its tokens do not fence, and the correctness tier refuses it
   --data-dir DIR         where the data is kept. Default: fencelock-data
   --store KIND           how the log is kept: wal (default) or bolt. It cannot be changed later
@@ -43,6 +48,14 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
                          same --join. Where a cluster exists already, it is joined
   --min-ttl D            shortest TTL that clients may ask for. Default: 3s, which outlasts the election of a leader
   --max-ttl D            longest TTL that clients may ask for. Default: 24h
+  --heartbeat-timeout D  how long a member hears nothing of its leader before it stands for election: 10ms to 10s.
+                         Default: 500ms. Give all members the same, also of the next three. --min-ttl must outlast an
+                         election, which takes up to twice this and twice --election-timeout
+  --election-timeout D   how long it then waits for votes before it tries again: --heartbeat-timeout, the default, to 10s
+  --leader-lease D       how long a leader hears nothing of most members before it steps down: 5ms to --heartbeat-timeout,
+                         the default
+  --commit-timeout D     how soon, at the latest, followers learn what is committed: 1ms to --heartbeat-timeout.
+                         Default: 50ms
   --limit NAME=VALUE     how much the cluster takes on; may be given several times. Give all members the same: those of the
                          one that leads count. NAME is one of
 %s
@@ -52,6 +65,7 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
   --peer-cert FILE --peer-key FILE --peer-ca FILE
                          certificate for the other members, which must have one of the same authority
   --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every lock
+  --log-format FORMAT    of the log: text (default), or json with one object on each line
   --verbose              log more
 
 Three members, each on a machine of its own, here on a:
@@ -127,7 +141,16 @@ type serveSettings struct {
 	door     door // none if its listen is empty
 	key      []byte
 	verbose  bool
+	log      slog.Handler
+	from     []string // where settings come from that are not on the command line
 }
+
+// Options that are not read like the others.
+const (
+	configOption = "config"
+	joinOption   = "join"
+	limitOption  = "limit"
+)
 
 // serveMain is "fencelock serve".
 func serveMain(args []string) int {
@@ -143,10 +166,11 @@ func serveMain(args []string) int {
 	return s.serve()
 }
 
-func parseServe(args []string) (*serveSettings, error) {
-	s := &serveSettings{}
+// newServe returns settings and the flags that fill them, and what else they read.
+func newServe() (s *serveSettings, f *flag.FlagSet, format, file *string) {
+	s = &serveSettings{}
 	c := &s.config
-	f := flag.NewFlagSet("serve", flag.ContinueOnError)
+	f = flag.NewFlagSet("serve", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // serveMain prints the error, and the help
 	f.BoolVar(&s.dev, "dev", false, "")
 	f.StringVar(&c.DataDir, "data-dir", "fencelock-data", "")
@@ -155,11 +179,15 @@ func parseServe(args []string) (*serveSettings, error) {
 	f.StringVar(&c.Advertise, "advertise", "", "")
 	f.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "")
 	f.StringVar(&c.PeerAdvertise, "peer-advertise", "", "")
-	f.StringVar(&s.join, "join", "", "")
+	f.StringVar(&s.join, joinOption, "", "")
 	f.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "")
 	f.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "")
 	f.DurationVar(&c.MaxTTL, "max-ttl", server.DefaultMaxTTL, "")
-	f.Func("limit", "", func(text string) error { return setLimit(&c.Limits, text) })
+	f.DurationVar(&c.Timing.Heartbeat, "heartbeat-timeout", 0, "")
+	f.DurationVar(&c.Timing.Election, "election-timeout", 0, "")
+	f.DurationVar(&c.Timing.Lease, "leader-lease", 0, "")
+	f.DurationVar(&c.Timing.Commit, "commit-timeout", 0, "")
+	f.Func(limitOption, "", func(text string) error { return setLimit(&c.Limits, text) })
 	f.StringVar(&s.client.cert, "tls-cert", "", "")
 	f.StringVar(&s.client.key, "tls-key", "", "")
 	f.StringVar(&s.clientCA, "tls-client-ca", "", "")
@@ -169,6 +197,28 @@ func parseServe(args []string) (*serveSettings, error) {
 	s.door.define(f, "")
 	f.BoolVar(&c.Insecure, "insecure", false, "")
 	f.BoolVar(&s.verbose, "verbose", false, "")
+	format = f.String("log-format", "text", "")
+	file = f.String(configOption, os.Getenv(variable(configOption)), "")
+	return s, f, format, file
+}
+
+func parseServe(args []string) (*serveSettings, error) {
+	_, f, _, file := newServe()
+	if err := f.Parse(args); err != nil { // of this, the file counts
+		return nil, err
+	}
+	s, f, format, _ := newServe()
+	from := settings{flags: f}
+	if *file != "" {
+		if err := from.readFile(*file); err != nil {
+			return nil, err
+		}
+	}
+	if err := from.readEnvironment(os.LookupEnv); err != nil {
+		return nil, err
+	}
+	s.from = from.from
+	c := &s.config
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -194,6 +244,9 @@ func parseServe(args []string) (*serveSettings, error) {
 	c.Store = server.Store(s.store)
 	c.Version = version()
 	var err error
+	if s.log, err = s.handler(*format); err != nil {
+		return nil, err
+	}
 	if c.TLS, err = s.client.forClients(s.clientCA); err != nil {
 		return nil, err
 	}
@@ -212,8 +265,32 @@ func parseServe(args []string) (*serveSettings, error) {
 // stopTime bounds the polite end: the hand-over of the leadership.
 const stopTime = 10 * time.Second
 
+// handler writes the log.
+func (s *serveSettings) handler(format string) (slog.Handler, error) {
+	o := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if s.verbose {
+		o.Level = slog.LevelDebug
+	}
+	switch format {
+	case "text":
+		return slog.NewTextHandler(os.Stderr, o), nil
+	case "json":
+		return slog.NewJSONHandler(os.Stderr, o), nil
+	}
+	return nil, fmt.Errorf("--log-format %s: want text or json", format)
+}
+
 func (s *serveSettings) serve() int {
-	s.config.Log = logger(s.verbose)
+	s.config.Log = slog.New(s.log)
+	if len(s.from) > 0 {
+		s.config.Log.Info("settings that are not on the command line", "settings", s.from)
+	}
+	if s.config.Insecure {
+		s.config.Log.Warn("insecure: where there is no TLS, whoever reaches this server takes and breaks every lock")
+	}
+	if s.config.BootstrapExpect == 2 {
+		s.config.Log.Warn("a cluster of two members survives the loss of neither: use one, or three")
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	srv, err := server.Start(ctx, s.config)

@@ -18,8 +18,11 @@ which these know. Each has two seconds to answer. The log positions tell how far
 Options:
 
 ` + lookOptions + `
-ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable. DURABLE is no for a server
-with --dev.
+ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable. APPLIED is how far the
+member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server with --dev.
+
+A member that is unreachable is stopped, stands still, or cannot be reached from here, which does not say that the other
+members cannot reach it either. The last line on standard error says what follows if they cannot.
 
 Exit codes:
 
@@ -57,7 +60,11 @@ func (s *lookSettings) status(ctx context.Context) error {
 	}
 	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE", "VERSION")
 	var wrong []error
-	for _, answer := range admin.Status(ctx) {
+	answers := admin.Status(ctx)
+	if text := outlook(answers); text != "" {
+		defer say("%s", text) // after the table
+	}
+	for _, answer := range answers {
 		m := memberOf(&answer)
 		if err := out.print(m, m.row()); err != nil {
 			return err
@@ -77,6 +84,38 @@ func (s *lookSettings) status(ctx context.Context) error {
 		}
 	}
 	return errors.Join(append(wrong, out.flush())...)
+}
+
+// outlook says what it means that members are unreachable; nothing if none is.
+func outlook(answers []builtin.MemberStatus) string {
+	votes, there := map[string]bool{}, 0
+	silent := false
+	for _, a := range answers {
+		silent = silent || a.Err != nil
+		for _, m := range a.Members {
+			if m.Voter {
+				votes[m.NodeId] = true
+			}
+		}
+	}
+	for _, a := range answers {
+		if a.Err == nil && votes[a.NodeId] {
+			there++
+		}
+	}
+	most := len(votes)/2 + 1
+	switch {
+	case !silent || len(votes) == 0:
+		return ""
+	case there < most:
+		return fmt.Sprintf("%d of %d members with a vote answer here, too few for a majority: if the others are lost, nobody is served "+
+			"before %d of them are back", there, len(votes), most-there)
+	case there == most:
+		return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, and does not survive the loss of another one",
+			there, len(votes))
+	}
+	return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, and survives the loss of %d more",
+		there, len(votes), there-most)
 }
 
 // What a member does in its cluster.

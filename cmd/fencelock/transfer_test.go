@@ -1,0 +1,84 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/port"
+)
+
+func TestTransfer(t *testing.T) {
+	t.Parallel()
+	peers := port.Addresses(t, 3)
+	members := map[string]*server.Server{}
+	var clients []string
+	for _, peer := range peers {
+		s, err := server.Start(t.Context(), server.Config{
+			DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: peer, Join: peers, BootstrapExpect: 3,
+			Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close(context.Background()) })
+		clients = append(clients, s.Addr().String())
+		members[s.Addr().String()] = s
+	}
+	url := "fencelock://" + strings.Join(clients, ",")
+	var all []member
+	eventually(t, "a leader that all follow", func() bool {
+		p := start(t, "status", "--backend", url, "--json")
+		all = objects[member](t, p.output())
+		leaders := 0
+		for _, m := range all {
+			if m.Role == roleLeader {
+				leaders++
+			} else if m.Role != roleFollower {
+				return false
+			}
+		}
+		return len(all) == 3 && leaders == 1
+	})
+	var leader, other member
+	for _, m := range all {
+		if m.Role == roleLeader {
+			leader = m
+		} else {
+			other = m
+		}
+	}
+	if next := objects[leads](t, succeed(t, "transfer", "--backend", url, "--to", other.NodeID, "--json")); len(next) != 1 || next[0].NodeID != other.NodeID {
+		t.Fatalf("%s is to lead: %+v", other.NodeID, next)
+	}
+	if next := objects[leads](t, succeed(t, "transfer", "--backend", url, "--json")); len(next) != 1 || next[0].NodeID == other.NodeID {
+		t.Fatalf("another than %s is to lead: %+v", other.NodeID, next)
+	}
+	start(t, "transfer", "--backend", url, "--to", "nobody").expectExit(exitRefused, `no member "nobody"`)
+	// What it means that one is unreachable.
+	if err := members[leader.Address].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	start(t, "status", "--backend", url).expectExit(exitUnavailable,
+		"2 of 3 members with a vote answer here: the cluster serves, and does not survive the loss of another one")
+}
+
+func TestTransferWithoutAnother(t *testing.T) {
+	start(t, "transfer", "--backend", startServer(t)).expectExit(exitRefused, "no other member with a vote")
+}
+
+// A service that takes connections and says nothing does not hold a run up for longer than --wait.
+func TestWaitBoundsTheConnection(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	start(t, "run", "--backend", "fencelock://"+l.Addr().String(), "--name", "x", "--wait", "300ms", "--", "true").
+		expectExit(exitUnavailable, `lock "x": the service did not answer within 300ms, so that nobody knows whether it is held`)
+}
