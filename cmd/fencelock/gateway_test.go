@@ -115,3 +115,36 @@ func TestGatewayUsage(t *testing.T) {
 	}
 	start(t, "gateway", "--backend", "redis://127.0.0.1:1", "--http-listen", "127.0.0.1:0").expectExit(exitUnavailable)
 }
+
+// A lock that outlives the command that took it, over a backend and over a gateway.
+func TestAcquireRenewRelease(t *testing.T) {
+	t.Parallel()
+	server := start(t, "serve", "--dev", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--http-key", keyFile(t))
+	direct := "fencelock://" + server.await("fencelock: serving clients at ")
+	for _, backend := range []string{direct, server.await("fencelock: serving HTTP at ")} {
+		at := func(args ...string) *program { return start(t, append(args, "--backend", backend)...) }
+		file := filepath.Join(t.TempDir(), "token")
+		at("acquire", "a/b", "--ttl", "20s", "--token-file", file).expectExit(exitOK)
+		start(t, "holder", "a/b", "--backend", direct).expectExit(exitOK)
+		at("acquire", "a/b", "--try").expectExit(exitHeld)
+		at("acquire", "a/b", "--wait", "300ms").expectExit(exitHeld)
+		at("renew", "a/b", "--token-file", file, "--ttl", "30s").expectExit(exitOK)
+		at("release", "x", "--token-file", file).expectExit(exitUsage)
+		at("release", "a/b", "--token-file", file).expectExit(exitOK)
+		at("renew", "a/b", "--token-file", file).expectExit(exitLost)
+		if backend == direct { // a gateway remembers what it released
+			at("release", "a/b", "--token-file", file).expectExit(exitLost)
+		}
+
+		var lock map[string]any
+		if err := json.Unmarshal([]byte(succeed(t, "acquire", "x", "--backend", backend, "--json", "--owner", "me")), &lock); err != nil {
+			t.Fatal(err)
+		}
+		if lock["ownerId"] != "me" || lock["lockKey"] != "x" {
+			t.Errorf("--json: %v", lock)
+		}
+		at("release", "x", "--token", lock["lockToken"].(string)).expectExit(exitOK)
+		at("release", "x").expectExit(exitUsage, "--token")
+		at("acquire", "x", "--shared", "--permits", "1/2").expectExit(exitUsage, "exclude")
+	}
+}

@@ -23,6 +23,9 @@ type subcommand struct {
 
 var subcommands = []subcommand{
 	{"run", "run a command under a lock", runMain},
+	{"acquire", "take a lock, and go on without it: for scripts", acquireMain},
+	{"renew", "prolong what acquire took", renewMain},
+	{"release", "give back what acquire took", releaseMain},
 	{"ls", "list the locks that are held", lsMain},
 	{"holder", "tell who holds a lock", holderMain},
 	{"watch", "print what happens to a lock", watchMain},
