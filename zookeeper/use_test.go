@@ -63,7 +63,7 @@ func stands(t testing.TB, d *zookeeper.Driver, name string, holders, waiters int
 // TestKinds runs what the suite does not ask, all on one server.
 func TestKinds(t *testing.T) {
 	t.Parallel()
-	server := sharedServer(t)
+	server := containers.ZooKeeper(t)
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T, *containers.ZooKeeperServer)
