@@ -348,8 +348,8 @@ func (c *Client) heldBy(
 	if errors.Is(err, ErrUnknown) || errors.Is(err, ErrUnavailable) {
 		held = nil // in doubt
 	}
-	inspector, ok := backend.As[backend.Inspector](c.driver)
-	if !ok || !c.driver.Describe().Capabilities.Has(backend.CapInspect) {
+	inspector := c.inspector()
+	if inspector == nil {
 		return held
 	}
 	patience := lateGrace
@@ -410,10 +410,18 @@ func (c *Client) tellOfWait(ctx, bounded context.Context, names []string, rs []b
 	}
 }
 
+// inspector returns the driver's side of Look, or nil.
+func (c *Client) inspector() backend.Inspector {
+	if c.need(backend.CapInspect) != nil {
+		return nil
+	}
+	return as[backend.Inspector](c)
+}
+
 // holderOf looks who holds a name, for an event.
 func (c *Client) holderOf(ctx context.Context, full string) *Holder {
-	inspector, ok := backend.As[backend.Inspector](c.driver)
-	if !ok || !c.driver.Describe().Capabilities.Has(backend.CapInspect) {
+	inspector := c.inspector()
+	if inspector == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)

@@ -108,7 +108,7 @@ func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
 		return h.lostFor(ReasonExpired, &overError{driver: c.driver.Describe().Name, sent: g.SentAt, ttl: g.TTL, now: now})
 	}
 	at, early := h.renewalDue(g.SentAt, c.spread())
-	if !c.heart.add(h, at, early, now) {
+	if !c.heart.schedule(h, at, early, now) {
 		return ErrClosed
 	}
 	h.began = true

@@ -59,24 +59,12 @@ func (b *heart) init(c *Client) {
 // spread is a factor from 0.8 to 1: clients that began together do not renew together for ever.
 func (c *Client) spread() float64 { return 0.8 + 0.2*c.chance() }
 
-// add puts a hold into the heap, unless the client has been closed. The caller holds h.mu, as with schedule and drop.
-func (b *heart) add(h *hold, at instant, early time.Duration, now instant) bool {
+// schedule says when a hold is due, unless the client has been closed. The caller holds h.mu, as with drop.
+func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return false
-	}
-	b.due.push(slot{at, early, h})
-	b.arm(now)
-	return true
-}
-
-// schedule changes when a hold is due.
-func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return
 	}
 	if h.index < 0 {
 		b.due.push(slot{at, early, h})
@@ -85,13 +73,14 @@ func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) 
 		b.due.fix(h.index)
 	}
 	b.arm(now)
+	return true
 }
 
 // drop takes a hold out of the heap.
 func (b *heart) drop(h *hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if h.index >= 0 {
+	if h.index >= 0 && !b.closed {
 		b.due.remove(h.index)
 	}
 }
@@ -302,7 +291,8 @@ func (b *heart) renew(x *batch) {
 	began := c.set.Clock.Now()
 	renewals := c.driver.Renew(ctx, x.grants)
 	now := c.set.Clock.Now()
-	round := outcome{now: now, took: now.Sub(began), spread: c.spread(), retry: c.chance(), floor: b.retryFloor()}
+	round := outcome{now: now, took: now.Sub(began), spread: c.spread(), retry: c.chance()}
+	round.floor = 5*time.Millisecond + time.Duration(b.size.Load())*5*time.Microsecond
 	for i, h := range x.holds {
 		if i >= len(renewals) {
 			renewals = append(renewals, backend.Renewal{Err: errTooFew})
@@ -319,19 +309,14 @@ type outcome struct {
 	took   time.Duration
 	spread float64
 	retry  float64
-	floor  time.Duration // of the time to the next try, after a failure
+	floor  time.Duration
 }
 
-// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, between floor (5 ms,
-// more with many holds) and 1 s.
+// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s. The
+// floor grows with the number of holds: each round costs, and the last ones before a common deadline must not take the
+// time in which all have to be told that they lost.
 func (o *outcome) retryIn(left time.Duration) time.Duration {
 	return time.Duration(float64(max(min(left/10, time.Second), o.floor)) * (1 + o.retry) / 2)
-}
-
-// retryFloor bounds how often everything is tried again: with many holds each round costs, and the last ones before a
-// common deadline must not take the time in which all have to be told that they lost.
-func (b *heart) retryFloor() time.Duration {
-	return 5*time.Millisecond + time.Duration(b.size.Load())*5*time.Microsecond
 }
 
 // settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, one without an answer
@@ -431,8 +416,5 @@ func (b *heart) close() []*hold {
 	}
 	holds := b.due.holds()
 	b.due = nil
-	for _, h := range holds {
-		h.index = -1
-	}
 	return holds
 }
