@@ -208,6 +208,8 @@ const (
 	answerTime = 20 * time.Second
 )
 
+var origins = http.NewCrossOriginProtection()
+
 // guarded bounds what a client can cost before its request is understood.
 func (g *Gateway) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -223,6 +225,10 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 		control := http.NewResponseController(w)
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if err := origins.Check(r); err != nil { // pages in a browser on this machine must not break locks
+			write(w, problem(codeDenied, err.Error()))
+			return
+		}
 		if r.Body != nil && r.Body != http.NoBody {
 			_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // not all writers have it
 			body, p := readBody(w, r)

@@ -392,3 +392,17 @@ func TestProbesAndDocuments(t *testing.T) {
 		}
 	})
 }
+
+// What a browser sends for a page of another origin is refused, also where the machine is trusted.
+func TestOtherOriginsAreRefused(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", "")))
+		got := d.send(t.Context(), http.MethodPost, "/v1/locks/x/force-release", `{"reason":"r"}`, func(r *http.Request) {
+			r.Header.Set("Sec-Fetch-Site", "cross-site")
+		})
+		d.refuses(got, 403, codeDenied)
+		d.refuses(d.send(t.Context(), http.MethodPost, "/v1/locks/x/acquire", acquireOf("b", ""), func(r *http.Request) {
+			r.Header.Set("Content-Type", "text/plain")
+		}), 400, codeRequest)
+	})
+}
