@@ -30,7 +30,7 @@ type disk struct {
 	fatal func(error)
 
 	mu     sync.Mutex
-	broken *DiskError
+	broken error
 }
 
 // write does one write, unless an earlier one was refused.
@@ -45,12 +45,16 @@ func (d *disk) write(what string, do func() error) error {
 	if err == nil {
 		return nil
 	}
-	broken = &DiskError{what, err}
+	return d.condemn(&DiskError{what, err})
+}
+
+// condemn has nothing written any more, for the reason err.
+func (d *disk) condemn(err error) error {
 	d.mu.Lock()
-	d.broken = broken
+	d.broken = err
 	d.mu.Unlock()
-	d.fatal(broken)
-	return broken
+	d.fatal(err)
+	return err
 }
 
 // strictLog is a log on such a disk.

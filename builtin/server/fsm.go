@@ -92,6 +92,9 @@ func (f *fsm) Apply(entry *raft.Log) any {
 		f.watch.applying.begin()
 		defer f.watch.applying.end()
 	}
+	if !intact(entry) {
+		return f.fail(fmt.Errorf("log entry %d: its checksum is another", entry.Index))
+	}
 	out, err := f.apply(entry)
 	if err != nil {
 		return f.fail(fmt.Errorf("log entry %d: %w", entry.Index, err))

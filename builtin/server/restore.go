@@ -166,7 +166,7 @@ func firstTerm(kind Store, dir string) error {
 // firstSnapshot stands for the first log entry of a cluster with one member. Where that is reached it finds out when it
 // starts.
 func firstSnapshot(dir string, id raft.ServerID, f *frozen) error {
-	store, err := raft.NewFileSnapshotStoreWithLogger(dir, snapshotsKept, newRaftLog(slog.New(slog.DiscardHandler)))
+	store, err := openSnapshots(dir, newRaftLog(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ type stallWatch struct {
 	writing  span // raft writes from one goroutine at a time
 	applying span // and applies in another
 	hung     atomic.Bool
+	damaged  atomic.Bool // the log is, and this member stops
 
 	after     time.Duration // for a write
 	hangAfter time.Duration // for the state machine
@@ -41,7 +42,7 @@ func newStallWatch() *stallWatch {
 
 // stalled reports whether this member is to keep silent.
 func (w *stallWatch) stalled() bool {
-	return w.hung.Load() || w.writing.lasts() > w.after || w.applying.lasts() > w.hangAfter
+	return w.hung.Load() || w.damaged.Load() || w.writing.lasts() > w.after || w.applying.lasts() > w.hangAfter
 }
 
 // span is something that one goroutine does over and over, and others look at.

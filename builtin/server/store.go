@@ -49,6 +49,7 @@ type stores struct {
 	log       raft.LogStore
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
+	checked   *checkedLog // log without its cache; nil: nothing is kept
 	watch     *stallWatch
 	open      []io.Closer // in the order in which they were opened
 }
@@ -106,8 +107,14 @@ func (s *stores) openIn(
 	if s.cluster, err = readClusterFile(dir); err != nil {
 		return err
 	}
-	if s.snapshots, err = raft.NewFileSnapshotStoreWithLogger(dir, snapshotsKept, logger); err != nil {
-		return fmt.Errorf("snapshots in %s: %w", dir, err)
+	snapshots, err := openSnapshots(dir, logger)
+	if err != nil {
+		return err
+	}
+	s.snapshots = snapshots
+	newest, err := snapshots.check()
+	if err != nil {
+		return err
 	}
 	store, err := openLog(kind, dir, logger, rig, disk)
 	if err != nil {
@@ -119,7 +126,22 @@ func (s *stores) openIn(
 		stable = rig.Stable(stable)
 	}
 	s.stable = &strictStable{stable, disk}
-	s.log, err = raft.NewLogCache(cachedEntries, &watchedLog{&strictLog{between(store), disk}, s.watch})
+	last, err := store.LastIndex()
+	if err != nil {
+		return err
+	}
+	mark, err := openMark(dir, last)
+	if err != nil {
+		return err
+	}
+	s.open = append(s.open, mark)
+	s.checked = &checkedLog{
+		&watchedLog{&strictLog{between(store), disk}, s.watch}, filepath.Join(dir, string(kind)), s.watch, disk, mark,
+	}
+	if err := s.checked.check(newest); err != nil {
+		return err
+	}
+	s.log, err = raft.NewLogCache(cachedEntries, s.checked)
 	return err
 }
 
@@ -127,13 +149,18 @@ func memoryStores() *stores {
 	store := raft.NewInmemStore()
 	watch := newStallWatch()
 	return &stores{
-		nodeID: newNodeID(), log: &watchedLog{store, watch}, stable: store, snapshots: raft.NewInmemSnapshotStore(),
+		nodeID: newNodeID(), log: &checkedLog{LogStore: &watchedLog{store, watch}, watch: watch, disk: &disk{fatal: func(error) {}}}, stable: store, snapshots: raft.NewInmemSnapshotStore(),
 		watch: watch,
 	}
 }
 
-func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (logAndStable, error) {
+func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (log logAndStable, err error) {
 	path := filepath.Join(dir, string(kind))
+	defer func() {
+		if x := recover(); x != nil { // neither kind expects other than what it wrote
+			err = &CorruptError{File: path, Why: fmt.Sprint(x)}
+		}
+	}()
 	if kind == StoreBolt {
 		return raftboltdb.NewBoltStore(path)
 	}

@@ -18,6 +18,7 @@ const (
 	exitNobody      = 1   // nobody holds the lock that was asked about
 	exitRefused     = 1   // the cluster has no such member, or cannot do without it
 	exitUsage       = 64  // EX_USAGE: the command line, or what it asks of the lock service, makes no sense
+	exitDamaged     = 65  // EX_DATAERR: the data directory is damaged
 	exitCompacted   = 66  // EX_NOINPUT: the history that was asked for is no longer kept
 	exitNoInput     = 66  // EX_NOINPUT: the file is no backup
 	exitUnavailable = 69  // EX_UNAVAILABLE: the lock service cannot be reached, or is not fit
@@ -62,6 +63,8 @@ func exitOfLook(err error) int {
 		return exitRefused
 	case errors.Is(err, backend.ErrCompacted):
 		return exitCompacted
+	case errors.As(err, new(verifyError)):
+		return exitOfVerify(err)
 	case errors.As(err, new(fileError)):
 		return exitNoCreate
 	}

@@ -38,6 +38,7 @@ var subcommands = []subcommand{
 	{"postgres", "make the tables of the PostgreSQL driver", postgresMain},
 	{"guard", "look at what a fencing guard remembers, and change it", guardMain},
 	{"backup", "write all that a lock server keeps to a file", backupMain},
+	{"verify", "look for damage in a data directory", verifyMain},
 	{"restore", "make a data directory of a backup", restoreMain},
 }
 
