@@ -36,7 +36,7 @@
 // seconds, where a broken driver takes a TTL of a minute); what must not happen too early is compared with the
 // drivers' own clock and has no tolerance. While they run a goroutine and a child process, which should wake every 5 ms,
 // measure whether the machine lets them. A clause that fails while it did not, for a tenth of Harness.TTL at once, or for that
-// long and a twentieth of the clause's time in all, is tried again; after three such failures it is Inconclusive, which is
+// long and a tenth of the clause's time in all, is tried again; after three such failures it is Inconclusive, which is
 // logged and is no failure. Whoever runs the suite unwatched counts the lines that say INCONCLUSIVE. Two holders at once and
 // tokens out of order are never excused.
 //

@@ -54,8 +54,12 @@ func NotShort(t testing.TB) {
 }
 
 // Wide lets n tests that call t.Parallel run side by side, or as many as -parallel says. Go's default is the number of
-// processors, which is far too few for tests that wait for servers. It is for TestMain.
+// processors, which is far too few for tests that wait for servers. It is for TestMain. If everything is to run it is half as
+// many: the suites are longer, and the race detector takes its share.
 func Wide(n int) {
+	if Wanted() {
+		n /= 2
+	}
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })

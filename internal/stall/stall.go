@@ -37,9 +37,9 @@ func (l Lost) String() string {
 }
 
 // Matters reports whether what was lost of a time that took so long may be why something in it came late: more than slack at
-// once, or more than slack and a twentieth of all. A quiet machine loses a hundredth.
+// once, or more than slack and a tenth of all. A quiet machine loses a hundredth.
 func (l Lost) Matters(slack, took time.Duration) bool {
-	return l.Longest > slack || l.Total > max(slack, took/20)
+	return l.Longest > slack || l.Total > max(slack, took/10)
 }
 
 // Window is a time in which stalls count. It must be ended.

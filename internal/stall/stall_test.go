@@ -164,7 +164,7 @@ func TestMatters(t *testing.T) {
 		{Lost{}, false},
 		{Lost{Longest: slack, Total: took / 20}, false},
 		{Lost{Longest: slack + 1, Total: slack + 1}, true},
-		{Lost{Longest: Step, Total: took/20 + 1}, true},
+		{Lost{Longest: Step, Total: took/10 + 1}, true},
 		{Lost{Longest: Step, Total: slack + 1}, false},
 	} {
 		if got := c.lost.Matters(slack, took); got != c.want {
