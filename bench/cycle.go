@@ -36,6 +36,10 @@ func cycle(callers int) scenario {
 			atMost("commands", 2.05, "log entries per acquire + release"),
 		}}
 		sc.name, sc.about = "seq", "1 caller, 1 name: acquire + release (the curve's first point)"
+	case 32:
+		sc.targets = map[string][]target{"postgres": {
+			atLeast("x", 0.8, "cycles/s, x raw UPDATE, of which a cycle has two"),
+		}}
 	case 64:
 		sc.targets = map[string][]target{"redis": {
 			atLeast("x", 2, "cycles/s, x pooled floor"),

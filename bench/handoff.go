@@ -37,6 +37,9 @@ func handoff(workers int, shared bool) scenario {
 		}, "zookeeper": {
 			atLeast("x2", 1, "grants/s to another worker, x zk.Lock"),
 			atLeast("least", 0.9, "fewest grants of a worker, x mean"),
+		}, "postgres": {
+			atLeast("x2", 100, "grants/s to another worker, x polled lease"),
+			atLeast("least", 0.9, "fewest grants of a worker, x mean"),
 		}, "builtin": {
 			atLeast("least", 0.9, "fewest grants of a worker, x mean"),
 		}},
@@ -58,7 +61,7 @@ func handoff(workers int, shared bool) scenario {
 }
 
 // recipes are what the services' own client libraries have.
-var recipes = []string{"zk.Lock", "concurrency.Mutex", "etcd concurrency.Mutex"}
+var recipes = []string{"zk.Lock", "concurrency.Mutex", "etcd concurrency.Mutex", "polled lease"}
 
 // baton is what the workers see of each other.
 type baton struct {

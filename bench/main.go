@@ -44,8 +44,8 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.backend, "backend", "redis,redlock,etcd,zookeeper,builtin,memory,core",
-		"what to measure, `list` of redis, redlock, etcd, zookeeper, builtin, memory, core")
+	flag.StringVar(&o.backend, "backend", "redis,redlock,etcd,zookeeper,postgres,builtin,memory,core",
+		"what to measure, `list` of redis, redlock, etcd, zookeeper, postgres, builtin, memory, core")
 	flag.StringVar(&o.addr, "addr", "", "`host:port` of a running, empty Redis; its database 0 is flushed. Default: start one")
 	flag.StringVar(&o.only, "only", "", "`list` of scenarios, or the beginnings of their names. Default: all")
 	flag.StringVar(&o.peers, "peers", "", "`list` of rows, or the beginnings of their names. Default: all")
@@ -179,6 +179,12 @@ func open(ctx context.Context, name string, o options) (system, []scenario, erro
 		all := append(costs, contended...)
 		all = append(all, idle(), held(1000), partition(), wipe(), stop(), crash())
 		return s, all, nil
+	case "postgres":
+		s, err := startPostgres(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, []scenario{cycle(1), cycle(32), handoff(16, false), wake(), held(1000), held(10_000)}, nil
 	case "builtin":
 		s, err := startBuiltin(ctx)
 		if err != nil {
@@ -194,7 +200,7 @@ func open(ctx context.Context, name string, o options) (system, []scenario, erro
 	case "core":
 		return &coreSystem{}, []scenario{core()}, nil
 	}
-	return nil, nil, fmt.Errorf("no backend %q: want redis, redlock, etcd, zookeeper, builtin, memory or core", name)
+	return nil, nil, fmt.Errorf("no backend %q: want redis, redlock, etcd, zookeeper, postgres, builtin, memory or core", name)
 }
 
 // describeMachine says where this runs, without its name.
