@@ -112,7 +112,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 		return backend.Grant{}, err
 	}
 	if a.state == "waiting" {
-		if d.deaf() {
+		if !d.hears.Load() {
 			d.lookAtAll() // it looks often while this queue moves
 		}
 		if a, err = w.wait(ctx); err != nil {
@@ -129,9 +129,9 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 // lateTime is how long a request goes on after its caller has gone.
 const lateTime = 2 * time.Second
 
-// put asks for what keys name, on s, and returns with the answer or with the end of ctx. The statement goes on after that for
-// a while: what tidies up behind it must come later than the server has carried it out, and waits for it (answered). ask's
-// results are only its caller's if put returns its error.
+// put asks for what keys name, on s, and returns with the answer or with the end of ctx. The statement goes on after
+// that for a while: what tidies up behind it must come later than the server has carried it out, and waits for it
+// (answered). ask's results are only its caller's if put returns its error.
 func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
 	done, result := make(chan struct{}), make(chan error, 1)
 	var before []chan struct{} // of the same requests, asked for twice
@@ -163,7 +163,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		stop := context.AfterFunc(ctx, func() { time.AfterFunc(lateTime, cancel) })
 		defer stop()
 		err := ask(bounded)
-		if err != nil {
+		if err != nil || ctx.Err() != nil {
 			s.doubted(err)
 		}
 		result <- err
@@ -250,8 +250,8 @@ func tokenOf(kind backend.Kind, order int64) fencing.Token {
 // giveUpTime is how long a call goes on after its context has ended, in order to know what became of it.
 const giveUpTime = 30 * time.Millisecond
 
-// giveUp takes the place of a request whose caller has gone out of the queue, and what it may have been granted, too. What
-// is not known in time is ErrUnknown.
+// giveUp takes the place of a request whose caller has gone out of the queue, and what it may have been granted, too.
+// What is not known in time is ErrUnknown.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
 	d.gate.Go(func(work context.Context) {

@@ -84,7 +84,19 @@ func TestConformanceAsPermits(t *testing.T) {
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
 }
 
-func harness(s *containers.PostgresServer, way func(testing.TB, string) backend.FencingDriver) conformance.Harness {
+// service is a server as the suite needs it.
+type service interface {
+	Addr() string // for clients: of a pooler, where there is one
+	URL() string  // of the server itself
+	NewLink(t testing.TB) (addr string, link fault.Link)
+	Restart(context.Context) error
+	Stop(context.Context) error
+	Start(context.Context) error
+	Pause(context.Context) error
+	Resume(context.Context) error
+}
+
+func harness(s service, way func(testing.TB, string) backend.FencingDriver) conformance.Harness {
 	return conformance.Harness{
 		New: func(t testing.TB) backend.Driver { return way(t, s.Addr()) },
 		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
@@ -125,7 +137,7 @@ func harness(s *containers.PostgresServer, way func(testing.TB, string) backend.
 	}
 }
 
-func execute(t testing.TB, s *containers.PostgresServer, sql string, args ...any) {
+func execute(t testing.TB, s interface{ URL() string }, sql string, args ...any) {
 	t.Helper()
 	containers.Within(func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, s.URL())
@@ -138,9 +150,9 @@ func execute(t testing.TB, s *containers.PostgresServer, sql string, args ...any
 	})(t)
 }
 
-// leftovers lists what lives on. Names and their greatest tokens are meant to; so are the sessions of clients that live,
-// see TestCloseEndsItsSessions.
-func leftovers(s *containers.PostgresServer) ([]string, error) {
+// leftovers lists what lives on. Names and their greatest tokens are meant to; so are the sessions of clients that
+// live, see TestCloseEndsItsSessions.
+func leftovers(s service) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, s.URL())

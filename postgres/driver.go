@@ -52,12 +52,14 @@ type Driver struct {
 	log   *slog.Logger
 	id    string // of this client: sessions and the channel begin with it
 
-	described atomic.Pointer[backend.Description]
-	probed    atomic.Bool // the last probe found the server fit
-	noListen  bool
-	gate      *kit.Gate
-	unheard   atomic.Bool   // notifications do not arrive
-	polls     chan struct{} // asks for a look at all who wait
+	described  atomic.Pointer[backend.Description]
+	probed     atomic.Bool // the last probe found the server fit
+	noListen   bool
+	unprepared atomic.Bool // statements are not prepared
+	gate       *kit.Gate
+	unheard    atomic.Bool   // notifications do not arrive
+	hears      atomic.Bool   // they do, now
+	polls      chan struct{} // asks for a look at all who wait
 
 	mu       sync.Mutex // protects the following fields
 	sessions map[time.Duration]*session
@@ -89,9 +91,9 @@ var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 // New returns a driver for the database of pool. It does no I/O; what is wrong with the server shows in Ping or in the
 // first call, as an error that wraps backend.ErrMisconfigured.
 //
-// The driver opens connections of its own with the pool's settings, at most as many as the pool may have and one more to
-// listen: a lock must see the notices of its own commits, and must not wait behind the application's queries. Close closes
-// them, and leaves pool alone.
+// The driver opens connections of its own with the pool's settings, at most as many as the pool may have and one more
+// to listen: a lock must see the notices of its own commits, and must not wait behind the application's queries. Close
+// closes them, and leaves pool alone.
 func New(pool *pgxpool.Pool, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -120,13 +122,13 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	case !schemaName.MatchString(schema):
 		d.unfit = kit.InvalidOption("Schema", strconv.Quote(schema), "want 1 to 40 characters of a-z 0-9 _, not a digit first")
 	default:
-		d.pool, d.unfit = ownPool(pool.Config())
+		d.connect(pool.Config())
 	}
 	return d
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says: a token is computed in the step that grants, on a row that
-// is never deleted, from the server's timeline and log position.
+// IssuesFencingTokens promises what backend.FencingDriver says: a token is computed in the step that grants, on a row
+// that is never deleted, from the server's timeline and log position.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe implements backend.Driver. Exclusion and TokenSpace are known after the first Ping or call.
@@ -156,8 +158,8 @@ func (d *Driver) enter(ctx context.Context) error {
 	return nil
 }
 
-// Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were not
-// released end with their sessions, at once if the server can be reached and after their TTL otherwise.
+// Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were
+// not released end with their sessions, at once if the server can be reached and after their TTL otherwise.
 func (d *Driver) Close(ctx context.Context) error {
 	if d.unfit != nil || !d.gate.Close() {
 		return nil

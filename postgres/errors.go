@@ -49,8 +49,8 @@ func sqlState(err error) string {
 	return ""
 }
 
-// rolledBack reports whether the server said that the transaction left nothing: it is busy, starting, stopping, or made a
-// choice among transactions that were in each other's way.
+// rolledBack reports whether the server said that the transaction left nothing: it is busy, starting, stopping, or made
+// a choice among transactions that were in each other's way.
 func rolledBack(err error) bool {
 	switch code := sqlState(err); {
 	case code == "57P01", code == "08006", code == "08003", code == "":

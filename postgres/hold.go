@@ -90,8 +90,9 @@ func (d *Driver) knownTo(s *session) []string {
 	return known
 }
 
-// doubted notes that a request on the session may be carried out although nobody will know its answer. It could then live
-// as long as the session does, so the session looks after each renewal for what nobody knows.
+// doubted notes that a request on the session may be carried out although nobody will know its answer. It could then
+// live as long as the session does, so the session looks after each renewal for what nobody knows.
+// Err is nil if the answer came to nobody.
 func (s *session) doubted(err error) {
 	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
 		return
@@ -184,7 +185,9 @@ func (d *Driver) goneWhy() backend.Reason {
 }
 
 // renewOn renews the grants at some places of grants, which live on s.
-func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant, at []int, out []backend.Renewal) error {
+func (d *Driver) renewOn(
+	ctx context.Context, s *session, grants []backend.Grant, at []int, out []backend.Renewal,
+) error {
 	for wanted, some := range d.longer(s, grants, at) {
 		if err := d.move(ctx, s, wanted, grants, some, out); err != nil {
 			return err
@@ -220,7 +223,8 @@ func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant
 			reason = backend.ReasonEvicted
 		}
 		d.forget(&grants[i])
-		out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, &backend.NotHeldError{Name: grants[i].Name, Reason: reason})}
+		notHeld := &backend.NotHeldError{Name: grants[i].Name, Reason: reason}
+		out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, notHeld)}
 	}
 	return nil
 }
@@ -243,7 +247,9 @@ func (d *Driver) longer(s *session, grants []backend.Grant, at []int) map[*sessi
 }
 
 // move brings grants to another session, and renews them there.
-func (d *Driver) move(ctx context.Context, from, to *session, grants []backend.Grant, at []int, out []backend.Renewal) error {
+func (d *Driver) move(
+	ctx context.Context, from, to *session, grants []backend.Grant, at []int, out []backend.Renewal,
+) error {
 	defer to.leave(len(at))
 	if err := to.fresh(ctx); err != nil {
 		return err

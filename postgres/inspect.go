@@ -62,8 +62,8 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 
 const listPage = 500
 
-// List implements backend.Lister, in the order of the names' bytes, a page of 500 holds at a time. Waiters and Revision are
-// not told.
+// List implements backend.Lister, in the order of the names' bytes, a page of 500 holds at a time. Waiters and Revision
+// are not told.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.enter(ctx); err != nil {

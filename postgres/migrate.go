@@ -38,8 +38,8 @@ func migrations() []Migration {
 	return all
 }
 
-// Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a tool
-// also runs, after each, the statement that the step's last line gives.
+// Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a
+// tool also runs, after each, the statement that the step's last line gives.
 func Migrations(o *Options) ([]Migration, error) {
 	schema := defaultSchema
 	if o != nil && o.Schema != "" {
@@ -51,14 +51,15 @@ func Migrations(o *Options) ([]Migration, error) {
 	}
 	all := migrations()
 	for i := range all {
-		all[i].SQL = inSchema(all[i].SQL+fmt.Sprintf("\ninsert into fencelock.migrations (version) values (%d);\n", i+1), schema)
+		all[i].SQL += fmt.Sprintf("\ninsert into fencelock.migrations (version) values (%d);\n", i+1)
+		all[i].SQL = inSchema(all[i].SQL, schema)
 	}
 	return all, nil
 }
 
-// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many steps it
-// applied. Programs that do so at the same time wait for each other. The role must be allowed to create a schema, or to
-// create in it.
+// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many steps
+// it applied. Programs that do so at the same time wait for each other. The role must be allowed to create a schema, or
+// to create in it.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	all, err := Migrations(o)
 	if err != nil {
@@ -73,7 +74,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	}
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtextextended($1, 0))`, "fencelock migrate "+schema); err != nil {
+		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
+		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err
 		}
 		version := 0

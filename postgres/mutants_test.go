@@ -41,7 +41,8 @@ var (
 
 	rowDeleted = mutant{what: "the row of a name is deleted with its last hold", schema: "row_deleted", change: [][2]string{
 		{tokenIs, counts},
-		{"	a.wake := fencelock.settle(nm);\n	return a;", `	a.wake := fencelock.settle(nm);
+		{"	a.wake := fencelock.settle(nm);\n\tend if;\n\treturn a;", `	a.wake := fencelock.settle(nm);
+			end if;
 			delete from fencelock.names where name = nm and not exists (select 1 from fencelock.holds where name = nm);
 			return a;`},
 	}}
@@ -51,7 +52,8 @@ var (
 		{tokenIs, "set token = token\n"},
 		{"insert into fencelock.names (name) values (nm) on conflict do nothing", `insert into fencelock.names (name, token)
 			values (nm, fencelock.position()) on conflict do nothing`},
-		{"	a.wake := fencelock.settle(nm);\n	return a;", `	a.wake := fencelock.settle(nm);
+		{"	a.wake := fencelock.settle(nm);\n\tend if;\n\treturn a;", `	a.wake := fencelock.settle(nm);
+			end if;
 			delete from fencelock.names where name = nm and not exists (select 1 from fencelock.holds where name = nm);
 			return a;`},
 	}}
@@ -146,7 +148,8 @@ func f1(t *testing.T, server *containers.PostgresServer, o *postgres.Options) er
 	return nil
 }
 
-// tokenBehindTheWait: what a token is computed of is read when the row of the name is there, and not before the wait for it.
+// tokenBehindTheWait: what a token is computed of is read when the row of the name is there, and not before the wait
+// for it.
 func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	d := postgres.New(newPool(t, server.URL()), o)
 	defer closeDriver(t, d)

@@ -37,7 +37,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	}
 	config.ConnConfig.ConnectTimeout = timeout
 	d := New(nil, o)
-	d.pool, d.unfit = ownPool(config)
+	d.connect(config)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := d.Ping(ctx); err != nil {

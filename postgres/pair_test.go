@@ -11,6 +11,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/postgres"
@@ -33,6 +37,8 @@ type node struct {
 	who  *syscall.Credential // it refuses to be run by root
 	cmd  *exec.Cmd
 	log  *bytes.Buffer
+
+	ended <-chan struct{}
 }
 
 func newNode(t testing.TB) *node {
@@ -78,19 +84,42 @@ func (n *node) run(program string, args ...string) {
 	}
 }
 
-func (n *node) url() string { return urlOf(fmt.Sprintf("127.0.0.1:%d", n.port)) }
+func (n *node) Addr() string { return fmt.Sprintf("127.0.0.1:%d", n.port) }
+func (n *node) URL() string  { return urlOf(n.Addr()) }
+
+func (n *node) NewLink(t testing.TB) (string, fault.Link) { return linkTo(t, n.Addr()) }
+
+func (n *node) Restart(ctx context.Context) error { return errors.Join(n.Stop(ctx), n.Start(ctx)) }
+func (n *node) Stop(context.Context) error        { n.kill(); return nil }
+func (n *node) Start(context.Context) error       { n.start(); return nil }
+func (n *node) Pause(context.Context) error       { return n.signal(syscall.SIGSTOP) }
+func (n *node) Resume(context.Context) error      { return n.signal(syscall.SIGCONT) }
+
+// signal goes to the server and to all of its processes.
+func (n *node) signal(sig syscall.Signal) error {
+	server := n.cmd.Process.Pid
+	err := syscall.Kill(server, sig) // first: it starts no more of them
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range stats {
+		text, _ := os.ReadFile(file) // it may have ended
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if fields := strings.Fields(rest); len(fields) > 1 && fields[1] == strconv.Itoa(server) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			err = errors.Join(err, syscall.Kill(pid, sig))
+		}
+	}
+	return err
+}
 
 // start runs the server and waits until it answers.
 func (n *node) start() {
 	n.t.Helper()
 	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-		"-c", "shared_buffers=32MB", "-c", "max_connections=200"}
+		"-c", "shared_buffers=32MB", "-c", "max_connections=800"}
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
 	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), n.log
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who, Pdeathsig: syscall.SIGKILL}
-	if err := n.cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who}
+	n.ended = launch(n.t, n.cmd)
 	n.until("it answers", 30*time.Second, "select true")
 }
 
@@ -101,7 +130,7 @@ func (n *node) until(what string, patience time.Duration, query string) {
 	defer cancel()
 	for {
 		var yes bool
-		conn, err := pgx.Connect(ctx, n.url())
+		conn, err := pgx.Connect(ctx, n.URL())
 		if err == nil {
 			err = conn.QueryRow(ctx, query).Scan(&yes)
 			_ = conn.Close(ctx)
@@ -123,7 +152,7 @@ func (n *node) kill() {
 		return
 	}
 	_ = n.cmd.Process.Signal(syscall.SIGQUIT) // its processes end without writing anything more
-	_ = n.cmd.Wait()
+	<-n.ended
 	n.cmd = nil
 }
 
@@ -145,7 +174,7 @@ func pair(t testing.TB, quorum bool) (primary, standby *node) {
 // set says which standbys a commit waits for.
 func (n *node) set(synchronous string) {
 	n.t.Helper()
-	conn := connect(n.t, n.url())
+	conn := connect(n.t, n.URL())
 	for _, sql := range []string{"alter system set synchronous_standby_names = '" + synchronous + "'", "select pg_reload_conf()"} {
 		if _, err := conn.Exec(soon(n.t, 20*time.Second), sql); err != nil {
 			n.t.Fatal(err)
@@ -216,14 +245,14 @@ func renewed(t testing.TB, d backend.Driver, g backend.Grant) error {
 	}
 }
 
-// A standby that has not seen the last grants is promoted, and its clock is an hour ahead. A counter in a row would issue
-// their tokens again; so would a sequence. A hold that the standby has seen lives on.
+// A standby that has not seen the last grants is promoted, and its clock is an hour ahead. A counter in a row would
+// issue their tokens again; so would a sequence. A hold that the standby has seen lives on.
 func TestAsynchronousFailover(t *testing.T) {
 	primary, standby := pair(t, false)
-	migrate(t, newPool(t, primary.url()))
+	migrate(t, newPool(t, primary.URL()))
 	execute := func(n *node, sql string) {
 		t.Helper()
-		if _, err := connect(t, n.url()).Exec(soon(t, 20*time.Second), sql); err != nil {
+		if _, err := connect(t, n.URL()).Exec(soon(t, 20*time.Second), sql); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -245,7 +274,7 @@ func TestAsynchronousFailover(t *testing.T) {
 	all := map[string]*one{}
 	mutants := []mutant{asItIs, counter, controlFile, unprolonged}
 	for _, m := range mutants {
-		o := m.apply(t, primary.url())
+		o := m.apply(t, primary.URL())
 		d := postgres.New(stepping(), o)
 		all[m.schema] = &one{o: o, d: d, kept: take(t, d, "kept")}
 	}
@@ -318,7 +347,7 @@ func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	other := postgres.New(newPool(t, both(primary, standby)), nil)
 	defer closeDriver(t, d)
 	defer closeDriver(t, other)
-	migrate(t, newPool(t, primary.url()))
+	migrate(t, newPool(t, primary.URL()))
 	held := take(t, d, "x")
 	if ex := d.Describe().Exclusion; ex != backend.ExclusionQuorum {
 		t.Errorf("the exclusion of a synchronous pair is %v", ex)
@@ -340,13 +369,13 @@ func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	}
 }
 
-// A commit waits for its standby. An operator cancels the wait: it is answered as a success with a warning, and is none. Or
-// the client dies: what it asked for is granted when the standby comes back, and closes the name for one TTL.
+// A commit waits for its standby. An operator cancels the wait: it is answered as a success with a warning, and is
+// none. Or the client dies: what it asked for is granted when the standby comes back, and closes the name for one TTL.
 func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	primary, standby := pair(t, true)
-	migrate(t, newPool(t, primary.url()))
-	d, believer := postgres.New(newPool(t, primary.url()), nil), postgres.New(newPool(t, primary.url()), nil)
-	postgres.IgnoreNotices(believer, newPool(t, primary.url()))
+	migrate(t, newPool(t, primary.URL()))
+	d, believer := postgres.New(newPool(t, primary.URL()), nil), postgres.New(newPool(t, primary.URL()), nil)
+	postgres.IgnoreNotices(believer, newPool(t, primary.URL()))
 	defer closeDriver(t, d)
 	defer closeDriver(t, believer)
 	for _, each := range []*postgres.Driver{d, believer} {
@@ -354,7 +383,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dying := connect(t, primary.url())
+	dying := connect(t, primary.URL())
 	if _, err := dying.Exec(soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 1000)`); err != nil {
 		t.Fatal(err)
 	}
@@ -395,6 +424,14 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	if _, err := d.Acquire(ctx, rival); err != nil {
 		t.Errorf("the name that a client left behind, which died in its commit: %v", err)
 	}
+}
+
+// TestConformanceOnAQuorum runs the suite on a primary whose commits wait for a standby.
+func TestConformanceOnAQuorum(t *testing.T) {
+	deep.Only(t)
+	primary, _ := pair(t, true)
+	migrate(t, newPool(t, primary.URL()))
+	conformance.Run(t, harness(primary, ways["New"]))
 }
 
 func closeDriver(t testing.TB, d backend.Driver) {

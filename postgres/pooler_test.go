@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,17 +46,15 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "-q", config)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 		if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	ended := launch(t, cmd)
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
 	pool := newPool(t, urlOf(listen))
 	for ctx := soon(t, 60*time.Second); pool.Ping(ctx) != nil; {
 		if ctx.Err() != nil {
@@ -66,25 +65,58 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 	return listen
 }
 
-// TestConformanceBehindAPooler runs the suite through PgBouncer. In transaction mode the driver declares that its waiters
-// poll, and that losses are not pushed; all else is as without a pooler.
+// launch starts a server that ends with the tests at the latest. The channel is closed when it has ended.
+func launch(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
+	t.Helper()
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		// Linux sends it when the thread ends that started the child: this one stays as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+		close(ended)
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	return ended
+}
+
+// pooled is a server behind a pooler.
+type pooled struct {
+	*containers.PostgresServer
+	addr string
+}
+
+func (p pooled) Addr() string { return p.addr }
+
+func (p pooled) NewLink(t testing.TB) (string, fault.Link) { return linkTo(t, p.addr) }
+
+// linkTo returns an address that leads to another one, and the link between them.
+func linkTo(t testing.TB, addr string) (string, fault.Link) {
+	t.Helper()
+	p, err := fault.NewProxy(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p.Addr(), p
+}
+
+// TestConformanceBehindAPooler runs the suite through PgBouncer. In transaction mode the driver declares that its
+// waiters poll, and not that losses are pushed; all else is as without a pooler.
 func TestConformanceBehindAPooler(t *testing.T) {
 	deep.Only(t)
 	for mode, o := range map[string]*postgres.Options{"session": nil, "transaction": {NoListen: true}} {
 		t.Run(mode, func(t *testing.T) {
 			server := migrated(t)
-			h := harness(server, ways["New"])
-			pooled := pooler(t, server, mode)
-			h.New = func(t testing.TB) backend.Driver { return postgres.New(newPool(t, urlOf(pooled)), o) }
-			h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
-				p, err := fault.NewProxy(pooled)
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = p.Close() })
-				return postgres.New(newPool(t, urlOf(p.Addr())), o), p
-			}
-			conformance.Run(t, h)
+			way := func(t testing.TB, addr string) backend.FencingDriver { return postgres.New(newPool(t, urlOf(addr)), o) }
+			conformance.Run(t, harness(pooled{server, pooler(t, server, mode)}, way))
 		})
 	}
 }

@@ -86,9 +86,11 @@ func (d *Driver) judge(f *facts) error {
 	}
 	switch {
 	case f.version < 130000:
-		return refuse("server_version_num", fmt.Sprint(f.version), "130000 or more", "earlier versions lack functions of the schema")
+		return refuse("server_version_num", fmt.Sprint(f.version), "130000 or more",
+			"earlier versions lack functions of the schema")
 	case f.recovery:
-		return refuse("pg_is_in_recovery()", "true", "false", "a standby grants nothing; name the primary, or several hosts with target_session_attrs=read-write")
+		return refuse("pg_is_in_recovery()", "true", "false",
+			"a standby grants nothing; name the primary, or several hosts with target_session_attrs=read-write")
 	case f.readOnly != "off":
 		return refuse("transaction_read_only", f.readOnly, "off", "a lock is written")
 	case f.fsync != "on":
@@ -110,7 +112,9 @@ func (d *Driver) learn(f facts) error {
 		d.lost = &backend.HistoryError{What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace}
 	}
 	if was := d.found.incarnation; was != "" && was != f.incarnation && d.lost == nil {
-		d.lost = &backend.HistoryError{What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none")}
+		d.lost = &backend.HistoryError{
+			What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
+		}
 	}
 	lost := d.lost
 	if lost == nil {

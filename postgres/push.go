@@ -14,8 +14,8 @@ import (
 func (d *Driver) channel() string { return "fencelock_" + d.id }
 
 // wake tells those whose request was granted, or whose hold was taken away, by channel and hold id of each. It is a
-// statement of its own, since a notification inside a transaction takes one lock for all databases of the server until its
-// commit is on disk; those that come together share one. Whoever waits here is told without the server.
+// statement of its own, since a notification inside a transaction takes one lock for all databases of the server until
+// its commit is on disk; those that come together share one. Whoever waits here is told without the server.
 func (d *Driver) wake(pairs []string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i] == d.channel() {
@@ -52,11 +52,13 @@ func (d *Driver) notify(ctx context.Context) bool {
 		channels, payloads = append(channels, pairs[i]), append(payloads, pairs[i+1])
 	}
 	_ = d.query(ctx, func(pgx.Rows) error { return nil },
-		`select pg_notify(c, p) from unnest($1::text[], $2::text[]) u(c, p)`, channels, payloads)
+		`select pg_notify(c, p) from unnest($1::text[], $2::text[]) u(c, p),
+		set_config('synchronous_commit', 'off', true)`, channels, payloads)
 	return true
 }
 
-// notified is what a notification does. It may have got lost, come twice, or mean another client's hold with the same id.
+// notified is what a notification does. It may have got lost, come twice, or mean another client's hold with the same
+// id.
 func (d *Driver) notified(holdID string) {
 	d.mu.Lock()
 	waiting := d.waiters[holdID]
@@ -98,6 +100,7 @@ func (d *Driver) listenAll(ctx context.Context) {
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)
+		d.hears.Store(false)
 		d.unheard.Store(true)
 		d.described.Store(d.describe(d.facts()))
 		if ctx.Err() == nil && !told {
@@ -144,6 +147,7 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if err := conn.PgConn().WaitForNotification(begin); err != nil {
 		return err
 	}
+	d.hears.Store(true)
 	d.unheard.Store(false)
 	d.described.Store(d.describe(d.facts()))
 	d.checkHolds(ctx, "") // what came while nobody listened is not repeated

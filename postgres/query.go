@@ -74,12 +74,22 @@ func inSchema(sql, schema string) string {
 	return strings.ReplaceAll(sql, "schema if not exists fencelock", "schema if not exists "+schema)
 }
 
-// ownPool makes the driver's pool out of another one's settings.
-func ownPool(config *pgxpool.Config) (*pgxpool.Pool, error) {
+// connect makes the driver's pool out of another one's settings.
+func (d *Driver) connect(config *pgxpool.Config) {
 	config = config.Copy()
+	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
 	config.MinConns, config.MinIdleConns = 0, 0
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > attemptTime {
 		config.ConnConfig.ConnectTimeout = attemptTime
+	}
+	connected := config.AfterConnect
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		if connected != nil {
+			if err := connected(ctx, conn); err != nil {
+				return err
+			}
+		}
+		return d.prepare(ctx, conn)
 	}
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // calls are repeated anyway
 	told := config.ConnConfig.OnNotice
@@ -89,7 +99,7 @@ func ownPool(config *pgxpool.Config) (*pgxpool.Pool, error) {
 			told(c, n)
 		}
 	}
-	return pgxpool.NewWithConfig(context.Background(), config)
+	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
 }
 
 // notices counts the notices of a connection, of which one goroutine at a time has the use.
@@ -105,9 +115,18 @@ func notices(c *pgconn.PgConn, more int) int {
 // attemptTime bounds one statement: a server that says nothing for so long is asked again, on another connection.
 const attemptTime = 5 * time.Second
 
-// query runs one statement and gives its rows to scan. An error of errNotice's class says that the statement was answered,
-// and that the answer is not to be believed.
+// query runs one statement and gives its rows to scan.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+	for {
+		if err := d.queryOnce(ctx, scan, sql, args...); !d.mixedUp(err) {
+			return err
+		}
+	}
+}
+
+// queryOnce is query, but for statements that a pooler mixed up. An error of errNotice's class says that the statement was
+// answered, and that the answer is not to be believed.
+func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
 		return notSent(ctx, err)
@@ -133,6 +152,33 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, errNotice)
 	}
 	return nil
+}
+
+// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What cannot be
+// prepared is sent as it is, and its error is that of the call.
+func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
+	for _, sql := range []string{d.sql.acquire, d.sql.release, d.sql.renew, d.sql.poll} {
+		if d.unprepared.Load() {
+			return nil
+		}
+		if _, err := conn.Prepare(ctx, sql, sql); err != nil && sqlState(err) == "" {
+			return err
+		} else if err != nil {
+			return nil //nolint:nilerr // see above
+		}
+	}
+	return nil
+}
+
+// mixedUp reports whether a prepared statement was missing, or there already, because a pooler hands connections on:
+// nothing was executed. From then on nothing is prepared.
+func (d *Driver) mixedUp(err error) bool {
+	if code := sqlState(err); code != "26000" && code != "42P05" {
+		return false
+	}
+	d.unprepared.Store(true)
+	d.pool.Reset()
+	return true
 }
 
 // notSent says that no connection could be had, so that nothing was done.
@@ -219,6 +265,13 @@ func (d *Driver) position() int64 {
 func (d *Driver) saw(before, here int64) error {
 	d.mu.Lock()
 	if here >= before {
+		if here>>timelineShift > d.here>>timelineShift && d.here != 0 {
+			// A standby that lagged brings back what was released since, on sessions that live on.
+			for _, s := range d.sessions {
+				s.doubt = true
+			}
+			d.log.Warn("fencelock: another PostgreSQL server is primary", "timeline", here>>timelineShift)
+		}
 		d.here = max(d.here, here)
 		err := d.lost
 		d.mu.Unlock()
@@ -239,6 +292,9 @@ func (d *Driver) history() error {
 	return d.lost
 }
 
+// timelineShift is how many bits of a position are for the log.
+const timelineShift = 43
+
 func showPosition(p int64) string {
-	return strconv.FormatInt(p>>43, 10) + "/" + strconv.FormatInt(p&(1<<43-1)<<6, 16)
+	return strconv.FormatInt(p>>timelineShift, 10) + "/" + strconv.FormatInt(p&(1<<timelineShift-1)<<6, 16)
 }

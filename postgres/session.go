@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are renewed
-// by writing one row.
+// session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are
+// renewed by writing one row.
 type session struct {
 	d   *Driver
 	id  string
@@ -25,7 +25,7 @@ type session struct {
 
 	users  int             // holds, waits and calls
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
-	doubt  bool            // a request on it went unanswered, and may be carried out late
+	doubt  bool            // a request on it may be carried out late, or a standby that lagged has brought one back
 	over   bool            // the server has ended it
 }
 
@@ -69,6 +69,13 @@ func (s *session) state() (proved backend.Instant, over bool) {
 	return s.proved, s.over
 }
 
+// doubts reports whether something may be on the session that nobody knows.
+func (s *session) doubts() bool {
+	s.d.mu.Lock()
+	defer s.d.mu.Unlock()
+	return s.doubt
+}
+
 // fresh sees to it that the session has been proved within the last half of its TTL.
 func (s *session) fresh(ctx context.Context) error {
 	for {
@@ -85,7 +92,8 @@ func (s *session) fresh(ctx context.Context) error {
 	}
 }
 
-// renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are none.
+// renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are
+// none.
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
 	gone []int, reasons []string, err error,
 ) {
@@ -184,7 +192,7 @@ func (s *session) keepAlive(ctx context.Context) {
 			return
 		}
 		d.mu.Lock()
-		over, users, doubt := s.over, s.users, s.doubt
+		over, users := s.over, s.users
 		d.mu.Unlock()
 		switch {
 		case over:
@@ -199,7 +207,7 @@ func (s *session) keepAlive(ctx context.Context) {
 			}
 		}
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
-		if _, _, err := s.renew(bounded, nil, s.ttl/4); err == nil && doubt {
+		if _, _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
 			_ = d.exec(bounded, d.sql.sweep, s.id, d.knownTo(s), false) // what fails is done after the next renewal
 		}
 		if beats++; beats%4 == 0 {

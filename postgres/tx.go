@@ -23,10 +23,12 @@ const guardTable = defaultSchema + ".fencing_tokens"
 //		return err
 //	})
 //
-// It is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": what is said there
-// of repetitions and of Claim.Sequence holds here. SQL, and other clients, call fencelock.guard for the same check;
-// sqlguard.New with Options.Table "fencelock.fencing_tokens" is the same for database/sql.
-func Tx(ctx context.Context, db pgxguard.DB, claims fencing.Claims, f func(ctx context.Context, tx pgx.Tx) error) error {
+// It is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": what is said
+// there of repetitions and of Claim.Sequence holds here. SQL, and other clients, call fencelock.guard for the same
+// check; sqlguard.New with Options.Table "fencelock.fencing_tokens" is the same for database/sql.
+func Tx(
+	ctx context.Context, db pgxguard.DB, claims fencing.Claims, f func(ctx context.Context, tx pgx.Tx) error,
+) error {
 	guard, err := pgxguard.New(db, &pgxguard.Options{Table: guardTable})
 	if err != nil {
 		return fmt.Errorf("postgres: tx: %w", err)

@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// waiter is an acquire that waits for its turn. Nothing of it runs: a notification names its hold id, and one loop of the
-// driver's looks at all waiters once a second.
+// waiter is an acquire that waits for its turn. Nothing of it runs: a notification names its hold id, and one loop of
+// the driver's looks at all waiters once a second.
 type waiter struct {
 	d       *Driver
 	r       *backend.Request
@@ -74,8 +74,8 @@ func (w *waiter) look() {
 	}
 }
 
-// wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the context's
-// own error, or ErrClosed.
+// wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the
+// context's own error, or ErrClosed.
 func (w *waiter) wait(ctx context.Context) (answer, error) {
 	for {
 		select {
@@ -141,7 +141,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 }
 
 // pollAll looks at all who wait, for names whose holder died and for those whom no notification reached: about once a
-// second, and where none reaches anybody, up to twenty times a second while the queues move. It ends when nobody waits.
+// second, and while none reaches this client, up to twenty times a second while the queues move. It ends when nobody waits.
 func (d *Driver) pollAll(ctx context.Context) {
 	pause, seen := pollEvery, map[key]int64{}
 	for {
@@ -179,7 +179,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 			w := all[st.i-1]
 			k := key{w.r.Name, w.r.RequestID}
 			heads[k] = st.head
-			if head, ok := seen[k]; d.deaf() && (!ok || head != st.head) {
+			if head, ok := seen[k]; !d.hears.Load() && (!ok || head != st.head) {
 				pause = pollFast
 			}
 			if st.state != "waiting" {

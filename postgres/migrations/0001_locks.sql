@@ -158,6 +158,9 @@ end $$;
 -- Whether a session still counts. One whose time is over is deleted, which is final: its client renews only what is there.
 create function fencelock.session_ended(ses text) returns boolean language plpgsql as $$
 begin
+	if exists (select 1 from fencelock.sessions where id = ses and expires_at > clock_timestamp()) then
+		return false;
+	end if;
 	delete from fencelock.sessions where id = ses and expires_at <= clock_timestamp();
 	return not exists (select 1 from fencelock.sessions where id = ses);
 end $$;
@@ -173,12 +176,15 @@ $$;
 
 -- Makes a hold, with the next token of its name, and returns it. The caller has the row of the name.
 create function fencelock.grant_hold(h fencelock.holds) returns fencelock.holds language plpgsql as $$
+declare watched timestamptz;
 begin
 	update fencelock.names set token = greatest(token + 1, fencelock.position())
-		where name = h.name returning token into h.token;
+		where name = h.name returning token, recorded_until into h.token, watched;
 	h.since := clock_timestamp();
 	insert into fencelock.holds values (h.*);
-	perform fencelock.record(h.name, 'acquired', h.owner, h.kind, h.token, '');
+	if watched is not null then
+		perform fencelock.record(h.name, 'acquired', h.owner, h.kind, h.token, '');
+	end if;
 	return h;
 end $$;
 
@@ -240,7 +246,9 @@ begin
 	a.state := 'granted';
 	a.token := h.token;
 	a.queued := h.queued;
-	a.min_left := greatest(0, extract(epoch from h.min_until - clock_timestamp()) * 1000)::bigint;
+	if h.min_until is not null then
+		a.min_left := greatest(0, extract(epoch from h.min_until - clock_timestamp()) * 1000)::bigint;
+	end if;
 	return a;
 end $$;
 
@@ -272,17 +280,22 @@ language plpgsql as $$
 declare
 	a fencelock.answer;
 	mine fencelock.holds;
+	alive boolean;
 	busy boolean;
 begin
 	a.here := fencelock.enter();
-	a.wake := '{}';
-	perform fencelock.lock_name(r.name);
-	if not exists (select 1 from fencelock.sessions where id = r.session and expires_at > clock_timestamp()) then
+	perform 1 from fencelock.names where name = r.name for update;
+	if not found then
+		perform fencelock.lock_name(r.name);
+	end if;
+	select exists (select 1 from fencelock.sessions where id = r.session and expires_at > clock_timestamp()),
+			exists (select 1 from fencelock.holds where name = r.name)
+				or exists (select 1 from fencelock.waits where name = r.name)
+		into alive, busy;
+	if not alive then
 		a.state := 'no-session';
 		return a;
 	end if;
-	busy := exists (select 1 from fencelock.holds where name = r.name)
-		or exists (select 1 from fencelock.waits where name = r.name);
 	if busy then
 		-- The session may be another one now: that of another TTL, or of the same client after an outage.
 		update fencelock.waits set session = r.session where name = r.name and request_id = r.request_id;
@@ -305,7 +318,9 @@ begin
 			or exists (select 1 from fencelock.waits where name = r.name);
 	end if;
 	if not busy then
-		r.min_until := clock_timestamp() + minimum;
+		if minimum is not null then
+			r.min_until := clock_timestamp() + minimum;
+		end if;
 		r.queued := false;
 		return fencelock.granted(a, fencelock.grant_hold(r));
 	end if;
@@ -372,14 +387,17 @@ language plpgsql as $$
 declare
 	a fencelock.answer;
 	h fencelock.holds;
+	watched timestamptz;
 begin
 	a.here := fencelock.enter();
-	perform 1 from fencelock.names where name = nm for update;
+	select recorded_until into watched from fencelock.names where name = nm for update;
 	select * into h from fencelock.holds
 		where name = nm and request_id = req and (tok = 0 or token = tok) and session <> '';
 	if found and not fencelock.session_ended(h.session) then
 		a.state := 'ended';
-		perform fencelock.record(nm, 'released', h.owner, h.kind, h.token, '');
+		if watched is not null then
+			perform fencelock.record(nm, 'released', h.owner, h.kind, h.token, '');
+		end if;
 		if keep_minimum and h.min_until > clock_timestamp() then
 			update fencelock.holds set session = '' where name = nm and request_id = req;
 		else
@@ -392,7 +410,9 @@ begin
 		a.state := 'not-held';
 		select reason into a.reason from fencelock.revoked where name = nm and token = tok;
 	end if;
-	a.wake := fencelock.settle(nm);
+	if exists (select 1 from fencelock.waits where name = nm) then
+		a.wake := fencelock.settle(nm);
+	end if;
 	return a;
 end $$;
 

@@ -1,0 +1,54 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+// Lock, check and write in the database that is there: whoever has lost the lock writes nothing.
+func Example() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, "postgres://app@db/app")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := postgres.Migrate(ctx, pool, nil); err != nil { // or `fencelock postgres migrate`
+		log.Fatal(err)
+	}
+	locks, err := fencelock.ForCorrectness(postgres.New(pool, nil), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(ctx)
+	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
+		return postgres.Tx(ctx, pool, lease.Claim("accounts/42"), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `update accounts set balance = balance - 10 where id = 42`)
+			return err
+		})
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Migrations prints the SQL for a migration tool of yours.
+func ExampleMigrations() {
+	steps, err := postgres.Migrations(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, step := range steps {
+		fmt.Println(step.Version, step.Name)
+	}
+	// Output:
+	// 1 0001_locks.sql
+	// 2 0002_guard.sql
+}

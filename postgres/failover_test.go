@@ -1,0 +1,150 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/conformance/check"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+// TestFailoversUnderLoad kills the primary under clients that contend, and promotes the standby: twenty times with a
+// standby that has everything but the last moment, with one that lags, and with one that every commit waits for. Tokens
+// rise in all of them. Beliefs overlap never with a quorum; how often without one is printed.
+func TestFailoversUnderLoad(t *testing.T) {
+	deep.Only(t)
+	const rounds = 20
+	for kind, f := range map[string]struct{ quorum, lags bool }{
+		"asynchronous": {}, "asynchronous, lagging": {lags: true}, "quorum": {quorum: true},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			var grants, losses, doubled, disorder, others int
+			var overrun time.Duration
+			for range rounds {
+				r := failover(t, f.quorum, f.lags)
+				grants, losses, doubled = grants+r.Grants, losses+r.Losses, doubled+r.Doubled
+				overrun = max(overrun, r.Overrun)
+				tokens := r.Count(check.TokenOrder) + r.Count(check.TokenTwice) + r.Count(check.TokenMark)
+				disorder += tokens
+				others += len(r.Violations) - tokens
+				for _, v := range r.Violations {
+					if f.quorum || v.Kind == check.TokenOrder || v.Kind == check.TokenTwice || v.Kind == check.TokenMark {
+						t.Errorf("%v", v)
+					}
+				}
+			}
+			t.Logf("%s: %d failovers, %d grants, %d losses, %d tokens out of order, %d holders beside whom somebody else was granted "+
+				"(for %v at most), %d violations but those of tokens", kind, rounds, grants, losses, disorder, doubled,
+				overrun.Round(time.Millisecond), others)
+		})
+	}
+}
+
+// failover is one round: clients contend before, during and after it.
+func failover(t *testing.T, quorum, lags bool) check.Report {
+	const ttl = 3 * time.Second
+	primary, standby := pair(t, quorum)
+	migrate(t, newPool(t, primary.URL()))
+	recorder := check.NewRecorder(check.Options{})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var work sync.WaitGroup
+	var clients []*fencelock.Client
+	var mu sync.Mutex
+	granted := 0
+	var last error // of an acquire
+	for i := range 4 {
+		d := postgres.New(newPool(t, both(primary, standby)), nil)
+		c, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: ttl, AcceptAsyncReplica: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, c)
+		locks := recorder.Wrap(fmt.Sprintf("client-%d", i), c)
+		for _, name := range []string{"a", "b", "c"} {
+			work.Go(func() {
+				for ctx.Err() == nil {
+					bounded, cancel := context.WithTimeout(ctx, ttl)
+					held, err := locks.Acquire(bounded, name)
+					cancel()
+					if err != nil {
+						mu.Lock()
+						last = err
+						mu.Unlock()
+						sleepFor(ctx, rand.N(20*time.Millisecond))
+						continue
+					}
+					mu.Lock()
+					granted++
+					mu.Unlock()
+					length := rand.N(20 * time.Millisecond)
+					if rand.N(10) == 0 {
+						length = rand.N(ttl) // through the failover
+					}
+					select {
+					case <-time.After(length):
+					case <-held.Lease().Context().Done():
+					}
+					bounded, cancel = context.WithTimeout(context.WithoutCancel(ctx), ttl)
+					_ = held.Release(bounded)
+					cancel()
+				}
+			})
+		}
+	}
+	more := func(n int, when string) {
+		t.Helper()
+		mu.Lock()
+		want := granted + n
+		mu.Unlock()
+		for until := soon(t, time.Minute); ; sleepFor(until, 10*time.Millisecond) {
+			mu.Lock()
+			enough, last := granted >= want, last
+			mu.Unlock()
+			switch {
+			case enough:
+				return
+			case until.Err() != nil:
+				t.Fatalf("%s: nobody is granted anything: %v", when, last)
+			}
+		}
+	}
+	more(20, "before the failover")
+	if lags {
+		standby.kill()
+		more(20, "without a standby")
+	}
+	recorder.Fault("the primary is killed")
+	primary.kill()
+	if lags {
+		standby.start()
+	}
+	standby.promote()
+	if quorum {
+		standby.set("") // alone it would wait for a standby of its own for ever
+	}
+	recorder.Healed("the standby is primary")
+	more(20, "after the failover")
+	stop()
+	work.Wait()
+	for _, c := range clients {
+		bounded, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+		_ = c.Close(bounded)
+		cancel()
+	}
+	standby.kill()
+	return check.Verify(context.Background(), recorder.History(), check.Rules{Fencing: true, TTL: ttl})
+}
+
+func sleepFor(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
