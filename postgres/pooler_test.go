@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -45,7 +46,8 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "-q", config)
+	cmd, log := exec.Command(program, config), &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
@@ -54,7 +56,13 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 		}
 	}
 	ended := launch(t, cmd)
-	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+		if t.Failed() {
+			t.Logf("the end of pgbouncer's log, %v:\n%s", cmd.ProcessState, log.Bytes()[max(0, log.Len()-2000):])
+		}
+	})
 	pool := newPool(t, urlOf(listen))
 	for ctx := soon(t, 60*time.Second); pool.Ping(ctx) != nil; {
 		if ctx.Err() != nil {
