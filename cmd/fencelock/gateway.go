@@ -204,18 +204,18 @@ func logger(verbose bool) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// serve serves HTTP before d until ctx ends. It returns how many holds d keeps alive by then.
-func (s *door) serve(
-	ctx context.Context, d backend.Driver, key []byte, config *tls.Config, log *slog.Logger, ending func(),
+// serve serves HTTP before driver until ctx ends. It returns how many holds that keeps alive by then.
+func (d *door) serve(
+	ctx context.Context, driver backend.Driver, key []byte, config *tls.Config, log *slog.Logger, ending func(),
 ) (held int, err error) {
 	if key == nil {
 		log.Warn("no --http-key: the lock tokens of this replica are unknown to others, and to itself after a restart")
 	}
-	g, err := gateway.New(gateway.Options{Driver: d, Key: key, Version: version(), Log: log})
+	g, err := gateway.New(gateway.Options{Driver: driver, Key: key, Version: version(), Log: log})
 	if err != nil {
 		return 0, err
 	}
-	l, err := net.Listen("tcp", s.listen)
+	l, err := net.Listen("tcp", d.listen)
 	if err != nil {
 		g.Close(ctx)
 		return 0, err

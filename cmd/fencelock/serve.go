@@ -320,7 +320,10 @@ func (s *serveSettings) serve() int {
 	defer cancel()
 	if s.door.listen != "" {
 		select {
-		case <-failed:
+		case err := <-failed:
+			if err != nil {
+				say("--http-listen: %v", err)
+			}
 		case <-bounded.Done():
 		}
 	}
