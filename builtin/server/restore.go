@@ -74,6 +74,11 @@ func restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
+	return remake(dir, a, snapshot, o)
+}
+
+// remake makes dir the data directory of a new cluster with one member and the state in snapshot, of which a is told.
+func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restored, error) {
 	m := machine.New(1)
 	since := uint64(max(0, time.Since(a.At).Milliseconds()))
 	longest, err := m.RestoreBackup(bytes.NewReader(snapshot), since*tokensPerMilli)

@@ -36,12 +36,9 @@ func Verify(dir string) (Verified, error) {
 }
 
 func verify(dir string, rig *rig.Rig) (v Verified, err error) {
-	kind := StoreWAL
-	if _, err := os.Stat(filepath.Join(dir, string(StoreBolt))); err == nil {
-		kind = StoreBolt
-	}
-	if _, err := os.Stat(filepath.Join(dir, string(kind))); err != nil {
-		return v, fmt.Errorf("%s is no data directory: %w", dir, err)
+	kind, err := kindOf(dir)
+	if err != nil {
+		return v, err
 	}
 	s, err := openStores(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), nil, rig, func(error) {})
 	if err != nil {
@@ -52,6 +49,18 @@ func verify(dir string, rig *rig.Rig) (v Verified, err error) {
 	v, err = s.replay(f)
 	v.Node, v.Cluster, v.Revision = string(s.nodeID), f.cluster(), f.machine.Revision()
 	return v, err
+}
+
+// kindOf tells which log is in a data directory.
+func kindOf(dir string) (Store, error) {
+	kind := StoreWAL
+	if _, err := os.Stat(filepath.Join(dir, string(StoreBolt))); err == nil {
+		kind = StoreBolt
+	}
+	if _, err := os.Stat(filepath.Join(dir, string(kind))); err != nil {
+		return kind, fmt.Errorf("%s is no data directory: %w", dir, err)
+	}
+	return kind, nil
 }
 
 // replay puts the newest snapshot and all later entries of the log into f.

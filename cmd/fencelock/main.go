@@ -39,6 +39,7 @@ var subcommands = []subcommand{
 	{"guard", "look at what a fencing guard remembers, and change it", guardMain},
 	{"backup", "write all that a lock server keeps to a file", backupMain},
 	{"verify", "look for damage in a data directory", verifyMain},
+	{"recover", "make a cluster of one of a disk that is left", recoverMain},
 	{"restore", "make a data directory of a backup", restoreMain},
 }
 
