@@ -34,7 +34,9 @@ const guardHelp = `Usage: fencelock guard show [RESOURCE] --store URL [options]
        fencelock guard install --print s3 --protect BUCKET[/PREFIX]
 
 Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token that
-was granted now is printed by "fencelock run -- printenv FENCELOCK_TOKEN", and its space is FENCELOCK_TOKEN_SPACE.
+was granted now, and its space, are printed by
+
+       fencelock run --name any --tier correctness -- printenv FENCELOCK_TOKEN FENCELOCK_TOKEN_SPACE
 
   show     prints the guard's terms, and the highest token of RESOURCE
   raise    makes FLOOR the smallest token that is admitted; --clean forgets what needs not be remembered then
@@ -126,6 +128,8 @@ func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context
 			return nil, err
 		}
 		return func(ctx context.Context) error { return s.raise(ctx, floor) }, nil
+	case word == "accept" && len(rest) == 1 && rest[0] == "":
+		return nil, errors.New("SPACE is empty: tokens of every lock service would be admitted")
 	case word == "accept" && len(rest) == 1:
 		return func(ctx context.Context) error {
 			return errors.Join(s.keeper.Accept(ctx, rest[0], floor), s.show(ctx, nil))

@@ -28,6 +28,7 @@ func TestGuardCommandLine(t *testing.T) {
 		{[]string{"raise"}, false},
 		{[]string{"raise", "many"}, false},
 		{[]string{"accept"}, false},
+		{[]string{"accept", ""}, false},
 		{[]string{"lower", "1"}, false},
 	} {
 		for _, store := range []string{"", "redis://127.0.0.1:1"} {

@@ -29,6 +29,8 @@
 // The guard's terms are an object of their own, fencing-terms. It is read before each check and not in one step with it,
 // which matters only while an operator changes them.
 //
+// The suite of guardtest passes on Versity S3 Gateway 1.8; other stores should be probed (Probe) before they are used.
+//
 // No object may be deleted, nor an older version restored: a guard that forgets admits a stale writer. A bucket policy
 // that denies deletion, and versions that nobody may restore, see to both.
 package objectguard
