@@ -138,7 +138,7 @@ func (c *call) failed(s *step, h redisscript.Hold, err error) *redisconn.Failure
 	if f.Sent {
 		c.again = true
 		c.d.waiting.abandon(h.Nonce)
-		c.unknown = append(c.unknown, outcome{keys: c.keys, hold: h, underway: s.underway(f)})
+		c.unknown = append(c.unknown, outcomeOf(c.keys, h, s, f))
 		if len(c.unknown) > maxUnknown {
 			c.unknown = c.unknown[1:]
 		}

@@ -166,7 +166,7 @@ func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *rediscon
 	for i, c := range a.calls {
 		o := outcome{keys: c.keys, hold: holds[i]}
 		if i == 0 {
-			o.underway = s.underway(f) // once: its end may be signalled once
+			o = outcomeOf(c.keys, holds[i], s, f) // once: its end may be signalled once
 		}
 		a.unknown = append(a.unknown, o)
 	}

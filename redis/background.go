@@ -18,20 +18,44 @@ type outcome struct {
 	keys redisscript.Keys
 	hold redisscript.Hold // or place
 
-	underway <-chan struct{} // if not nil, it says when the server has run what was sent, or never will
+	left    *step           // if not nil, its end is to be awaited
+	drained <-chan struct{} // if not nil, it says when the server has run what was sent, or never will
 }
 
-// underway returns what outcome.underway is for a step that ended with f.
-func (s *step) underway(f *redisconn.Failure) <-chan struct{} {
-	if f.Left { // the rest of s is a flight's
-		return s.done
+// outcomeOf returns what is not known of the attempt for h whose step ended with f.
+func outcomeOf(keys redisscript.Keys, h redisscript.Hold, s *step, f *redisconn.Failure) outcome {
+	if f.Left { // the rest of s is a flight's, until its end
+		return outcome{keys: keys, hold: h, left: s}
 	}
-	return s.drained
+	return outcome{keys: keys, hold: h, drained: s.drained}
 }
 
-// tidy removes in the background what attempts may have left. It waits for a step that is under way, since removing
-// first would leave what comes after, and no two connections keep an order; one delivered still later is either handed a lock, and declines it, or holds the
-// lock for one TTL.
+// arrived waits until the server has run what was sent, or never will. It is false if ctx ended.
+func (o *outcome) arrived(ctx context.Context) bool {
+	drained := o.drained
+	if o.left != nil {
+		select {
+		case <-o.left.done:
+			drained = o.left.drained
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if drained == nil {
+		return true
+	}
+	select {
+	case <-drained:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// tidy removes in the background what attempts may have left. It waits for a step that is under way, also on a connection that
+// has failed, since removing first would leave what comes after, and no two connections keep an order. One delivered still
+// later is either handed a lock, and declines it, or holds the lock for one TTL; so is one on a connection of a client that
+// is not the driver's own, see New.
 func (d *Driver) tidy(left []outcome) {
 	for _, o := range left {
 		d.waiting.abandon(o.hold.Nonce)
@@ -40,12 +64,8 @@ func (d *Driver) tidy(left []outcome) {
 		ctx, cancel := context.WithTimeout(ctx, tidyTime)
 		defer cancel()
 		for _, o := range left {
-			if o.underway != nil {
-				select {
-				case <-o.underway:
-				case <-ctx.Done():
-					return
-				}
+			if !o.arrived(ctx) {
+				return
 			}
 		}
 		for _, o := range left {

@@ -37,6 +37,8 @@ type batcher struct {
 	client  goredis.UniversalClient
 	clock   backend.Clock
 	direct  *direct // nil if the client is not the driver's own
+	drain   *drain  // likewise
+	fault   func()  // told of exchanges that failed otherwise than by an answer
 	prefix  string  // of channels
 	cluster atomic.Bool
 	callers atomic.Int64 // in do
@@ -85,7 +87,7 @@ type step struct {
 	err    error
 	done   chan struct{} // buffered: nobody may be listening any more
 
-	drained <-chan struct{} // of a failed direct exchange: closed when the server has run the step or never will; may be nil
+	drained <-chan struct{} // of a failed exchange: closed when the server has run the step or never will; may be nil
 }
 
 // States of a step.

@@ -3,10 +3,8 @@ package redis
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -28,15 +26,12 @@ type direct struct {
 	turn  uint64     // of callers
 	ended bool       // the present caller's context has
 	conn  *ownedConn // the last one dialled
-	shut  bool
-
-	draining map[*ownedConn]bool
 }
 
 // newDirect returns a direct that connects as client does.
 func newDirect(client *goredis.Client) *direct {
-	d := &direct{draining: map[*ownedConn]bool{}}
-	opt := *client.Options()
+	d := &direct{}
+	opt := *client.Options() // its Dialer makes connections that drain
 	opt.MaxRetries, opt.DialerRetries = -1, 1
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 1, 0, 1, 1
 	opt.PushNotificationProcessor = nil
@@ -55,14 +50,11 @@ func newDirect(client *goredis.Client) *direct {
 func (d *direct) dialled(conn net.Conn) net.Conn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.conn = &ownedConn{Conn: conn, d: d, drained: make(chan struct{})}
+	d.conn = ownedOf(conn)
 	if d.ended {
-		_ = conn.SetDeadline(past) // an error means that it is closed
+		d.conn.interrupt()
 	}
-	if raw, ok := conn.(syscall.Conn); ok {
-		return checkedConn{d.conn, raw}
-	}
-	return d.conn
+	return conn
 }
 
 var past = time.Unix(1, 0)
@@ -93,8 +85,8 @@ func (d *direct) interrupt(turn uint64) {
 		return
 	}
 	d.ended = true
-	if d.conn != nil && !d.conn.draining {
-		_ = d.conn.SetDeadline(past) // an error means that it is closed
+	if d.conn != nil {
+		d.conn.interrupt()
 	}
 }
 
@@ -118,16 +110,15 @@ func (b *batcher) doDirect(ctx context.Context, s *step) (done bool, err error) 
 	x := exchanges.Get().(*exchange)
 	x.batch = append(x.batch[:0], s)
 	s.sentAt = b.clock.Now()
+	b.drain.begin()
 	b.sendOne(redisconn.WithDeadline(ctx, latest(x.batch)), b.direct.client, x)
+	b.drain.end()
 	clear(x.args)
 	x.args = x.args[:0]
 	clear(x.batch)
 	exchanges.Put(x)
 	stop()
 	<-s.done
-	if s.err != nil {
-		s.drained = b.direct.drained()
-	}
 	if isContext(s.err) {
 		// A client without hooks looks at the context before it sends. Later the connection's deadline ends an exchange, which is
 		// another error.
@@ -142,82 +133,4 @@ func isContext(err error) bool {
 
 var exchanges = sync.Pool{New: func() any { return new(exchange) }}
 
-func (d *direct) close() error {
-	d.mu.Lock()
-	d.shut = true
-	for c := range d.draining {
-		_ = c.SetDeadline(past) // an error means that it is closed
-	}
-	d.mu.Unlock()
-	return d.client.Close()
-}
-
-// drained returns what is closed when the server has run all that the failed exchange of the present turn sent, or
-// nothing if it cannot be told.
-func (d *direct) drained() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.conn == nil || !d.conn.draining {
-		return nil
-	}
-	return d.conn.drained
-}
-
-// ownedConn is a connection of direct. One that is given up in the middle of an exchange is not just closed: the server may
-// read what was sent later than what other connections bring it then, which is what tidies up behind it. It is closed for
-// writing, and read until the server closes it too, which it does when it has run everything.
-type ownedConn struct {
-	net.Conn
-	d       *direct
-	drained chan struct{} // closed when the server has run all that was sent, or flightTime after the end
-
-	draining bool // protected by d.mu
-}
-
-// checkedConn is one of which go-redis can see whether it is alive.
-type checkedConn struct {
-	*ownedConn
-	raw syscall.Conn
-}
-
-func (c checkedConn) SyscallConn() (syscall.RawConn, error) { return c.raw.SyscallConn() }
-
-// NetConn lets go-redis look at the connection below TLS.
-func (c *ownedConn) NetConn() net.Conn { return c.Conn }
-
-// Close closes the connection, or lets it drain.
-func (c *ownedConn) Close() error {
-	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if first, drain := c.retire(ok); !first {
-		return nil
-	} else if !drain {
-		return c.Conn.Close()
-	}
-	go func() {
-		if half.CloseWrite() == nil {
-			_, _ = io.Copy(io.Discard, c.Conn) // its end is all that matters
-		}
-		_ = c.Conn.Close() // of no more use
-		close(c.drained)
-		c.d.mu.Lock()
-		defer c.d.mu.Unlock()
-		delete(c.d.draining, c)
-	}()
-	return nil
-}
-
-// retire decides what becomes of the connection: it drains if it can, and the present turn may have sent something on it.
-func (c *ownedConn) retire(can bool) (first, drain bool) {
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
-	if c.draining {
-		return false, false
-	}
-	if !can || !c.d.busy || c.d.shut {
-		return true, false
-	}
-	c.draining = true
-	c.d.draining[c] = true
-	_ = c.SetDeadline(time.Now().Add(flightTime)) // an error shows in the next use
-	return true, true
-}
+func (d *direct) close() error { return d.client.Close() }

@@ -76,13 +76,26 @@
 // is gone says so (backend.ReasonEvicted), and locks are granted anew at once: backend.ErrHistoryLost is for services that
 // issue tokens, which could go back.
 //
+// # Without subscriptions
+//
+// Where no subscription can be had, because the server or a proxy has none, the user may not subscribe, or the server takes no
+// more connections, waiters poll: after 50 ms, then less often, up to once a second, each with its own pace, and soon after
+// the present hold should have run out. They stand in no queue, so they are served in no order, and after those who do. A
+// subscription that was refused is asked for again every half minute.
+//
 // # Settings checked
 //
-// Ping, Open and the first call ask INFO and refuse, with an error that wraps backend.ErrMisconfigured: versions before
-// 6.0; a server that is a replica; a maxmemory limit together with any maxmemory-policy but noeviction; a node of a
-// cluster reached by a client that is not a cluster client; clients with unfit settings, see New. A user restricted by
-// ACL needs +info, +evalsha, +eval, +subscribe, +ping, the commands in internal/redisscript/*.lua, and keys and channels
-// under the prefix; for List, +scan.
+// Ping, Open and the first call ask INFO, as do later ones in the background: after a fault, with a new connection, and every
+// half minute. What that finds holds from the next Acquire on; renewing and releasing go on whatever it finds. They refuse,
+// with an error that wraps backend.ErrMisconfigured: versions before 6.0; a server that is a replica; a maxmemory limit
+// together with any maxmemory-policy but noeviction (see Options.AllowVolatileEviction); a node of a cluster reached by a
+// client that is not a cluster client; clients with unfit settings, see New.
+//
+// A user restricted by ACL needs +info, +evalsha, +eval, +subscribe, +ping, the commands in internal/redisscript/*.lua, and
+// keys and channels under the prefix; for List, +scan. Without +info state the server's version (Options.Assume); without
+// channels, see above. That is also enough behind a proxy that answers INFO and SUBSCRIBE with an error, as Envoy's does. One
+// that closes the connection for a command that it does not know, as Twemproxy does, cannot be used: go-redis begins every
+// connection with HELLO.
 //
 // # Escape hatches
 //

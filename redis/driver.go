@@ -36,8 +36,26 @@ type Options struct {
 	// "fencelock:".
 	KeyPrefix string
 
+	// AllowVolatileEviction accepts a server with a maxmemory limit and a maxmemory-policy of volatile-…, the default of some
+	// hosted ones. All keys of locks have a time to live, so a server that is full throws held locks away, with volatile-ttl
+	// those first: two holders at once, until the first one's next renewal. Watch evicted_keys.
+	AllowVolatileEviction bool
+
+	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it takes the place of what INFO
+	// would say, and nothing of that is checked. nil asks.
+	Assume *Server
+
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
+}
+
+// Server is what a driver has to know of a server.
+type Server struct {
+	// Version is that of Redis, or of what it is compatible with, such as "7.0"; at least 6.0.
+	Version string
+
+	// Cluster says that names may be on different servers although the client is one of a single server: behind a proxy.
+	Cluster bool
 }
 
 // Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or Open.
@@ -53,6 +71,12 @@ type Driver struct {
 
 	probe    redisconn.Probe
 	patience time.Duration // with one probe
+	probed   atomic.Uint32 // what it found: probeFits and so on
+	probedAt atomic.Int64  // when, a backend.Instant
+
+	evictable     bool    // Options.AllowVolatileEviction
+	assumed       *Server // Options.Assume
+	setGetAssumed bool
 
 	setGet    atomic.Bool   // the server has SET with GET: Redis 6.2
 	exclusion atomic.Uint32 // backend.Exclusion, as the probe has found
@@ -82,6 +106,10 @@ var (
 // of Sentinel the copy uses what finds the master, so that client must not be closed before the driver. A client of unknown
 // type is used as it is: its settings must be right.
 //
+// A driver with a client of its own also sees to it that what tidies up behind a request whose connection failed does not
+// overtake it on another one. With a handed-in client that has the right settings it can, rarely: then the lock stays closed
+// for one TTL.
+//
 // The driver never closes client.
 func New(client goredis.UniversalClient, o *Options) *Driver {
 	if o == nil {
@@ -109,13 +137,35 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 		}
 	}
 	d.batch = newBatcher(d.client, d.clock, redisscript.Channel(d.prefix, ""))
-	if c, ok := client.(*goredis.Client); ok && own {
-		d.batch.direct = newDirect(c)
+	if own {
+		d.batch.drain = newDrain(client, d.suspect)
+		if c, ok := client.(*goredis.Client); ok {
+			d.batch.direct = newDirect(c)
+		}
 	}
 	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
+	d.batch.fault = d.suspect
+	d.evictable = o.AllowVolatileEviction
+	if o.Assume != nil {
+		d.assume(*o.Assume)
+	}
 	d.push.init()
 	d.waiting.init()
 	return d
+}
+
+// assume takes s for the server's own word.
+func (d *Driver) assume(s Server) {
+	stated, err := redisconn.ParseVersion(s.Version)
+	if err != nil {
+		d.unfit = &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "Assume.Version", Value: strconv.Quote(s.Version), Why: err.Error(),
+		}
+		return
+	}
+	_, cluster := d.client.(*goredis.ClusterClient)
+	s.Cluster = s.Cluster || cluster
+	d.assumed, d.setGetAssumed = &s, stated.AtLeast(6, 2)
 }
 
 // Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and that of a
@@ -138,12 +188,17 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// begin is what every call does first: the driver is open and its server is fit. Unless it fails, end follows.
-func (d *Driver) begin(ctx context.Context) error {
+// begin is what every call does first that acquires: the driver is open and its server is fit. Unless it fails, end follows.
+func (d *Driver) begin(ctx context.Context) error { return d.enter(ctx, d.ready) }
+
+// beginKnown is what all other calls do first.
+func (d *Driver) beginKnown(ctx context.Context) error { return d.enter(ctx, d.known) }
+
+func (d *Driver) enter(ctx context.Context, ready func(context.Context) error) error {
 	if d.gate.Enter() != nil {
 		return backend.ErrClosed
 	}
-	err := d.ready(ctx)
+	err := ready(ctx)
 	if err != nil {
 		d.end()
 	}
@@ -184,7 +239,7 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 // call a grant and one pipeline a node).
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	answers := make([]backend.Renewal, len(grants))
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		for i, g := range grants {
 			answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
 		}
@@ -235,7 +290,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits {
 		return fmt.Errorf("%v: %w", g.Kind, backend.ErrUnsupported)
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		return err
 	}
 	defer d.end()
@@ -292,7 +347,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	if err := backend.ValidateName(name); err != nil {
 		return info, err
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		return info, err
 	}
 	defer d.end()
@@ -338,6 +393,9 @@ func (d *Driver) Close(ctx context.Context) error {
 		err = errors.Join(d.push.close(ctx), d.batch.close(ctx))
 	} else { // ctx has ended; the goroutines end with their connections
 		_, _ = d.push.close(ctx), d.batch.close(ctx)
+	}
+	if first {
+		d.batch.drain.close()
 	}
 	if first && d.batch.direct != nil {
 		err = errors.Join(err, d.batch.direct.close())

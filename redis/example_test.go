@@ -24,7 +24,7 @@ func ExampleNew() {
 
 	d := driver.Describe()
 	fmt.Println(d.Name, d.Capabilities)
-	// Output: redis shared,permits,min-hold,metadata,inspect,multi-acquire
+	// Output: redis shared,permits,min-hold,metadata,inspect,list,force-release,multi-acquire
 }
 
 // A driver by itself, as a conformance test uses it. Programs hand it to package fencelock, which renews the grant and

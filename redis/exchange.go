@@ -29,6 +29,8 @@ func (b *batcher) send(x *exchange) {
 		s.sentAt = sentAt
 	}
 	x.args = x.args[:0]
+	b.drain.begin()
+	defer b.drain.end()
 	if len(x.batch) <= per {
 		b.sendOne(ctx, b.client, x)
 	} else {
@@ -61,7 +63,7 @@ func (b *batcher) sendOne(ctx context.Context, client goredis.UniversalClient, x
 		cmd = b.command(ctx, x, x.batch, eval...)
 		cmd.SetErr(client.Process(ctx, cmd))
 	}
-	complete(x.batch, cmd.Cmd)
+	b.complete(x.batch, cmd.Cmd)
 }
 
 // sendMany sends a pipeline of script calls, of per steps each.
@@ -83,7 +85,7 @@ func (b *batcher) sendMany(ctx context.Context, x *exchange, per int) {
 	}
 	b.pipe(ctx, again)
 	for i, cmd := range cmds {
-		complete(groups[i], cmd.Cmd)
+		b.complete(groups[i], cmd.Cmd)
 	}
 }
 
@@ -167,17 +169,24 @@ func appendKeys(args []any, batch []*step) []any {
 }
 
 // complete hands each step its answer.
-func complete(batch []*step, cmd *goredis.Cmd) {
+func (b *batcher) complete(batch []*step, cmd *goredis.Cmd) {
 	answers, err := cmd.Slice()
+	var drained <-chan struct{}
 	if err == nil && len(answers) != len(batch) {
 		err = &redisconn.Failure{Cause: redisconn.ErrAnswer, Sent: true}
 	}
 	if err != nil {
-		err = redisconn.FailureOf(err)
+		f := redisconn.FailureOf(err)
+		if err = f; !f.Fatal {
+			b.fault()
+		}
+		if f.Sent {
+			drained = b.drain.drained()
+		}
 	}
 	for i, s := range batch {
 		if err != nil {
-			s.err = err
+			s.err, s.drained = err, drained
 		} else if text, isError := answers[i].(string); isError {
 			s.err = redisconn.FailureOf(redisconn.ServerError(text))
 		} else {

@@ -58,7 +58,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 
 // nodes returns a client of each server that has locks.
 func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		return nil, err
 	}
 	defer d.end()
@@ -111,7 +111,7 @@ func question[T any](ctx context.Context, ask func(context.Context) (T, error)) 
 func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, cursor uint64, seen map[string]bool) (
 	held []backend.State, next uint64, err error,
 ) {
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		return nil, 0, err
 	}
 	defer d.end()
@@ -170,7 +170,7 @@ func (d *Driver) forceRelease(ctx context.Context, name string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.beginKnown(ctx); err != nil {
 		return err
 	}
 	defer d.end()

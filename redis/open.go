@@ -41,6 +41,9 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	db                 with Sentinels: the number of the database
 //	sentinel-username  with Sentinels that ask for credentials of their own
 //	sentinel-password
+//	allow-volatile-eviction=true  Options.AllowVolatileEviction
+//	assume-version     Options.Assume: the server's version, such as 7.0; nothing is asked then
+//	assume-cluster=true  Options.Assume: names are on different servers, behind a proxy; with assume-version
 //
 // Errors wrap backend.ErrInvalidOption, ErrUnavailable or ErrMisconfigured. Passwords are not in their text.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
@@ -48,7 +51,12 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := newDriver(client, true, nil, &Options{KeyPrefix: u.Options.Get("prefix")})
+	o, err := optionsOf(u)
+	if err != nil {
+		_ = client.Close() // the reason is err
+		return nil, u.Invalid(err)
+	}
+	d := newDriver(client, true, nil, o)
 	d.patience = u.Timeout
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
@@ -57,13 +65,36 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
+// optionsOf reads the options of a URL that are the driver's.
+func optionsOf(u *redisconn.URL) (o *Options, err error) {
+	o = &Options{KeyPrefix: u.Options.Get("prefix")}
+	flag := func(name string) (on bool) {
+		text := u.Options.Get(name)
+		if u.Options.Has(name) && text != "true" && text != "false" && err == nil {
+			err = fmt.Errorf("option %s is %q, want true or false", name, text)
+		}
+		return text == "true"
+	}
+	o.AllowVolatileEviction = flag("allow-volatile-eviction")
+	cluster := flag("assume-cluster")
+	switch {
+	case err != nil:
+	case u.Options.Has("assume-version"):
+		o.Assume = &Server{Version: u.Options.Get("assume-version"), Cluster: cluster}
+	case cluster:
+		err = errors.New("option assume-cluster needs assume-version")
+	}
+	return o, err
+}
+
 // dial makes the client for a URL. It does no I/O.
 func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
 	_, variant, _ := strings.Cut(scheme, "+")
+	syntax.Options = []string{"allow-volatile-eviction", "assume-version", "assume-cluster"}
 	if variant == "sentinel" {
-		syntax.Port, syntax.Options = "26379", []string{"db", "sentinel-username", "sentinel-password"}
+		syntax.Port, syntax.Options = "26379", append(syntax.Options, "db", "sentinel-username", "sentinel-password")
 	}
 	u, err := redisconn.ParseURL(syntax, rawURL)
 	if err != nil {
@@ -142,7 +173,7 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 			return c, false, nil
 		}
 		// Of a client of Sentinel the copy has the dialer, which asks the Sentinels for the master each time.
-		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
+		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries, opt.MinIdleConns = -1, true, 1, 0
 		opt.PushNotificationProcessor = nil // client's own one takes no second registration
 		return goredis.NewClient(&opt), true, nil
 	case *goredis.ClusterClient:
@@ -150,7 +181,7 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 		if opt.MaxRetries <= 0 && opt.ContextTimeoutEnabled {
 			return c, false, nil
 		}
-		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
+		opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries, opt.MinIdleConns = -1, true, 1, 0
 		opt.PushNotificationProcessor = nil
 		return goredis.NewClusterClient(&opt), true, nil
 	case *goredis.Ring:

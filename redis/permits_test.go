@@ -319,9 +319,7 @@ func TestDeletedKeysOfPermits(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Without a subscription it would look first, and learn that the name is in use otherwise.
-	if err := d.push.ensure(within(t, 30*time.Second), d); err != nil {
-		t.Fatal(err)
-	}
+	<-d.push.start(d)
 	next := inLine(t, d, d, request("n", time.Minute, true), 1) // nothing tells that it does not belong here
 	if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
 		t.Error(answer.Err)

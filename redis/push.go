@@ -3,60 +3,38 @@ package redis
 import (
 	"context"
 	"sync"
-	"time"
 
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-const pushWait = 2 * time.Second // for the subscription, before waiters go ahead on looks alone
-
-// push is the one subscription of a driver. It is made for the first waiter and stays until Close.
+// push is the one subscription of a driver. It is made for the first waiter and stays until Close. As long as there is none,
+// waiters poll.
 type push struct {
 	subscription redisconn.Subscription
 
-	mu     sync.Mutex // protects the following fields
-	isUp   bool
-	up     chan struct{} // closed while the subscription is confirmed, or will never be
-	failed bool          // the last attempt has
-	fatal  error         // why it will never be
+	mu   sync.Mutex // protects the following fields
+	isUp bool
+	up   chan struct{} // closed while the subscription is confirmed
 }
 
 func (p *push) init() { p.up = make(chan struct{}) }
 
-// ensure returns when the subscription is confirmed: a release that finds nobody listening passes a waiter by.
-func (p *push) ensure(ctx context.Context, d *Driver) error {
-	began := time.Now()
+// start makes the subscription, unless there is one, and returns what is closed when it is confirmed: a release that finds
+// nobody listening passes a waiter by.
+func (p *push) start(d *Driver) (up <-chan struct{}) {
 	p.subscription.Start(d.client, redisscript.Channel(d.prefix, d.identity), redisconn.Listener{
 		Confirmed: func() {
 			p.confirmed()
+			d.suspect() // it may be another server
 			d.waiting.lookAll()
 		},
 		Message: d.heard,
 		Lost:    p.lost,
 	})
 	p.mu.Lock()
-	up := p.up
-	p.mu.Unlock()
-	select {
-	case <-up:
-	default:
-		t := time.NewTimer(pushWait)
-		defer t.Stop()
-		select {
-		case <-up:
-		case <-t.C:
-		case <-ctx.Done():
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			// A context that ends while the service still had time to answer says nothing about the service.
-			return &redisconn.Failure{Cause: ctx.Err(), Fatal: !p.failed && time.Since(began) < redisconn.Soon}
-		case <-d.gate.Closing().Done(): // the wait will see it
-		}
-	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.fatal
+	return p.up
 }
 
 // stands reports whether the subscription is confirmed.
@@ -69,27 +47,20 @@ func (p *push) stands() bool {
 func (p *push) confirmed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failed = false
 	if !p.isUp {
 		p.isUp = true
 		close(p.up)
 	}
 }
 
-// lost notes the end of a connection. It is false if no other one can be any better.
-func (p *push) lost(err error) (again bool) {
-	f := redisconn.FailureOf(err)
+// lost notes the end of a connection.
+func (p *push) lost(err error) (refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failed = true
 	if p.isUp {
 		p.isUp, p.up = false, make(chan struct{})
 	}
-	if f.Fatal {
-		p.fatal = f
-		close(p.up)
-	}
-	return !f.Fatal
+	return redisconn.FailureOf(err).Fatal
 }
 
 // close ends the subscription and waits for its goroutine, or for ctx.

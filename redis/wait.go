@@ -3,44 +3,47 @@ package redis
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
+// Polling: the first pause, and the longest.
+const (
+	pollFirst = 50 * time.Millisecond
+	pollMost  = time.Second
+)
+
 // wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
 // become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
 //
-// Without a subscription it first makes one attempt: a free lock must not depend on more than the server's answer.
+// Without a subscription a round is an attempt that does not wait, and a pause: a free lock must not depend on more than the
+// server's answer, and some servers, proxies and users have no subscriptions at all.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
-	if !c.d.push.stands() {
-		g, err := c.once(ctx)
-		var f *redisconn.Failure
-		switch {
-		case err == nil:
-			return g, nil
-		case errors.Is(err, backend.ErrHeld):
-		case !errors.As(err, &f):
-			return backend.Grant{}, err
-		case f.Fatal || ctx.Err() != nil:
-			return backend.Grant{}, c.giveUp(err)
+	for faults, polls := 0, 0; ; {
+		var g backend.Grant
+		var err error
+		if c.d.push.stands() {
+			h := c.hold()
+			w := c.d.waiting.add(c.keys, h) // before the request leaves: the push may overtake the answer
+			g, err = c.round(ctx, h, w)
+			c.d.waiting.remove(w)
+		} else if g, err = c.once(ctx); errors.Is(err, backend.ErrHeld) {
+			err = c.poll(ctx, polls, err)
+			polls++
 		}
-	}
-	if err := c.d.push.ensure(ctx, c.d); err != nil {
-		return backend.Grant{}, c.giveUp(err)
-	}
-	for faults := 0; ; {
-		h := c.hold()
-		w := c.d.waiting.add(c.keys, h) // before the request leaves: the push may overtake the answer
-		g, err := c.round(ctx, h, w)
-		c.d.waiting.remove(w)
 		if err == nil {
 			return g, nil
 		}
 		if errors.Is(err, errGone) {
 			faults = 0
 			c.again = true
+			continue
+		}
+		if errors.Is(err, errPoll) {
+			faults = 0
 			continue
 		}
 		var f *redisconn.Failure
@@ -55,6 +58,31 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, c.giveUp(backend.ErrClosed)
 		}
 	}
+}
+
+// errPoll: the lock is held, and it is time to ask again.
+var errPoll = errors.New("held")
+
+// poll pauses until the next attempt: longer each time, up to a second, but not much longer than the hold lasts, nor than
+// there is no subscription.
+func (c *call) poll(ctx context.Context, n int, held error) error {
+	up := c.d.push.start(c.d)
+	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
+	var h *backend.HeldError
+	if errors.As(held, &h) && h.RetryAfter > 0 {
+		d = min(d, h.RetryAfter+redisscript.Jitter(pollFirst/10))
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-up:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.d.gate.Closing().Done():
+		return backend.ErrClosed
+	}
+	return errPoll
 }
 
 // errGone: the place in the queue, or the hold that came of it, does not exist any more.

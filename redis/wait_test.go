@@ -458,7 +458,7 @@ func TestFreeLockNeedsNoSubscription(t *testing.T) {
 		} {
 			end := stall.Late(t)
 			mustRelease(t, d, mustAcquire(t, d, kind(request(what, 10*time.Second, true))))
-			end(pushWait, what+": an acquire")
+			end(2*time.Second, what+": an acquire")
 		}
 	}
 	if err := admin.ACLSetUser(ctx, "worker", "on", ">pw", "~fencelock:*", "resetchannels", "+@all", "-subscribe").Err(); err != nil {

@@ -17,13 +17,14 @@ func (n *node) work() {
 	for l.await() {
 		w, f := n.reach()
 		if f == nil {
-			f = w.end(n.serve(w))
+			f = w.failure(n.serve(w))
+			w.end(n.abort(f))
 		} else {
 			l.mu.Lock()
 			l.take()
 			l.mu.Unlock()
+			n.abort(f)
 		}
-		n.abort(f)
 	}
 }
 
@@ -59,15 +60,15 @@ func (n *node) reach() (*wire, *redisconn.Failure) {
 	return w, nil
 }
 
-// abort ends a connection, and the exchange that is under way without an answer.
-func (n *node) abort(f *redisconn.Failure) {
+// abort forgets a connection, and ends the exchange that is under way without an answer, if there is one.
+func (n *node) abort(f *redisconn.Failure) (busy bool) {
 	l := &n.line
 	l.mu.Lock()
 	l.wire = nil
-	busy := l.busy
+	busy = l.busy
 	l.mu.Unlock()
 	if !busy {
-		return // the line was idle, and its next step will connect
+		return false // the line was idle, and its next step will connect
 	}
 	n.sick.Store(true)
 	for _, s := range l.flight {
@@ -77,6 +78,7 @@ func (n *node) abort(f *redisconn.Failure) {
 	l.mu.Lock()
 	l.busy = false
 	l.mu.Unlock()
+	return true
 }
 
 // serve is the life of one connection.

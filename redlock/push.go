@@ -95,7 +95,7 @@ func (p *push) start(n *node) {
 		Lost: func(error) bool {
 			p.up.Store(false)
 			p.failed.Store(true)
-			return true // whatever the reason: the server may come back, or become fit
+			return false // whatever the reason: the server may come back, or become fit
 		},
 	})
 }

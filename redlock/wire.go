@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
@@ -79,14 +80,27 @@ func (w *wire) flush() {
 	}
 }
 
-// end closes the wire because of err, and says what became of the last request if that was not answered.
-func (w *wire) end(err error) *redisconn.Failure {
-	_ = w.Close()
+// failure says what became of the last request, if that was not answered because of err.
+func (w *wire) failure(err error) *redisconn.Failure {
+	_ = w.SetWriteDeadline(time.Unix(1, 0)) // whoever writes ends
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	f := redisconn.FailureOf(err)
 	f.Sent = f.Sent && !w.unsent
 	return f
+}
+
+// drainTime bounds how long the end of a connection is awaited that was given up in the middle of an exchange.
+const drainTime = time.Second
+
+// end closes the wire. If an exchange was under way, it waits until the server has run all of it, which it says by closing the
+// connection too: what is sent on the next connection must not come before that, since it may be what tidies up behind it.
+func (w *wire) end(busy bool) {
+	half, ok := w.Conn.(interface{ CloseWrite() error })
+	if busy && ok && w.SetDeadline(time.Now().Add(drainTime)) == nil && half.CloseWrite() == nil {
+		_, _ = io.Copy(io.Discard, w.Conn) // its end is all that matters
+	}
+	_ = w.Close()
 }
 
 func header(out []byte, kind byte, n int) []byte {

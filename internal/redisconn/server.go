@@ -21,6 +21,8 @@ type Server struct {
 	Replicas int           // that are connected
 	Durable  bool          // it has on disk what it has acknowledged
 
+	Tolerated bool // the policy volatile-…; set by whoever asks Fit
+
 	version      string
 	major, minor int
 	role         string
@@ -58,11 +60,7 @@ func parseInfo(text string) Server {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		switch key {
 		case "redis_version":
-			s.version = value
-			major, rest, _ := strings.Cut(value, ".")
-			minor, _, _ := strings.Cut(rest, ".")
-			s.major, _ = strconv.Atoi(major) // not a number: 0, which is refused as too old
-			s.minor, _ = strconv.Atoi(minor)
+			s.setVersion(value)
 		case "role":
 			s.role = value
 		case "maxmemory":
@@ -85,12 +83,36 @@ func parseInfo(text string) Server {
 	return s
 }
 
+func (s *Server) setVersion(text string) {
+	s.version = text
+	major, rest, _ := strings.Cut(text, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	s.major, _ = strconv.Atoi(major) // not a number: 0, which is refused as too old
+	s.minor, _ = strconv.Atoi(minor)
+}
+
+// ParseVersion returns a server of which no more is known than its version, which must do for the script.
+func ParseVersion(text string) (Server, error) {
+	var s Server
+	s.setVersion(text)
+	if !s.AtLeast(6, 0) {
+		return s, errors.New("want the version of a server, 6.0 or later, such as 7.0")
+	}
+	return s, nil
+}
+
 // AtLeast reports whether the server's version is major.minor or later.
 func (s Server) AtLeast(major, minor int) bool {
 	return s.major > major || s.major == major && s.minor >= minor
 }
 
-// Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts.
+// Evicts reports whether the server throws keys with a time to live away when its memory is full.
+func (s Server) Evicts() bool {
+	return s.maxmemory != "" && s.maxmemory != "0" && s.policy != "noeviction"
+}
+
+// Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts, unless
+// that is tolerated.
 func (s Server) Fit() error {
 	switch {
 	case !s.AtLeast(6, 0):
@@ -101,11 +123,19 @@ func (s Server) Fit() error {
 		return &backend.ConfigError{
 			Setting: "role", Value: s.role, Want: "master", Why: "a replica grants nothing and lags behind",
 		}
-	case s.maxmemory != "" && s.maxmemory != "0" && s.policy != "noeviction":
+	case s.Evicts() && !(s.Tolerated && strings.HasPrefix(s.policy, "volatile-")):
 		return &backend.ConfigError{
 			Setting: "maxmemory-policy", Value: s.policy, Want: "noeviction",
-			Why: fmt.Sprintf("with maxmemory %s the server throws held locks away to make room", s.maxmemory),
+			Why: fmt.Sprintf("with maxmemory %s the server throws held locks away to make room", s.maxmemory) + s.advice(),
 		}
 	}
 	return nil
+}
+
+// advice names the way out for servers whose policy nobody can change.
+func (s Server) advice() string {
+	if !strings.HasPrefix(s.policy, "volatile-") {
+		return ""
+	}
+	return "; the driver redis accepts that with allow-volatile-eviction"
 }

@@ -3,6 +3,7 @@ package redisconn
 import (
 	"context"
 	"errors"
+	mathrand "math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -13,6 +14,8 @@ import (
 const (
 	pushPing   = 10 * time.Second // silence after which a subscription is asked whether it lives
 	pushAnswer = 3 * time.Second  // for its answer
+
+	refusedRest = 30 * time.Second // at most, until a refused subscription is asked for again
 )
 
 // Soon is how long the first answer of a server that is well may take under load.
@@ -31,9 +34,9 @@ type Subscription struct {
 
 // Listener is told what becomes of a subscription, by its only goroutine.
 type Listener struct {
-	Confirmed func()                       // messages arrive from now on; some may have been lost before
-	Message   func(text string)            // one arrived
-	Lost      func(err error) (again bool) // the connection has failed, or none came about: make another one?
+	Confirmed func()                         // messages arrive from now on; some may have been lost before
+	Message   func(text string)              // one arrived
+	Lost      func(err error) (refused bool) // the connection has failed, or none came about: because it may not be?
 }
 
 // Subscriber is any client of go-redis.
@@ -63,7 +66,13 @@ func (s *Subscription) run(ctx context.Context, client Subscriber, channel strin
 		if confirmed {
 			failed = 1
 		}
-		if !l.Lost(err) || !Pause(ctx, failed) {
+		again := false
+		if l.Lost(err) {
+			again = PauseFor(ctx, refusedRest/2+mathrand.N(refusedRest/2))
+		} else {
+			again = Pause(ctx, failed)
+		}
+		if !again {
 			return
 		}
 	}

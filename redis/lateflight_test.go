@@ -1,0 +1,44 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// The same as TestCancelledRequestArrivesLast for a request that shared its round trip, on a connection that was given up.
+func TestFailedFlightArrivesLast(t *testing.T) {
+	t.Parallel()
+	for _, wait := range []bool{false, true} {
+		s := startServer(t)
+		r := request("n", time.Minute, wait)
+		link := newLateLink(t, s.addr, r.RequestID)
+		d, other := openAt(t, link.addr), s.open(t)
+		if err := d.batch.direct.close(); err != nil {
+			t.Fatal(err)
+		}
+		d.batch.direct = nil
+		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("wait %v: out of time: %v", wait, err)
+		}
+		<-link.held
+		select {
+		case <-link.removal:
+			t.Errorf("wait %v: the removal went out before the request had arrived", wait)
+		case <-time.After(300 * time.Millisecond): // the connection fails after 20 ms
+		}
+		close(link.pass)
+		g, err := other.Acquire(within(t, 10*slack), request("n", time.Minute, true))
+		if err != nil {
+			t.Fatalf("wait %v: the name stays closed: %v", wait, err)
+		}
+		mustRelease(t, other, g)
+		nothingLeft(t, s)
+	}
+}

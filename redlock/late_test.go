@@ -1,0 +1,127 @@
+package redlock
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// lateLink is a proxy that keeps back the first request with a given text, while other connections go on.
+type lateLink struct {
+	text  []byte
+	first atomic.Bool
+	pass  chan struct{} // closed when the request may go on
+	later atomic.Bool   // another request with the text has come before that
+}
+
+func newLateLink(t *testing.T, to, text string) (l *lateLink, addr string) {
+	t.Helper()
+	in, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = &lateLink{text: []byte(text), pass: make(chan struct{})}
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		in.Close()
+		all.Wait()
+	})
+	all.Go(func() {
+		for {
+			client, err := in.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			all.Go(func() { l.carry(server.(*net.TCPConn), client) })
+			all.Go(func() {
+				io.Copy(client, server)
+				client.Close()
+			})
+		}
+	})
+	return l, in.Addr().String()
+}
+
+// carry passes on what client sends, and its end behind it.
+func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
+	defer server.CloseWrite()
+	chunk := make([]byte, 1<<16)
+	for {
+		n, err := client.Read(chunk)
+		if bytes.Contains(chunk[:n], l.text) {
+			if l.first.CompareAndSwap(false, true) {
+				<-l.pass
+			} else {
+				l.later.Store(true)
+			}
+		}
+		if _, failed := server.Write(chunk[:n]); failed != nil || err != nil {
+			return
+		}
+	}
+}
+
+// The release of a hold does not overtake, on a new connection, the request for its vote that is still on the way on the one
+// before, which was given up: else the vote would stay for a TTL.
+func TestReleaseBehindALateVote(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	r := backend.Request{
+		Name: "n", Owner: "o", RequestID: backend.NewRequestID(), HoldID: backend.NewRequestID(), Fresh: true, TTL: time.Minute,
+	}
+	link, addr := newLateLink(t, s[0].Addr(), r.RequestID)
+	var clients []goredis.UniversalClient
+	for _, addr := range []string{addr, s[1].Addr(), s[2].Addr()} {
+		c := goredis.NewClient(&goredis.Options{Addr: addr})
+		defer c.Close()
+		clients = append(clients, c)
+	}
+	d := New(clients, &Options{TrustFresh: true})
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	defer d.Close(ctx)
+	warm := r
+	warm.Name, warm.RequestID = "warm-up", backend.NewRequestID()
+	g, err := d.Acquire(ctx, warm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Release(ctx, g); err != nil {
+		t.Fatal(err)
+	}
+	if g, err = d.Acquire(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Release(ctx, g); err != nil {
+		t.Fatal(err)
+	}
+	failed := time.Now()
+	for !d.nodes[0].sick.Load() && time.Since(failed) < 10*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	failed = time.Now()
+	time.Sleep(drainTime / 4) // in which the release would come if it did not wait
+	if link.later.Load() && time.Since(failed) < drainTime {
+		t.Error("the release went out before the request for the vote had arrived")
+	}
+	close(link.pass)
+	for deadline := time.Now().Add(20 * time.Second); s.votes(t, r.Name) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the late vote stays")
+		}
+	}
+}
