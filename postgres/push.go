@@ -61,12 +61,12 @@ func (d *Driver) notify(ctx context.Context) bool {
 // id.
 func (d *Driver) notified(holdID string) {
 	d.mu.Lock()
-	waiting := d.waiters[holdID]
-	for w := range waiting {
+	waits := len(d.waiters[holdID]) > 0
+	for w := range d.waiters[holdID] {
 		w.look()
 	}
 	d.mu.Unlock()
-	if len(waiting) == 0 {
+	if !waits {
 		d.gate.Go(func(ctx context.Context) { d.checkHolds(ctx, holdID) })
 	}
 }
