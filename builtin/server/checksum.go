@@ -104,7 +104,7 @@ func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 		return err
 	}
 	l.watch.damaged.Store(true)
-	l.disk.condemn(damage)
+	_ = l.disk.condemn(damage) // it is damage
 	*entry = raft.Log{Index: index, Type: raft.LogCommand, Extensions: []byte{0}}
 	return nil
 }

@@ -178,7 +178,7 @@ func TestDamagedEntryStopsTheMember(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer store.close() //nolint:errcheck // nothing is to be kept
+	defer store.close()
 	if err := store.log.StoreLogs([]*raft.Log{{Index: 1, Term: 1, Data: []byte("x")}}); err != nil {
 		t.Fatal(err)
 	}

@@ -124,6 +124,8 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			})
 			leader := c.leader()
 			one, other := (leader+1)%3, (leader+2)%3
+			c.expectKnown(leader, one) // who hears of the leader has voted: of the first election there is nothing left to note
+			c.expectKnown(leader, other)
 			disks[one].Suffer(x.ails)
 			disks[other].Suffer(x.ails)
 			c.stop(leader)
@@ -141,6 +143,7 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			disks[other].Suffer(rig.Ailment{})
 			c.servers[one] = nil
 			if err := c.servers[other].Err(); err != nil {
+				<-c.servers[other].Done() // before, it has the directory still
 				c.servers[other] = nil
 				c.start(other)
 			}
