@@ -57,7 +57,7 @@ func unsent(ctx context.Context, tx *sql.Tx) (intents []event, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }() // rows.Err says what went wrong
 	for rows.Next() {
 		var e event
 		if err := rows.Scan(&e.id, &e.key, &e.amount); err != nil {

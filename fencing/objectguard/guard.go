@@ -163,7 +163,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, conte
 			return nil // a write whose answer was lost, and the store, or what is before it, repeated it
 		case n > 0 && tag == before: // nobody was faster: the store refuses for reasons of its own
 			if same++; same > mostRefusals {
-				return fail(fmt.Errorf("%w: %v", ErrRefuses, said)) //nolint:errorlint // it is no change that can be met by going on
+				return fail(fmt.Errorf("%w: %v", ErrRefuses, said))
 			}
 			pause(ctx, same)
 		default:

@@ -194,7 +194,7 @@ func probe(t *testing.T, client *redis.Client) {
 	set("appendonly", "yes")
 	for master, want := range map[string]error{"127.0.0.1 1": redisguard.ErrReplica, "NO ONE": nil} {
 		host, port, _ := strings.Cut(master, " ")
-		if err := client.SlaveOf(ctx, host, port).Err(); err != nil {
+		if err := client.ReplicaOf(ctx, host, port).Err(); err != nil {
 			t.Fatal(err)
 		}
 		if err := redisguard.Probe(ctx, client); !errors.Is(err, want) {
