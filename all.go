@@ -56,8 +56,8 @@ type joint struct {
 	ctx context.Context
 }
 
-// Claims returns what a guard checks before a write to the resources that the locks are named after. Where a resource has
-// another name than its lock, make a fencing.Set of Lease.Claim.
+// Claims returns what a guard checks before a write to the resources that the locks are named after. Where a resource
+// has another name than its lock, make a fencing.Set of Lease.Claim.
 func (ls Leases) Claims() fencing.Set {
 	claims := make(fencing.Set, len(ls))
 	for i, l := range ls {

@@ -7,8 +7,8 @@
 // Callers say what a double run would cost them.
 //
 //   - Efficiency: a rare double run wastes work. Any driver will do: [ForEfficiency].
-//   - Correctness: a double run corrupts data. Only drivers that issue fencing tokens compile: [ForCorrectness]. Where the
-//     driver comes from configuration, the same rule is checked at startup: [OpenURL].
+//   - Correctness: a double run corrupts data. Only drivers that issue fencing tokens compile: [ForCorrectness]. Where
+//     the driver comes from configuration, the same rule is checked at startup: [OpenURL].
 //
 // No lock alone can protect data. A process can be paused between its last look at the lock and its write for longer
 // than any lease. The fencing token closes that gap: it grows with every grant, each write carries it, and the resource
@@ -38,8 +38,8 @@
 // was sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term, and less 8 ms for each
 // thousand leases that the client holds, but not more than an eighth: so long it may take to tell them all. Within that
 // time no other client can hold the lock, unless the service itself loses data or its clock jumps, which only fencing
-// covers. [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is no
-// loss: renewals are retried until the deadline.
+// covers. [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is
+// no loss: renewals are retried until the deadline.
 //
 // # Context
 //

@@ -37,8 +37,8 @@ var (
 	ErrInvalidTTL = backend.ErrInvalidTTL
 	// ErrInvalidOption: another option has a value that cannot be meant. An *InvalidError is in the chain.
 	ErrInvalidOption = backend.ErrInvalidOption
-	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or replaced. A
-	// *HistoryError is in the chain.
+	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or
+	// replaced. A *HistoryError is in the chain.
 	ErrHistoryLost = backend.ErrHistoryLost
 	// ErrClosed: the client was closed.
 	ErrClosed = backend.ErrClosed

@@ -58,8 +58,8 @@ func TestAHeldLeasePinsNoOther(t *testing.T) {
 	release(t, held)
 }
 
-// What leases cost: so much while they are held, and nothing when they are gone, but for the tokens of the latest 65,536
-// names. The figures are logged.
+// What leases cost: so much while they are held, and nothing when they are gone, but for the tokens of the latest
+// 65,536 names. The figures are logged.
 func TestWhatLeasesCost(t *testing.T) {
 	cycles := 100_000
 	if deep.Wanted() {

@@ -17,8 +17,8 @@ import (
 // counted in an EventShed. A panic in Observe is recovered and counted there too. Close delivers what waits, for at
 // most a second, and nothing is delivered after it has returned.
 type Observer interface {
-	// Observe gets the event and a context for it: the values, and not the end, of the context of the acquire to which the
-	// event belongs, so that a span can be found there.
+	// Observe gets the event and a context for it: the values, and not the end, of the context of the acquire to which
+	// the event belongs, so that a span can be found there.
 	Observe(ctx context.Context, e Event)
 }
 
@@ -46,8 +46,8 @@ const (
 	EventSuspect EventType = "suspect"
 	// EventLost: the lease ended against the holder's will, with Reason. Held is how long it was held.
 	EventLost EventType = "lost"
-	// EventReleased: the lease was given back. Held is how long it was held, Took how long the release took; Err is what
-	// the service answered, if not success.
+	// EventReleased: the lease was given back. Held is how long it was held, Took how long the release took; Err is
+	// what the service answered, if not success.
 	EventReleased EventType = "released"
 	// EventElected: Lead begins to run its function. EventAcquired came before.
 	EventElected EventType = "elected"

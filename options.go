@@ -25,8 +25,9 @@ type Options struct {
 	// DefaultTTL, or the driver's maximum if that is less. Outside the driver's range or granularity: ErrInvalidTTL.
 	TTL time.Duration
 
-	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already lies
-	// 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. Default 0.
+	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already
+	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else.
+	// Default 0.
 	StopEarly time.Duration
 
 	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is
@@ -389,7 +390,8 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 	return r, o, nil
 }
 
-// newIDs returns a secret key for an attempt and a name for its hold, 128 random bits each, that tell nothing of each other.
+// newIDs returns a secret key for an attempt and a name for its hold, 128 random bits each, that tell nothing of each
+// other.
 func newIDs() (requestID, holdID string) {
 	var raw [32]byte
 	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness

@@ -46,8 +46,8 @@ const (
 	// maxAttempt bounds one such call, whatever the TTL: what the service has said of one hold is heard that soon,
 	// while the answer for another is still out.
 	maxAttempt = 5 * time.Second
-	// tellThousand is what it may take to tell a thousand holders that they have lost: two processors need 1 to 2 ms, and
-	// the program beside it and its garbage collector want their share.
+	// tellThousand is what it may take to tell a thousand holders that they have lost: two processors need 1 to 2 ms,
+	// and the program beside it and its garbage collector want their share.
 	tellThousand = 8 * time.Millisecond
 )
 
@@ -312,9 +312,9 @@ type outcome struct {
 	floor  time.Duration
 }
 
-// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s. The
-// floor grows with the number of holds: each round costs, and the last ones before a common deadline must not take the
-// time in which all have to be told that they lost.
+// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s.
+// The floor grows with the number of holds: each round costs, and the last ones before a common deadline must not take
+// the time in which all have to be told that they lost.
 func (o *outcome) retryIn(left time.Duration) time.Duration {
 	return time.Duration(float64(max(min(left/10, time.Second), o.floor)) * (1 + o.retry) / 2)
 }

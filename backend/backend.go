@@ -25,13 +25,13 @@
 // a grant as not held, that grant is dead for ever.
 //
 // Identity. Request.RequestID is the key of one attempt to hold one lock: at least 128 random bits, made anew for every
-// attempt, known to the client that made it and to the service, and to nobody else. Whoever presents it moves the hold; so
-// it is compared whole, never by prefix and never through a hash shorter than itself, and nothing that looks at locks
-// (State, Change, HeldError, logs) ever shows it. What they show is Request.HoldID, which moves nothing. Owner is text for
-// people and decides nothing.
+// attempt, known to the client that made it and to the service, and to nobody else. Whoever presents it moves the hold;
+// so it is compared whole, never by prefix and never through a hash shorter than itself, and nothing that looks at
+// locks (State, Change, HeldError, logs) ever shows it. What they show is Request.HoldID, which moves nothing. Owner is
+// text for people and decides nothing.
 //
-// One attempt, one key. The core never acquires again with a RequestID for which a Release has been sent, so that a Release
-// that is delivered late can only meet the attempt it was sent for.
+// One attempt, one key. The core never acquires again with a RequestID for which a Release has been sent, so that a
+// Release that is delivered late can only meet the attempt it was sent for.
 //
 // Ambiguity. A timeout, a reset or a lost reply after the request left the process is resolved by reading back or by
 // trying again with the same RequestID. What cannot be resolved within the context is answered with an error that
@@ -40,11 +40,11 @@
 // client library are switched off, or made idempotent.
 //
 // Waiting is push: the driver watches its predecessor or receives a notification and never polls tightly; every push
-// has a jittered poll as fallback, because notifications get lost. A configuration that nothing can be pushed through says
-// so in Description.Polling, and its waiters poll. One release wakes at most one waiter of a queue.
-// A waiter watches its own entry too, and proves before it reports a grant that its entry and its session live. A
-// cancelled waiter is out of the queue within 500 ms. Where CapFair is declared, grants are FIFO by arrival, nobody
-// barges, and an attempt without Wait does not barge either.
+// has a jittered poll as fallback, because notifications get lost. A configuration that nothing can be pushed through
+// says so in Description.Polling, and its waiters poll. One release wakes at most one waiter of a queue. A waiter
+// watches its own entry too, and proves before it reports a grant that its entry and its session live. A cancelled
+// waiter is out of the queue within 500 ms. Where CapFair is declared, grants are FIFO by arrival, nobody barges, and
+// an attempt without Wait does not barge either.
 //
 // Tokens are allocated in the same atomic step that grants, not in a step before or after it.
 //
@@ -52,12 +52,12 @@
 // Hence a renewal that is delivered late, or whose answer is lost, changes nothing for the worse.
 //
 // History. A service that has forgotten what it acknowledged (wiped, restored from a backup, another cluster behind the
-// same address) is noticed by every driver that lived through it, wherever the service gives a sign: a cluster id, a term,
-// a revision, a zxid that fell or changed. From then on every hold of the driver is lost with ReasonHistoryLost, and every
-// acquire is refused with ErrHistoryLost, until the driver is made anew.
+// same address) is noticed by every driver that lived through it, wherever the service gives a sign: a cluster id, a
+// term, a revision, a zxid that fell or changed. From then on every hold of the driver is lost with ReasonHistoryLost,
+// and every acquire is refused with ErrHistoryLost, until the driver is made anew.
 //
-// Time. No driver trusts the client's wall clock for anything the service enforces; TTLs travel as durations. The driver
-// owns the clock (Description.Clock), and the core measures with the same one.
+// Time. No driver trusts the client's wall clock for anything the service enforces; TTLs travel as durations. The
+// driver owns the clock (Description.Clock), and the core measures with the same one.
 //
 // Names. Every name that passes ValidateName is accepted; the driver escapes injectively, so that no two names meet on
 // one key. Foreign entries beside ours never break a driver.
@@ -69,16 +69,16 @@
 // of this package. Contended, deadline, lost, unavailable, unknown and unsupported are six different answers. The
 // context's own error always stays in the chain.
 //
-// Kinds do not mix. Exclusive and shared holds belong together; using a name for permits that is in use otherwise, or the
-// other way round, or with another Limit than its current holders and waiters, is ErrLimitMismatch, not undefined.
+// Kinds do not mix. Exclusive and shared holds belong together; using a name for permits that is in use otherwise, or
+// the other way round, or with another Limit than its current holders and waiters, is ErrLimitMismatch, not undefined.
 //
 // Leftovers. After Close nothing remains: no goroutine, no key, no session, no connection that the driver opened.
 //
 // # Wrapping
 //
 // A wrapper around a Driver offers Unwrap() Driver, and the optional interfaces are then found through it with As. The
-// fencing promise is never inherited, neither through Unwrap nor by embedding: IssuesFencingTokens returns the driver that
-// promises, and the core refuses a driver whose promise is somebody else's.
+// fencing promise is never inherited, neither through Unwrap nor by embedding: IssuesFencingTokens returns the driver
+// that promises, and the core refuses a driver whose promise is somebody else's.
 package backend
 
 import (
@@ -142,9 +142,9 @@ type Driver interface {
 type FencingDriver interface {
 	Driver
 
-	// IssuesFencingTokens is the promise, and the conformance suite tests it. It returns its own receiver: the driver that
-	// promises. A wrapper that embeds a driver would otherwise promise what it has never heard of; the correctness tier
-	// refuses a driver for which IssuesFencingTokens returns another one.
+	// IssuesFencingTokens is the promise, and the conformance suite tests it. It returns its own receiver: the driver
+	// that promises. A wrapper that embeds a driver would otherwise promise what it has never heard of; the correctness
+	// tier refuses a driver for which IssuesFencingTokens returns another one.
 	IssuesFencingTokens() Driver
 }
 
@@ -157,12 +157,13 @@ type Request struct {
 	// characters. It decides nothing.
 	Owner string
 
-	// RequestID is the secret key of this attempt: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits,
-	// see NewRequestID. A driver may use it unescaped. It is never shown to anybody.
+	// RequestID is the secret key of this attempt: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random
+	// bits, see NewRequestID. A driver may use it unescaped. It is never shown to anybody.
 	RequestID string
 
-	// HoldID names the hold to people, logs and other clients: 1 to 64 characters of A–Z a–z 0–9 - _. It is stored beside
-	// the hold and shown as Holder.HoldID and HeldError.HoldID; it decides nothing, and two holds may have the same one.
+	// HoldID names the hold to people, logs and other clients: 1 to 64 characters of A–Z a–z 0–9 - _. It is stored
+	// beside the hold and shown as Holder.HoldID and HeldError.HoldID; it decides nothing, and two holds may have the
+	// same one.
 	HoldID string
 
 	// Fresh says that RequestID was made for this call and never sent before, so that the driver may skip looking for
@@ -187,10 +188,10 @@ type Request struct {
 	// without it, never both: ErrLimitMismatch. Not for KindPermits. Needs CapHierarchy.
 	Hierarchical bool
 
-	// Under are the RequestIDs of the live holds under which the request is made: the work that waits keeps them until it
-	// has been granted. A driver with CapDeadlock refuses a waiting request that would close a cycle: a hold or a waiter
-	// that blocks it is one of Under, or itself waits through one of them. Two requests under one hold that want the same
-	// name wait for each other like strangers. At most MaxUnder ids; empty: nothing is held meanwhile.
+	// Under are the RequestIDs of the live holds under which the request is made: the work that waits keeps them until
+	// it has been granted. A driver with CapDeadlock refuses a waiting request that would close a cycle: a hold or a
+	// waiter that blocks it is one of Under, or itself waits through one of them. Two requests under one hold that want
+	// the same name wait for each other like strangers. At most MaxUnder ids; empty: nothing is held meanwhile.
 	Under []string
 
 	// MinHold keeps the name closed for at least that long after the grant, also when the holder releases earlier or

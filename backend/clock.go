@@ -24,8 +24,8 @@ type Clock interface {
 	Now() Instant
 }
 
-// SystemClock is the clock to use outside tests. On Linux it reads CLOCK_BOOTTIME, which counts suspended time. On other
-// systems each step is the larger of the monotonic and the wall clock's step.
+// SystemClock is the clock to use outside tests. On Linux it reads CLOCK_BOOTTIME, which counts suspended time. On
+// other systems each step is the larger of the monotonic and the wall clock's step.
 //
 // No clock of a guest counts the time for which a hypervisor froze it unnoticed. Fencing covers that; time cannot.
 func SystemClock() Clock { return systemClock{} }

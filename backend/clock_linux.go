@@ -11,8 +11,8 @@ import (
 // systemNow returns CLOCK_BOOTTIME.
 //
 // Asking for it is a system call in Go, which costs as much as the rest of an acquire, while time.Now is none. The boot
-// clock differs from the monotonic one by the time spent suspended, and that shows in the wall clock: as long as wall and
-// monotonic clock have advanced by the same, within driftAllowed and for no longer than recheckAfter, nothing was
+// clock differs from the monotonic one by the time spent suspended, and that shows in the wall clock: as long as wall
+// and monotonic clock have advanced by the same, within driftAllowed and for no longer than recheckAfter, nothing was
 // suspended, and the known difference holds. Otherwise the system is asked again.
 func systemNow() Instant {
 	t := time.Now()
@@ -45,9 +45,10 @@ var (
 	asking   sync.Mutex // orders the writers of bootSkew
 )
 
-// askBootTime reads the boot clock first and the monotonic clock second. The skew that this gives is too small by the time
-// in between, and never too large; the true one only grows. So the larger of the old and the new value is nearer to the
-// truth, instants never run backwards, and a pause between the two readings makes elapsed time longer, never shorter.
+// askBootTime reads the boot clock first and the monotonic clock second. The skew that this gives is too small by the
+// time in between, and never too large; the true one only grows. So the larger of the old and the new value is nearer
+// to the truth, instants never run backwards, and a pause between the two readings makes elapsed time longer, never
+// shorter.
 func askBootTime() *skew {
 	asking.Lock()
 	defer asking.Unlock()

@@ -33,10 +33,10 @@ type Description struct {
 	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in.
 	Exclusion Exclusion
 
-	// KeepsHolds: the driver keeps what it was granted alive by itself, on sessions, until Release or Close: a hold does not
-	// end because nobody calls Renew. Unset: a hold ends in the service one TTL after the last call that renewed it, and any
-	// driver of the same service may renew and release it by its Grant. Who speaks for holders that may vanish ends their
-	// holds itself where it is set, see Expirer.
+	// KeepsHolds: the driver keeps what it was granted alive by itself, on sessions, until Release or Close: a hold
+	// does not end because nobody calls Renew. Unset: a hold ends in the service one TTL after the last call that
+	// renewed it, and any driver of the same service may renew and release it by its Grant. Who speaks for holders that
+	// may vanish ends their holds itself where it is set, see Expirer.
 	KeepsHolds bool
 
 	// TokenSpace names the cluster that issues the tokens, so that a guard can refuse tokens of another cluster or of

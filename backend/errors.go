@@ -33,8 +33,8 @@ var (
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrClosed: the client or driver was closed.
 	ErrClosed = errors.New("closed")
-	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or is another
-	// one behind the same address. Nothing was acquired. A *HistoryError is in the chain.
+	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or is
+	// another one behind the same address. Nothing was acquired. A *HistoryError is in the chain.
 	ErrHistoryLost = errors.New("lock service has lost its history")
 	// ErrCompacted: the events since the asked revision are no longer kept.
 	ErrCompacted = errors.New("revision is compacted")
@@ -124,9 +124,9 @@ func (e *NotHeldError) Error() string {
 // Is reports true for ErrNotHeld.
 func (e *NotHeldError) Is(target error) bool { return target == ErrNotHeld }
 
-// DeadlockError is ErrDeadlock with the cycle: each waits for what the next one has, and the last for what the first has.
-// The first is the request that was refused. Where Options.Order of the client refused it before anything was sent, Order
-// is set and the cycle is the one edge that goes against the order.
+// DeadlockError is ErrDeadlock with the cycle: each waits for what the next one has, and the last for what the first
+// has. The first is the request that was refused. Where Options.Order of the client refused it before anything was
+// sent, Order is set and the cycle is the one edge that goes against the order.
 type DeadlockError struct {
 	Cycle []DeadlockEdge
 	Order bool

@@ -86,8 +86,8 @@ func (d Description) ValidateTTL(ttl time.Duration) error {
 // MaxUnder bounds Request.Under.
 const MaxUnder = 64
 
-// HoldID returns what may be shown of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client gets
-// the same from the same id, so that a request meets its own former life and knows it; nobody gets the id back.
+// HoldID returns what may be shown of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client
+// gets the same from the same id, so that a request meets its own former life and knows it; nobody gets the id back.
 func HoldID(requestID string) string {
 	sum := sha256.Sum256([]byte("fencelock hold id\x00" + requestID))
 	return hex.EncodeToString(sum[:16])

@@ -13,8 +13,8 @@ type Unwrapper interface {
 	Unwrap() Driver
 }
 
-// As finds the first driver in d's chain of Unwrap that implements T, one of the optional interfaces in this file. It is
-// not for FencingDriver: a promise is not inherited by whoever wraps, so that forgetting it fails closed.
+// As finds the first driver in d's chain of Unwrap that implements T, one of the optional interfaces in this file. It
+// is not for FencingDriver: a promise is not inherited by whoever wraps, so that forgetting it fails closed.
 func As[T any](d Driver) (T, bool) {
 	for d != nil {
 		if t, ok := d.(T); ok {
@@ -107,22 +107,22 @@ type ForceReleaser interface {
 
 // MultiAcquirer acquires several names in one atomic step. CapMultiAcquire.
 type MultiAcquirer interface {
-	// AcquireAll grants all of rs, in their order, or none of them. The names are distinct; the requests agree in Wait, TTL
-	// and Agent. Everything that Driver.Acquire owes for one request it owes for all together: the context, the errors,
-	// idempotence by the request ids (presented in the same set), and that nothing is left behind. After an error that
-	// wraps ErrUnknown the core releases each Request.Grant. With Wait it never keeps some of the names closed for others
-	// while it waits for the rest, or waits in an order that cannot deadlock.
+	// AcquireAll grants all of rs, in their order, or none of them. The names are distinct; the requests agree in Wait,
+	// TTL and Agent. Everything that Driver.Acquire owes for one request it owes for all together: the context, the
+	// errors, idempotence by the request ids (presented in the same set), and that nothing is left behind. After an
+	// error that wraps ErrUnknown the core releases each Request.Grant. With Wait it never keeps some of the names
+	// closed for others while it waits for the rest, or waits in an order that cannot deadlock.
 	//
 	// A driver that can do other sets atomically but not this one answers ErrUnsupported and has done nothing; the core
 	// then acquires the names one after the other in sorted order.
 	AcquireAll(ctx context.Context, rs []Request) ([]Grant, error)
 }
 
-// Expirer ends holds that their holder no longer renews. A driver with Description.KeepsHolds that is an Expirer lets holds
-// wander between drivers: Acquire by the same request id, or Renew, brings them to the driver that is called, and the one
-// that had them can no longer end them by mistake.
+// Expirer ends holds that their holder no longer renews. A driver with Description.KeepsHolds that is an Expirer lets
+// holds wander between drivers: Acquire by the same request id, or Renew, brings them to the driver that is called, and
+// the one that had them can no longer end them by mistake.
 type Expirer interface {
-	// Expire ends g if it still hangs on a session of this driver at the instant at which the service carries that out. A
-	// hold that has wandered to another driver, or is over, is ErrNotHeld, and stays as it is.
+	// Expire ends g if it still hangs on a session of this driver at the instant at which the service carries that out.
+	// A hold that has wandered to another driver, or is over, is ErrNotHeld, and stays as it is.
 	Expire(ctx context.Context, g Grant) error
 }

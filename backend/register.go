@@ -10,8 +10,9 @@ import (
 	"sync"
 )
 
-// Opener dials a lock service from a URL, probes it, and returns the driver. The URL reaches it as text, because several
-// addresses in one URL (etcd://a:2379,b:2379) are not what net/url accepts. Closing the driver closes what it dialled.
+// Opener dials a lock service from a URL, probes it, and returns the driver. The URL reaches it as text, because
+// several addresses in one URL (etcd://a:2379,b:2379) are not what net/url accepts. Closing the driver closes what it
+// dialled.
 type Opener func(ctx context.Context, rawURL string) (Driver, error)
 
 var openers struct {

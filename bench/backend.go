@@ -82,8 +82,8 @@ type peer struct {
 	// sessions makes n sessions of one client that are renewed one by one. Nil: the peer has nothing of that kind.
 	sessions func(ctx context.Context, o clientOptions, n int) (sessions, error)
 
-	// watch calls seen for every change of name, through a client of this peer, until ctx ends or an error. Nil: the peer
-	// has no watches.
+	// watch calls seen for every change of name, through a client of this peer, until ctx ends or an error. Nil: the
+	// peer has no watches.
 	watch func(ctx context.Context, c client, name string, seen func()) error
 }
 

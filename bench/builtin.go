@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// builtinSystem is the bundled server beside etcd: clusters of three, and the bundled server alone, durable and not. All of
-// them run at the same time; who has nothing to do sends heartbeats only.
+// builtinSystem is the bundled server beside etcd: clusters of three, and the bundled server alone, durable and not.
+// All of them run at the same time; who has nothing to do sends heartbeats only.
 type builtinSystem struct {
 	three, one, memory *fencelockSystem
 	etcd               *etcdSystem

@@ -72,8 +72,8 @@ type checkResult struct {
 	Errors     []string           `json:"errors,omitempty"` // of rounds that could not be done
 }
 
-// runCheck breaks what o names under our clients and those that users would pick instead, and holds what they did against
-// the same rules.
+// runCheck breaks what o names under our clients and those that users would pick instead, and holds what they did
+// against the same rules.
 func runCheck(ctx context.Context, w io.Writer, o options) error {
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
@@ -173,8 +173,8 @@ func checkSystem(ctx context.Context, l *lab, o options) ([]checkResult, error) 
 	return results, nil
 }
 
-// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. It returns what kept each
-// of them from that.
+// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. It returns what kept
+// each of them from that.
 func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) []error {
 	l.each(peers, func(p *checked) { p.err = p.begin(ctx, b) })
 	l.each(peers, func(p *checked) {

@@ -14,9 +14,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// etcdSystem is an etcd server or a cluster of them, started here, or one server that was running already. Clients use the
-// member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one, and so is
-// each message of a stream (watches, keepalives). Its commands are raft entries.
+// etcdSystem is an etcd server or a cluster of them, started here, or one server that was running already. Clients use
+// the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
+// and so is each message of a stream (watches, keepalives). Its commands are raft entries.
 type etcdSystem struct {
 	addresses []string   // for clients, by member
 	servers   []*process // by member; none if it was running already
@@ -52,8 +52,8 @@ func (s *etcdSystem) checkEmpty(ctx context.Context) error {
 	return err
 }
 
-// startMembers starts a cluster of so many members, with etcd's own settings. Whoever calls it owes close, also after an
-// error.
+// startMembers starts a cluster of so many members, with etcd's own settings. Whoever calls it owes close, also after
+// an error.
 func (s *etcdSystem) startMembers(ctx context.Context, members int) error {
 	addrs, err := freeAddrs(2 * members)
 	if err != nil {

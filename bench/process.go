@@ -16,8 +16,9 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// process is a server that was started here, with its files in a folder of its own. It can be ended and started again with
-// what it has kept there. A nil process is a server that was running already: it is not ours, and nothing is done to it.
+// process is a server that was started here, with its files in a folder of its own. It can be ended and started again
+// with what it has kept there. A nil process is a server that was running already: it is not ours, and nothing is done
+// to it.
 type process struct {
 	dir     string
 	command func() *exec.Cmd
@@ -181,8 +182,8 @@ func processCPU(pid int) (time.Duration, error) {
 	return time.Duration(ticks) * 10 * time.Millisecond, nil // as in machineCPU
 }
 
-// freeAddrs returns addresses of the loopback interface at which nobody listens. They are below the range from which Linux
-// takes ports that nobody named, so that they stay free while a server is ended and started again.
+// freeAddrs returns addresses of the loopback interface at which nobody listens. They are below the range from which
+// Linux takes ports that nobody named, so that they stay free while a server is ended and started again.
 func freeAddrs(n int) ([]string, error) {
 	var all []string
 	for range 1000 {

@@ -119,7 +119,8 @@ func (h redislockHold) unlock(ctx context.Context) error { return h.l.Release(ct
 func (h redislockHold) lost() <-chan struct{}            { return nil }
 
 // rueidislock with one key a lock, as is right for one server (its default of three keys is for nothing there), and
-// with NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held lock.
+// with NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held
+// lock.
 func openRueidislock(o clientOptions) (client, error) {
 	opt := rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{o.addr}},

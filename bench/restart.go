@@ -17,9 +17,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/machine"
 )
 
-// restarts is what locks that are held cost the bundled server: memory, snapshots, and the time that it needs to come back.
-// The figures of the state alone are those of the server's state machine in this process; the others are those of a server
-// of one member that is started for it.
+// restarts is what locks that are held cost the bundled server: memory, snapshots, and the time that it needs to come
+// back. The figures of the state alone are those of the server's state machine in this process; the others are those of
+// a server of one member that is started for it.
 func restarts() scenario {
 	return scenario{
 		name:  "restart",
@@ -109,8 +109,8 @@ func measureState(s sample, n int) error {
 	return err
 }
 
-// runRestart holds n locks on a server, kills it and starts it again. With snapshot set it waits for a snapshot first, which
-// the server makes by itself, at most once in half a minute.
+// runRestart holds n locks on a server, kills it and starts it again. With snapshot set it waits for a snapshot first,
+// which the server makes by itself, at most once in half a minute.
 func runRestart(ctx context.Context, l *lab, s sample, n int, snapshot bool) error {
 	b, ok := l.system.(*builtinSystem)
 	if !ok {
@@ -213,8 +213,8 @@ func awaitSnapshot(ctx context.Context, l *lab, c client, dir string, s sample) 
 	return nil
 }
 
-// watchSnapshots returns when the next snapshot appeared in dir, and when it was complete. The state is frozen just before
-// it appears: 100 ms are taken off.
+// watchSnapshots returns when the next snapshot appeared in dir, and when it was complete. The state is frozen just
+// before it appears: 100 ms are taken off.
 func watchSnapshots(ctx context.Context, dir string) (began, ended time.Time, err error) {
 	const unfinished = ".tmp"
 	var old []string

@@ -18,8 +18,8 @@ type scenario struct {
 	columns []column
 	targets map[string][]target // by the name of the system
 
-	// floor names the peer to which the keys x (operations per second) and cpu-x (client CPU) relate. Where there is none of
-	// that name, that is the first floor in the table. Empty: no ratio.
+	// floor names the peer to which the keys x (operations per second) and cpu-x (client CPU) relate. Where there is
+	// none of that name, that is the first floor in the table. Empty: no ratio.
 	floor string
 	// second names the peers of which the first one in the table is what x2 relates to.
 	second []string

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// watching is how soon watchers of one name hear of a change: from just before the call that changes it until each of them
-// has the event.
+// watching is how soon watchers of one name hear of a change: from just before the call that changes it until each of
+// them has the event.
 func watching(watchers int) scenario {
 	sc := scenario{
 		name: fmt.Sprint("watch", watchers),

@@ -19,8 +19,8 @@ import (
 // zooKeeperTick is the server's tickTime: sessions last between 1 s and 10 s, so that longer TTLs of scenarios are cut.
 const zooKeeperTick = 500 * time.Millisecond
 
-// zooKeeperSystem is one ZooKeeper server, started here. Its trips are the packets that it received, pings included; its
-// commands are transactions.
+// zooKeeperSystem is one ZooKeeper server, started here. Its trips are the packets that it received, pings included;
+// its commands are transactions.
 type zooKeeperSystem struct {
 	address string
 	admin   *zk.Conn

@@ -64,8 +64,8 @@ type rawZooKeeperNode struct {
 func (h rawZooKeeperNode) unlock(context.Context) error { return h.c.Delete(h.path, -1) }
 func (h rawZooKeeperNode) lost() <-chan struct{}        { return nil }
 
-// openLockZooKeeper is the recipe of the client library, one connection for all locks of the client. It knows no contexts,
-// and tells nobody of a loss.
+// openLockZooKeeper is the recipe of the client library, one connection for all locks of the client. It knows no
+// contexts, and tells nobody of a loss.
 func openLockZooKeeper(o clientOptions) (client, error) {
 	c, err := dialZooKeeper(o)
 	if err != nil {

@@ -22,12 +22,13 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// AcquireAll implements backend.MultiAcquirer, for any set of distinct names that the server takes in one step: 64, unless
-// it is told otherwise. One log entry grants them all. Who waits has one place in all of their queues: it holds none of them
-// before it can have all, and whoever comes later waits behind it. More names, or more than 256 KiB of names and metadata, are
-// backend.ErrUnsupported.
+// AcquireAll implements backend.MultiAcquirer, for any set of distinct names that the server takes in one step: 64,
+// unless it is told otherwise. One log entry grants them all. Who waits has one place in all of their queues: it holds
+// none of them before it can have all, and whoever comes later waits behind it. More names, or more than 256 KiB of
+// names and metadata, are backend.ErrUnsupported.
 //
-// An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is held.
+// An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is
+// held.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -73,8 +74,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// mostConflicts is how often an acquire takes over what others have of its request ids. Whoever takes it back more often
-// is at it too.
+// mostConflicts is how often an acquire takes over what others have of its request ids. Whoever takes it back more
+// often is at it too.
 const mostConflicts = 3
 
 // acquire makes one attempt, and another one if it has to take over what others have of the requests.

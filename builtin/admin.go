@@ -60,13 +60,15 @@ type MemberStatus struct {
 	Address string
 	// Named: the address is one of those that the Admin was made with. The others are what members told.
 	Named bool
-	// Err says why there is no answer, and wraps backend.ErrUnavailable. Of MemberStatus, the node id alone may then be known.
+	// Err says why there is no answer, and wraps backend.ErrUnavailable. Of MemberStatus, the node id alone may then be
+	// known.
 	Err error
 	*lockpb.MemberStatus
 }
 
-// Status asks the members at the addresses of the Admin, and then the other members that these know of, each for at most
-// two seconds. There is one entry for each member and for each address that does not answer. A leader is not needed.
+// Status asks the members at the addresses of the Admin, and then the other members that these know of, each for at
+// most two seconds. There is one entry for each member and for each address that does not answer. A leader is not
+// needed.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
 	for i, address := range a.addresses {
@@ -131,9 +133,10 @@ func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 	return members, adminError("list members", "", err)
 }
 
-// AddMember takes in the server that listens for other members at peerAddress, host:port, and that belongs to no cluster
-// yet. It has no vote before it has caught up; Members tells. A server that is a member already stays as it is. Errors wrap
-// ErrRefused, backend.ErrInvalidOption, backend.ErrUnavailable, or backend.ErrUnknown: it may have been added.
+// AddMember takes in the server that listens for other members at peerAddress, host:port, and that belongs to no
+// cluster yet. It has no vote before it has caught up; Members tells. A server that is a member already stays as it is.
+// Errors wrap ErrRefused, backend.ErrInvalidOption, backend.ErrUnavailable, or backend.ErrUnknown: it may have been
+// added.
 func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Member, error) {
 	var member *lockpb.Member
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
@@ -147,8 +150,8 @@ func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Memb
 }
 
 // RemoveMember takes the member with the node id out for good. A leader hands the leadership over first. Errors wrap
-// ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable; or
-// backend.ErrUnknown: it may have been removed.
+// ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable;
+// or backend.ErrUnknown: it may have been removed.
 func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	const call = "remove member"
 	members, err := a.Members(ctx)
@@ -168,10 +171,10 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	return adminError(call, id, err)
 }
 
-// TransferLeadership has the member with the node id lead, or where that is empty another than now, and returns the id of
-// the one that leads then. Clients follow it; locks and sessions stay as they are. Errors wrap ErrNoMember; ErrRefused, if
-// the member has no vote or does not answer the leader; backend.ErrUnavailable; or backend.ErrUnknown: the leader may have
-// changed.
+// TransferLeadership has the member with the node id lead, or where that is empty another than now, and returns the id
+// of the one that leads then. Clients follow it; locks and sessions stay as they are. Errors wrap ErrNoMember;
+// ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or backend.ErrUnknown:
+// the leader may have changed.
 func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
 	first := ""
 	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -194,8 +197,8 @@ func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader strin
 	return leader, adminError("transfer leadership", id, err)
 }
 
-// atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is, it
-// can be done twice.
+// atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
+// it can be done twice.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()

@@ -5,14 +5,15 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// attach directs what the service has to tell about the session to the present connection, and asks what hangs on it. The
-// requests of the session wait for that on a new connection. The caller holds d.mu.
+// attach directs what the service has to tell about the session to the present connection, and asks what hangs on it.
+// The requests of the session wait for that on a new connection. The caller holds d.mu.
 func (s *session) attach() {
 	s.seen, s.seenFrom = map[key]sight{}, s.d.last+1
 	s.attachPage("", s.seenFrom)
 }
 
-// sessionPage is how much of a session is asked for at a time: each page costs the server a look at all that hangs on it.
+// sessionPage is how much of a session is asked for at a time: each page costs the server a look at all that hangs on
+// it.
 const sessionPage = 5000
 
 // attachPage asks for the names after one. from is the number of the first page's call. The caller holds d.mu.
@@ -83,8 +84,8 @@ type sight struct {
 	token uint64 // of a hold; zero for a wait
 }
 
-// unsee takes note that a hold has ended, of which the service may tell, or has just told, from before. The caller holds
-// d.mu.
+// unsee takes note that a hold has ended, of which the service may tell, or has just told, from before. The caller
+// holds d.mu.
 func (s *session) unsee(k key, token uint64) {
 	if s.seen != nil && (s.seen[k] == sight{} || s.seen[k].token == token) {
 		s.seen[k] = sight{token: token}
@@ -115,7 +116,8 @@ func (s *session) finds(k key, token uint64) {
 	}
 }
 
-// found decides an attempt that waits, if the service has told that it has all that it waits for. The caller holds d.mu.
+// found decides an attempt that waits, if the service has told that it has all that it waits for. The caller holds
+// d.mu.
 func (a *attempt) found() {
 	s := a.s
 	if !a.queued || a.born >= s.seenFrom || a.decided() {

@@ -10,11 +10,11 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused, or
-// over so that another one must follow.
+// attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused,
+// or over so that another one must follow.
 //
-// Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the clean-up
-// that follows when it is given up.
+// Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the
+// clean-up that follows when it is given up.
 type attempt struct {
 	s        *session
 	wishes   []wish
@@ -156,8 +156,8 @@ func (a *attempt) hold(grants []*lockpb.Grant) {
 	a.decide(grants, nil)
 }
 
-// again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election takes
-// a second or two; who waits for a lock waits on. The caller holds d.mu.
+// again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election
+// takes a second or two; who waits for a lock waits on. The caller holds d.mu.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
@@ -183,8 +183,8 @@ func (a *attempt) again(wire *lockpb.Error) {
 	})
 }
 
-// granted takes grants, all that one place in the queue has brought, to those who wait for them. They did not come before
-// the given instant; zero: before they were asked for. The caller holds d.mu.
+// granted takes grants, all that one place in the queue has brought, to those who wait for them. They did not come
+// before the given instant; zero: before they were asked for. The caller holds d.mu.
 func (d *Driver) granted(s *session, grants []*lockpb.Grant, before backend.Instant) {
 	if len(grants) == 0 {
 		return

@@ -17,9 +17,9 @@ import (
 // pieceTime is how long one piece of a backup may be on its way.
 const pieceTime = 30 * time.Second
 
-// Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes from
-// the leader, for which it looks for up to 15 seconds. An error wraps backend.ErrUnavailable, or is that of w; what was
-// written is then of no use, and cannot be restored by mistake: a backup ends with its checksum.
+// Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes
+// from the leader, for which it looks for up to 15 seconds. An error wraps backend.ErrUnavailable, or is that of w;
+// what was written is then of no use, and cannot be restored by mistake: a backup ends with its checksum.
 //
 // server.Restore, or "fencelock restore", makes a new cluster of it.
 func (a *Admin) Backup(ctx context.Context, w io.Writer) error {

@@ -16,7 +16,8 @@ import (
 
 // call is one request to the service, until it is answered. It outlives connections.
 type call struct {
-	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be writing it.
+	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be
+	// writing it.
 	request  *lockpb.Request
 	session  *session // nil: it needs none
 	sequence uint64
@@ -46,8 +47,8 @@ type call struct {
 	err   error
 }
 
-// mostBytes bounds one request. What the server takes is less, and its own answer is better; this keeps one request from
-// breaking the connection that all share.
+// mostBytes bounds one request. What the server takes is less, and its own answer is better; this keeps one request
+// from breaking the connection that all share.
 const mostBytes = 256 << 10
 
 // start sends c, or lets it wait for a connection. The caller holds d.mu.
@@ -126,8 +127,8 @@ func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	close(c.done)
 }
 
-// unanswered is the error of a call that ends without an answer: it says whether it may have been carried out. The caller
-// holds d.mu.
+// unanswered is the error of a call that ends without an answer: it says whether it may have been carried out. The
+// caller holds d.mu.
 func (c *call) unanswered(err error) error {
 	if (c.doubt || c.sent != 0) && !c.looks {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
@@ -164,8 +165,8 @@ const (
 	busyTime  = 10 * time.Second
 )
 
-// ask sends a request and returns its answer. It sends it again where the answer was lost, with the same sequence, unless
-// once is set, and where the server could not serve. An answer that is an error comes as such: see replyError.
+// ask sends a request and returns its answer. It sends it again where the answer was lost, with the same sequence,
+// unless once is set, and where the server could not serve. An answer that is an error comes as such: see replyError.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
 	if c.sequence != 0 {

@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket. Those
-// behind a link have one.
+// TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket.
+// Those behind a link have one.
 func TestConformanceInProcess(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
@@ -47,8 +47,8 @@ func TestConformanceProcess(t *testing.T) {
 	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
 }
 
-// TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What happens
-// when single ones fail is in TestClusterFaults.
+// TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What
+// happens when single ones fail is in TestClusterFaults.
 func TestConformanceCluster(t *testing.T) {
 	deep.Only(t)
 	t.Parallel()

@@ -210,7 +210,8 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	}
 }
 
-// install makes c the connection. The requests that wait for an answer are sent, those of a session once it is attached.
+// install makes c the connection. The requests that wait for an answer are sent, those of a session once it is
+// attached.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

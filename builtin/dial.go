@@ -21,8 +21,8 @@ type Stream interface {
 // dialer opens a stream to the server at address. The stream ends with ctx.
 type dialer func(ctx context.Context, address string) (Stream, error)
 
-// windowBytes is how much a server may send ahead of the reader. That it is fixed spares both sides a ping with each message:
-// gRPC would measure the connection with them.
+// windowBytes is how much a server may send ahead of the reader. That it is fixed spares both sides a ping with each
+// message: gRPC would measure the connection with them.
 const windowBytes = 4 << 20
 
 // maxReplyBytes bounds one message from the server: far above what servers send, and not without bound.
@@ -48,8 +48,8 @@ func dialOptions(o *Options) []grpc.DialOption {
 	}
 }
 
-// networkDialer speaks gRPC over TCP or TLS. Each stream has a connection of its own: a connection that hangs is given up
-// together with its stream.
+// networkDialer speaks gRPC over TCP or TLS. Each stream has a connection of its own: a connection that hangs is given
+// up together with its stream.
 func networkDialer(o *Options) dialer {
 	options := dialOptions(o)
 	return func(ctx context.Context, address string) (Stream, error) {

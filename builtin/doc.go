@@ -15,75 +15,78 @@
 //
 // All locks of one client with one TTL hang on one session, which the driver keeps alive by itself while somebody needs
 // it, and which costs one small request per third of the TTL however many locks there are; so use few different TTLs. A
-// hold is valid for the TTL from the instant before the last request was sent that renewed the session. The leader answers
-// such a request only after most servers have confirmed that it still led when the request arrived, so none is honoured
-// that its successor does not know of.
+// hold is valid for the TTL from the instant before the last request was sent that renewed the session. The leader
+// answers such a request only after most servers have confirmed that it still led when the request arrived, so none is
+// honoured that its successor does not know of.
 //
 // # Promises
 //
 // The token is the server's count of changes at the grant. It is in the log entry that grants, and increases strictly
-// over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO, and nobody
-// barges. A holder is told of a loss by push.
+// over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO, and
+// nobody barges. A holder is told of a loss by push.
 //
-// TokenSpace is the cluster's id. A driver that has had an answer of a durable cluster notices when that cluster has forgotten
-// what it acknowledged: its id is another (it was wiped, or replaced), it was restored from a backup, or its revision fell
-// (its data directory is an old copy, or lost its end). Then every hold of the driver is lost with
-// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until the driver is made anew. A new driver takes
-// the cluster as it is: a restored one issues greater tokens than before in the same token space, a wiped one has another.
+// TokenSpace is the cluster's id. A driver that has had an answer of a durable cluster notices when that cluster has
+// forgotten what it acknowledged: its id is another (it was wiped, or replaced), it was restored from a backup, or its
+// revision fell (its data directory is an old copy, or lost its end). Then every hold of the driver is lost with
+// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until the driver is made anew. A new
+// driver takes the cluster as it is: a restored one issues greater tokens than before in the same token space, a wiped
+// one has another.
 //
-// Identity. Whoever presents Request.RequestID for a name gets the hold that it has, with the same token. The server shows it
-// to nobody: who looks sees Request.HoldID. A renewal for less time than before leaves the hold as it is until the longer
-// time is over.
+// Identity. Whoever presents Request.RequestID for a name gets the hold that it has, with the same token. The server
+// shows it to nobody: who looks sees Request.HoldID. A renewal for less time than before leaves the hold as it is until
+// the longer time is over.
 //
-// A request that was sent is carried out once, however often it arrives, and not at all after its caller gave up and the
-// clean-up was carried out. What an abandoned connection delivers late does nothing.
+// A request that was sent is carried out once, however often it arrives, and not at all after its caller gave up and
+// the clean-up was carried out. What an abandoned connection delivers late does nothing.
 //
 // # Kinds of holds
 //
-// Queues are strict for every kind: nobody passes an earlier waiter that it is not compatible with. So a waiting writer stops
-// later readers, and who wants few permits does not overtake who wants many. Permits come back when their holder releases
-// or its session ends. Tokens of shared holds and of permits are marked (fencing.Token.Exclusive): guards refuse them.
+// Queues are strict for every kind: nobody passes an earlier waiter that it is not compatible with. So a waiting writer
+// stops later readers, and who wants few permits does not overtake who wants many. Permits come back when their holder
+// releases or its session ends. Tokens of shared holds and of permits are marked (fencing.Token.Exclusive): guards
+// refuse them.
 //
-// Names do not change their use while they are held or waited for: permits with another limit, permits beside other kinds,
-// and hierarchical beside flat requests are backend.ErrLimitMismatch. The latter holds for the name and its ancestors: while
-// "a" is held flatly, a hierarchical request for "a/b" is refused, and the other way round. But a flat hold of "a/b" does not
-// touch "a", which it knows nothing of: whoever wants a hierarchy asks hierarchically throughout. Looking at a name, watching
-// it and force-releasing it concern its own holds, not those below it.
+// Names do not change their use while they are held or waited for: permits with another limit, permits beside other
+// kinds, and hierarchical beside flat requests are backend.ErrLimitMismatch. The latter holds for the name and its
+// ancestors: while "a" is held flatly, a hierarchical request for "a/b" is refused, and the other way round. But a flat
+// hold of "a/b" does not touch "a", which it knows nothing of: whoever wants a hierarchy asks hierarchically
+// throughout. Looking at a name, watching it and force-releasing it concern its own holds, not those below it.
 //
-// AcquireAll is one log entry with one place in all queues, so sets that overlap cannot deadlock each other. Sent again by its
-// request ids it is the same set; if only part of it is left, because an administrator took one name, the rest is given back
-// and the whole is acquired anew. An attempt without Wait and without an answer leaves what it may have been granted to
-// Release, as Acquire does.
+// AcquireAll is one log entry with one place in all queues, so sets that overlap cannot deadlock each other. Sent again
+// by its request ids it is the same set; if only part of it is left, because an administrator took one name, the rest
+// is given back and the whole is acquired anew. An attempt without Wait and without an answer leaves what it may have
+// been granted to Release, as Acquire does.
 //
 // Deadlocks. A request made under holds (backend.Request.Under) that would have to wait is refused with a
-// *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under theirs: of
-// this driver or of other clients, holders or waiters ahead, of whichever TTL. Two requests under one hold that want the same
-// name just queue. The server looks at 10,000 holders and waiters per request, unless told otherwise; a longer cycle is not
-// found. One holder of permits is a link only if nobody else can make room. A waiter that queues again because its session
-// had ended is examined again.
+// *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under
+// theirs: of this driver or of other clients, holders or waiters ahead, of whichever TTL. Two requests under one hold
+// that want the same name just queue. The server looks at 10,000 holders and waiters per request, unless told
+// otherwise; a longer cycle is not found. One holder of permits is a link only if nobody else can make room. A waiter
+// that queues again because its session had ended is examined again.
 //
 // # Bounds
 //
-// A holder that dies frees its names when its session ends: one TTL and 50 ms after its last request. A new leader does not
-// know when that was and gives every session its full TTL, so that a holder that dies together with the leader may hold
-// for up to twice its TTL and an election, which takes one to two seconds.
+// A holder that dies frees its names when its session ends: one TTL and 50 ms after its last request. A new leader does
+// not know when that was and gives every session its full TTL, so that a holder that dies together with the leader may
+// hold for up to twice its TTL and an election, which takes one to two seconds.
 //
 // A server that says nothing is left after a quarter of the shortest TTL in use, between 500 ms and 3 s. A session
-// outlives the change of leader if its TTL is longer than that and the election together: hence the servers' least TTL of
-// 3 s, unless they are told otherwise (--min-ttl). A waiter whose session ended takes a new place at the end of the queue.
+// outlives the change of leader if its TTL is longer than that and the election together: hence the servers' least TTL
+// of 3 s, unless they are told otherwise (--min-ttl). A waiter whose session ended takes a new place at the end of the
+// queue.
 //
-// Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s in which
-// they elect nobody, and after 5 s in which they say nothing. Who waits in a queue waits on.
+// Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s in
+// which they elect nobody, and after 5 s in which they say nothing. Who waits in a queue waits on.
 //
 // # What it does not promise
 //
-// A server without a data directory (fencelock serve --dev) starts its tokens anew with its process. It grants none, and
-// the correctness tier refuses it: OpenURL and Open at once, New at its first acquire.
+// A server without a data directory (fencelock serve --dev) starts its tokens anew with its process. It grants none,
+// and the correctness tier refuses it: OpenURL and Open at once, New at its first acquire.
 //
 // Hierarchical permits and sets whose requests differ in TTL, Wait or Under are refused before anything is sent.
 //
 // # Settings
 //
-// The servers' addresses are those of all members, or some: the others are learnt from them. Where clients reach members
-// by other names than the members tell, Options.Dial translates. A Driver links neither the servers nor Raft.
+// The servers' addresses are those of all members, or some: the others are learnt from them. Where clients reach
+// members by other names than the members tell, Options.Dial translates. A Driver links neither the servers nor Raft.
 package builtin

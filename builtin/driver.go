@@ -27,7 +27,8 @@ const (
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the name that is dialled is expected.
+	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the name that is dialled is
+	// expected.
 	TLS *tls.Config
 
 	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
@@ -89,8 +90,8 @@ var (
 	_ backend.Expirer       = (*Driver)(nil)
 )
 
-// New returns a driver for the cluster of which addrs, as host:port, are members; some of them are enough. It does no I/O:
-// what is wrong shows in Ping or in the first call. A server that is not durable grants without tokens, which
+// New returns a driver for the cluster of which addrs, as host:port, are members; some of them are enough. It does no
+// I/O: what is wrong shows in Ping or in the first call. A server that is not durable grants without tokens, which
 // fencelock.ForCorrectness cannot know yet: the first acquire then fails with ErrTier. Open tells at once.
 func New(addrs []string, o *Options) *Driver {
 	if o == nil {
@@ -205,9 +206,9 @@ func incarnation(g *backend.Grant) uint64 {
 // closeTime bounds how long Close tries to end the sessions of a service that does not answer: they end by themselves.
 const closeTime = 2 * time.Second
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and ends the driver's sessions in the service, and with
-// them whatever is left. It takes no longer than two seconds if the service does not answer; the sessions then end with
-// their TTL, and the error says so.
+// Close implements backend.Driver. It ends waiters with ErrClosed and ends the driver's sessions in the service, and
+// with them whatever is left. It takes no longer than two seconds if the service does not answer; the sessions then end
+// with their TTL, and the error says so.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {
 		return nil

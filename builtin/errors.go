@@ -19,8 +19,8 @@ var (
 	errAgain = errors.New("the attempt is over")
 )
 
-// LimitError says which limit of the server is reached: see docs/SERVER.md. Nothing was done, and later there may be room. It
-// wraps backend.ErrUnavailable.
+// LimitError says which limit of the server is reached: see docs/SERVER.md. Nothing was done, and later there may be
+// room. It wraps backend.ErrUnavailable.
 type LimitError struct {
 	Limit   string // sessions, holds, waits, waiters-per-name, …: the name under which the server is told it
 	Message string // for people

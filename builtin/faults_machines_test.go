@@ -18,8 +18,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/cluster"
 )
 
-// What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on its
-// standard input, and tells by lines on its standard output that they were felt.
+// What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on
+// its standard input, and tells by lines on its standard output that they were felt.
 
 // The lines of both.
 const (
@@ -246,8 +246,8 @@ func (p *processes) caughtUp(ctx context.Context, i int) error {
 	}
 }
 
-// smallSegment is the size of a file of a log that is soon forgotten, in bytes, and inSegment more entries than it has room
-// for: those that are forgotten can be read for as long as their file is there.
+// smallSegment is the size of a file of a log that is soon forgotten, in bytes, and inSegment more entries than it has
+// room for: those that are forgotten can be read for as long as their file is there.
 const (
 	smallSegment = 4 << 10
 	inSegment    = smallSegment / 64

@@ -16,8 +16,8 @@ import (
 // smallDisk is the size of a file system that is easily filled, in bytes.
 const smallDisk = 4 << 20
 
-// TestClusterFaultsOnAFullFileSystem is the fault full-disk with a file system that is full. Mounting one needs privileges;
-// TestClusterFaults, which needs none, has the same fault on a disk that pretends.
+// TestClusterFaultsOnAFullFileSystem is the fault full-disk with a file system that is full. Mounting one needs
+// privileges; TestClusterFaults, which needs none, has the same fault on a disk that pretends.
 func TestClusterFaultsOnAFullFileSystem(t *testing.T) {
 	deep.Only(t)
 	if err := mountSmall(t, t.TempDir()); errors.Is(err, syscall.EPERM) {

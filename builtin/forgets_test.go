@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/server"
 )
 
-// A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client that lived
-// through it; a fresh client gets nothing smaller than before in the same token space.
+// A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client
+// that lived through it; a fresh client gets nothing smaller than before in the same token space.
 func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

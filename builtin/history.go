@@ -20,8 +20,8 @@ type past struct {
 	lost error // a *backend.HistoryError, once the service has forgotten something; for ever
 }
 
-// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before, or an earlier state
-// of it. A server that is not durable forgets by nature: its holds end with their sessions.
+// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before, or an earlier
+// state of it. A server that is not durable forgets by nature: its holds end with their sessions.
 func (d *Driver) learn(w *lockpb.Welcome) error {
 	d.mu.Lock()
 	defer d.unlockAndTell()
@@ -92,8 +92,9 @@ func (d *Driver) saw(revision uint64) {
 	}
 }
 
-// compare looks at what a reply to x tells of the service's revision. The service tells one that is no less than any which it
-// acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
+// compare looks at what a reply to x tells of the service's revision. The service tells one that is no less than any
+// which it acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with
+// unlockAndTell.
 func (d *Driver) compare(x *call, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {

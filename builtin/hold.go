@@ -19,8 +19,8 @@ type hold struct {
 	until   backend.Instant      // it was granted or renewed at least until then
 }
 
-// stays reports whether a renewal for ttl leaves the hold on its session: it is the one for that TTL, or one for a longer TTL
-// that the hold was promised and that a move would cut short.
+// stays reports whether a renewal for ttl leaves the hold on its session: it is the one for that TTL, or one for a
+// longer TTL that the hold was promised and that a move would cut short.
 func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }

@@ -18,19 +18,20 @@ const protocol = 2
 const (
 	// nextDial is when the next member is asked beside one that has not answered yet.
 	nextDial = 100 * time.Millisecond
-	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the patience.
+	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
+	// patience.
 	firstRetry = 25 * time.Millisecond
-	// While members answer that nobody leads, the pause stays at electionPause at most for usualElection: the next grant of
-	// everybody waits for it. An election that takes longer is none, or one among members that are not enough.
+	// While members answer that nobody leads, the pause stays at electionPause at most for usualElection: the next
+	// grant of everybody waits for it. An election that takes longer is none, or one among members that are not enough.
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
 	// lasting is for how long a connection must have lasted to count as one that worked.
 	lasting = time.Second
 	// roundTime bounds one round over all members.
 	roundTime = 2 * time.Second
-	// electionTime, silentTime and refusedTime are how long a call waits for the members to elect a leader, for a network
-	// that says nothing, and for members that refuse to talk: the last may be one that is just being started. Those who wait
-	// for a lock wait on.
+	// electionTime, silentTime and refusedTime are how long a call waits for the members to elect a leader, for a
+	// network that says nothing, and for members that refuse to talk: the last may be one that is just being started.
+	// Those who wait for a lock wait on.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
@@ -42,8 +43,8 @@ const (
 	mostPatience  = 3 * time.Second
 )
 
-// patience is how long a server may be silent before another one is asked: a quarter of the shortest TTL that is in use, so
-// that a session outlives a silent leader. The caller holds d.mu.
+// patience is how long a server may be silent before another one is asked: a quarter of the shortest TTL that is in
+// use, so that a session outlives a silent leader. The caller holds d.mu.
 func (d *Driver) patience() time.Duration {
 	shortest := 4 * mostPatience
 	for ttl := range d.sessions {
@@ -156,8 +157,8 @@ type greeting struct {
 	err     error
 }
 
-// findLeader asks all members, one after the other, the next one when the one before does not answer at once, and returns
-// a connection to the one that leads.
+// findLeader asks all members, one after the other, the next one when the one before does not answer at once, and
+// returns a connection to the one that leads.
 func (d *Driver) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
 	defer cancel()

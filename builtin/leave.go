@@ -12,8 +12,8 @@ import (
 // lateGrace is how long a call outlives its context in order to leave nothing behind. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
-// leaving is the clean-up of one name after an acquire that was given up, or of an orphan. It goes on until the service has
-// answered.
+// leaving is the clean-up of one name after an acquire that was given up, or of an orphan. It goes on until the service
+// has answered.
 type leaving struct {
 	s    *session
 	k    key
@@ -22,12 +22,12 @@ type leaving struct {
 	none bool          // the service has nothing of the request; valid once done is closed
 }
 
-// giveUp ends an attempt whose caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with, where
-// it applies, ErrUnavailable (nothing was sent) or ErrUnknown (something may be left).
+// giveUp ends an attempt whose caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
+// where it applies, ErrUnavailable (nothing was sent) or ErrUnknown (something may be left).
 //
-// A waiter takes whatever it has out of the service: the first clean-up ends the wait in all of its queues, or each ends its
-// hold. An attempt without waiting leaves its holds, if it was granted, to the caller, who may ask for them again by the same
-// ids or give them back; but it is not carried out from now on.
+// A waiter takes whatever it has out of the service: the first clean-up ends the wait in all of its queues, or each
+// ends its hold. An attempt without waiting leaves its holds, if it was granted, to the caller, who may ask for them
+// again by the same ids or give them back; but it is not carried out from now on.
 func (s *session) giveUp(a *attempt, why error) error {
 	d := s.d
 	d.mu.Lock()
@@ -84,9 +84,9 @@ func (d *Driver) left(all []*leaving) bool {
 	return true
 }
 
-// giveBack ends, in the background, the hold of a request with the token, or with zero whatever it has, on this session;
-// target is the sequence of the acquire that is given up with it. What another client has taken over by the same request id
-// is that client's. The caller holds d.mu.
+// giveBack ends, in the background, the hold of a request with the token, or with zero whatever it has, on this
+// session; target is the sequence of the acquire that is given up with it. What another client has taken over by the
+// same request id is that client's. The caller holds d.mu.
 func (s *session) giveBack(k key, token, target uint64) *leaving {
 	return s.cleanUp(k, ownReleaseOf(k, token, target))
 }

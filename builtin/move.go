@@ -11,8 +11,8 @@ import (
 
 // takeOver moves to this session what others have of the requests, so that the same acquire finds it here.
 //
-// A set of which only some are held cannot be completed: what is left of it is ended, whoever has it, as any later acquire
-// by the same ids takes the place of the earlier one.
+// A set of which only some are held cannot be completed: what is left of it is ended, whoever has it, as any later
+// acquire by the same ids takes the place of the earlier one.
 func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	d := s.d
 	var held []*lockpb.Grant

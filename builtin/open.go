@@ -13,14 +13,15 @@ func init() { kit.Register(Open, "fencelock", "fencelocks") }
 //
 //	fencelock://host[:port][,host[:port]…][?option=value&…]
 //
-// The scheme fencelocks, or any of the options ca, cert, key and server-name, selects TLS. Port 7480 is the default. Options:
+// The scheme fencelocks, or any of the options ca, cert, key and server-name, selects TLS. Port 7480 is the default.
+// Options:
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificates
 //	timeout         how long to wait for the first answer, 5s by default
 //
-// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable; one
-// of another protocol, backend.ErrMisconfigured. A server that is not durable is no error: Describe tells, and
+// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable;
+// one of another protocol, backend.ErrMisconfigured. A server that is not durable is no error: Describe tells, and
 // fencelock.ForCorrectness refuses it.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	u, err := syntax.ParseURL(rawURL)

@@ -124,8 +124,8 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	return notHeld(s.carryOut(ctx, c, k, h))
 }
 
-// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has; target is
-// the sequence of an acquire that is given up with it.
+// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has; target
+// is the sequence of an acquire that is given up with it.
 func releaseOf(k key, token, target uint64) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
 		Name: k.name, RequestId: k.requestID, Token: token, Target: target,

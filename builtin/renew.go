@@ -10,12 +10,12 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Renew implements backend.Driver. One keepalive proves all grants with one TTL: whatever ended one of them before it was
-// sent has been told before its answer comes, on the same connection.
+// Renew implements backend.Driver. One keepalive proves all grants with one TTL: whatever ended one of them before it
+// was sent has been told before its answer comes, on the same connection.
 //
-// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by a
-// request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only once what
-// it was granted before ends earlier than what it asks for.
+// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by
+// a request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only
+// once what it was granted before ends earlier than what it asks for.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {

@@ -22,8 +22,8 @@ import (
 // patience is how long a test waits for what must come.
 const patience = time.Minute
 
-// node is a server in this process that can be stopped, started again with its data, and frozen as seen by those who are
-// attached to it.
+// node is a server in this process that can be stopped, started again with its data, and frozen as seen by those who
+// are attached to it.
 type node struct {
 	config server.Config
 
@@ -128,7 +128,8 @@ func (f frozen) Recv() (*lockpb.ServerMessage, error) {
 	return m, err
 }
 
-// linked returns a driver whose connections to each of the servers pass a proxy, whichever of them tells it to go there.
+// linked returns a driver whose connections to each of the servers pass a proxy, whichever of them tells it to go
+// there.
 func linked(t testing.TB, addrs ...string) (*builtin.Driver, fault.Link) {
 	t.Helper()
 	proxies, links := map[string]string{}, fault.Links{}

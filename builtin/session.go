@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// session is what all holds and waiters with one TTL hang on. Its own loop keeps it alive, and records when each request
-// was sent that proved it.
+// session is what all holds and waiters with one TTL hang on. Its own loop keeps it alive, and records when each
+// request was sent that proved it.
 //
 // All fields but the first ones are protected by Driver.mu.
 type session struct {
@@ -310,7 +310,8 @@ func (s *session) retire() {
 	_, _ = d.await(ctx, x) // without keepalives it ends by itself
 }
 
-// closing is the call that ends the session in the service. Not attached, since it is the last thing that is said of it.
+// closing is the call that ends the session in the service. Not attached, since it is the last thing that is said of
+// it.
 func (s *session) closing() *call {
 	return &call{
 		request: &lockpb.Request{Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},

@@ -83,7 +83,8 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	}
 }
 
-// start begins the watch on the present or the next connection, where it ended on the one before. The caller holds d.mu.
+// start begins the watch on the present or the next connection, where it ended on the one before. The caller holds
+// d.mu.
 func (w *watch) start() {
 	d := w.d
 	if w.call != nil {

@@ -59,8 +59,8 @@ func (t *trial) warm(d backend.Driver) {
 	t.release(d, g, "before the fault")
 }
 
-// unanswered acquires over a broken link, and ends the clause if the answer is one that nobody can have told. It reports
-// whether the outcome is unknown. An attempt over a connection that is open always is. A wait may need one more
+// unanswered acquires over a broken link, and ends the clause if the answer is one that nobody can have told. It
+// reports whether the outcome is unknown. An attempt over a connection that is open always is. A wait may need one more
 // connection first, and knows that it left nothing if that did not come about.
 func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request, how string) bool {
 	err := t.sends(link, "acquire with "+how, func(ctx context.Context) error {

@@ -35,8 +35,8 @@ var cancellationClauses = []Clause{
 	},
 }
 
-// grace is how late a method may return after its context ended: the contract says 50 ms, and machines are busy. Whoever
-// does not look at the context is later by far.
+// grace is how late a method may return after its context ended: the contract says 50 ms, and machines are busy.
+// Whoever does not look at the context is later by far.
 const grace = time.Second
 
 func endedContextLeavesNoTrace(t *trial) {

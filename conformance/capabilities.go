@@ -227,8 +227,8 @@ func minimumKeepsItClosed(t *trial) {
 			t.Errorf("after %s the name did not open %v after the minimum: %v", what, slack, err)
 			continue
 		}
-		// The clocks of client and service may differ by that much, as with every lease. A driver may count from the answer,
-		// and the service from the request.
+		// The clocks of client and service may differ by that much, as with every lease. A driver may count from the
+		// answer, and the service from the request.
 		if early := g.MinHoldUntil.Sub(t.now()); early > took+r.MinHold/100+50*time.Millisecond {
 			t.Violatedf("after %s the name opened %v before the minimum", what, early)
 		}

@@ -51,11 +51,11 @@ type Server struct {
 	Pause, Resume func(t testing.TB)
 	// Evict deletes what the service keeps for the holds of one name, behind the driver's back.
 	Evict func(t testing.TB, name string)
-	// EvictWaiter deletes what the service keeps for those who wait for one name, their places in the queue, and nothing of
-	// its holders.
+	// EvictWaiter deletes what the service keeps for those who wait for one name, their places in the queue, and
+	// nothing of its holders.
 	EvictWaiter func(t testing.TB, name string)
-	// Wipe deletes everything that the driver keeps in the service, counters and the token space included, as a disk that
-	// is replaced does.
+	// Wipe deletes everything that the driver keeps in the service, counters and the token space included, as a disk
+	// that is replaced does.
 	Wipe func(t testing.TB)
 	// Compact makes the service forget the events of name so far, for those who watch since a revision before.
 	Compact func(t testing.TB, name string)
@@ -186,7 +186,8 @@ func (r Report) Count(o Outcome) int {
 //
 // A clause that fails while the machine stood still is tried again, twice at most: see Inconclusive.
 //
-// With groups, such as "exclusion", it runs their clauses only: for one more configuration of a driver whose others run all.
+// With groups, such as "exclusion", it runs their clauses only: for one more configuration of a driver whose others run
+// all.
 func Run(t *testing.T, h Harness, groups ...string) {
 	t.Helper()
 	clauses := inGroups(t, groups)

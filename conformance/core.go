@@ -79,8 +79,8 @@ func lostBeforeARivalHolds(t *trial) {
 	rival := t.client()
 	var all sync.WaitGroup
 	for _, dir := range []fault.Direction{fault.Requests, fault.Replies, fault.Both} {
-		// Err reads the clock itself and is exact. The context ends by a timer, which a busy machine may fire later than
-		// the margin that every lease has: it is looked at where the caller asked for more.
+		// Err reads the clock itself and is exact. The context ends by a timer, which a busy machine may fire later
+		// than the margin that every lease has: it is looked at where the caller asked for more.
 		for _, margin := range []time.Duration{0, t.ttl / 3} {
 			d, link := t.linked()
 			c := t.core(d, func(o *fencelock.Options) { o.StopEarly = margin })

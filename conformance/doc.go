@@ -33,12 +33,12 @@
 // # Time
 //
 // Clauses let Harness.TTL pass, and run side by side. What must be immediate has bounds that a busy machine keeps (two
-// seconds, where a broken driver takes a TTL of a minute); what must not happen too early is compared with the
-// drivers' own clock and has no tolerance. While they run a goroutine and a child process, which should wake every 5 ms,
-// measure whether the machine lets them. A clause that fails while it did not, for a tenth of Harness.TTL at once, or for that
+// seconds, where a broken driver takes a TTL of a minute); what must not happen too early is compared with the drivers'
+// own clock and has no tolerance. While they run a goroutine and a child process, which should wake every 5 ms, measure
+// whether the machine lets them. A clause that fails while it did not, for a tenth of Harness.TTL at once, or for that
 // long and a tenth of the clause's time in all, is tried again; after three such failures it is Inconclusive, which is
-// logged and is no failure. Whoever runs the suite unwatched counts the lines that say INCONCLUSIVE. Two holders at once and
-// tokens out of order are never excused.
+// logged and is no failure. Whoever runs the suite unwatched counts the lines that say INCONCLUSIVE. Two holders at
+// once and tokens out of order are never excused.
 //
 // Choose Harness.TTL so that the service does some hundred acquires in it also on a machine that is busy: clauses hold
 // hundreds of locks, and leases of up to three times that TTL. A driver that takes one TTL only is tested with that.
@@ -47,8 +47,8 @@
 //
 // # Trusting the suite
 //
-// The suite is itself tested with broken drivers: TestMutants breaks the in-process driver in one way at a time, and each
-// way must fail on the clauses that say what was broken. Use Check to do the same with mutants of your own driver.
+// The suite is itself tested with broken drivers: TestMutants breaks the in-process driver in one way at a time, and
+// each way must fail on the clauses that say what was broken. Use Check to do the same with mutants of your own driver.
 //
 // # Clauses
 //

@@ -32,8 +32,8 @@ var electionClauses = []Clause{
 	},
 }
 
-// electionSize is how many candidates stand and how many leaders are cut off: 8 and 3, or with a number in FENCELOCK_KILLS
-// twice as many candidates as kills.
+// electionSize is how many candidates stand and how many leaders are cut off: 8 and 3, or with a number in
+// FENCELOCK_KILLS twice as many candidates as kills.
 func electionSize() (candidates, kills int) {
 	if kills, _ = strconv.Atoi(os.Getenv("FENCELOCK_KILLS")); kills < 1 {
 		return 8, 3

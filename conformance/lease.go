@@ -111,8 +111,8 @@ func renewalProlongs(t *trial) {
 	t.Errorf("a renewal every quarter of %v did not get through within the TTL, three times", t.ttl)
 }
 
-// outlivesItsTTL renews a hold for more than three of its TTLs. It is false if a renewal took so long that the hold may have
-// ended rightly.
+// outlivesItsTTL renews a hold for more than three of its TTLs. It is false if a renewal took so long that the hold may
+// have ended rightly.
 func (t *trial) outlivesItsTTL(a, b backend.Driver) bool {
 	name := t.name()
 	g := t.take(a, t.brief(name), "of a free name")

@@ -120,8 +120,8 @@ func countGoroutines(stacks []string) (n int) {
 	return n
 }
 
-// goroutineLabel marks the goroutines that a driver starts, directly or not: a label is inherited. Those of the harness, a
-// proxy's and an operator's client's, come and go meanwhile and have none.
+// goroutineLabel marks the goroutines that a driver starts, directly or not: a label is inherited. Those of the
+// harness, a proxy's and an operator's client's, come and go meanwhile and have none.
 const goroutineLabel = "fencelock-conformance"
 
 // goroutinesOf returns the stacks of all goroutines whose label has the value mine.

@@ -35,7 +35,8 @@ var multiClauses = []Clause{
 	},
 }
 
-// all calls AcquireAll. A driver that does not do this set answers ErrUnsupported, which only a waiting set may be told.
+// all calls AcquireAll. A driver that does not do this set answers ErrUnsupported, which only a waiting set may be
+// told.
 func (t *trial) all(ctx context.Context, d backend.Driver, rs []backend.Request, wait bool) ([]backend.Grant, error) {
 	m, _ := backend.As[backend.MultiAcquirer](d)
 	rs = slices.Clone(rs)

@@ -211,8 +211,8 @@ func permitTokensAreMarked(t *trial) {
 	}
 }
 
-// AsPermits returns h with every exclusive request made one for n of limit permits, where 2n > limit: a mutex all the same,
-// which owes every clause that does not ask for fencing. It is for running the suite through that kind too.
+// AsPermits returns h with every exclusive request made one for n of limit permits, where 2n > limit: a mutex all the
+// same, which owes every clause that does not ask for fencing. It is for running the suite through that kind too.
 func AsPermits(h Harness, n, limit int) Harness {
 	wrap := func(d backend.Driver) backend.Driver { return &asPermits{Driver: d, n: n, limit: limit} }
 	inner := h
@@ -226,8 +226,8 @@ func AsPermits(h Harness, n, limit int) Harness {
 	return h
 }
 
-// asPermits is a driver whose exclusive holds are permits below. The token travels in the incarnation, since the holds do
-// not fence.
+// asPermits is a driver whose exclusive holds are permits below. The token travels in the incarnation, since the holds
+// do not fence.
 type asPermits struct {
 	backend.Driver
 	n, limit int

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// recorder is the testing.TB that clauses and harness functions get: it takes down failures instead of failing the test.
+// recorder is the testing.TB that clauses and harness functions get: it takes down failures instead of failing the
+// test.
 type recorder struct {
 	testing.TB
 
@@ -101,8 +102,8 @@ func (r *recorder) Errorf(format string, args ...any) {
 	}
 }
 
-// Violatedf is Errorf for what a driver must not do however slow the machine is: two holders at once by the drivers' own
-// clock, tokens out of order. The clause is not tried again.
+// Violatedf is Errorf for what a driver must not do however slow the machine is: two holders at once by the drivers'
+// own clock, tokens out of order. The clause is not tried again.
 func (r *recorder) Violatedf(format string, args ...any) {
 	r.mu.Lock()
 	r.violated = true

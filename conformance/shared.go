@@ -143,8 +143,8 @@ func waitingWriterStopsReaders(t *trial) {
 	t.release(a, t.got(late, t.ttl+slack, "after the writer"), "by the late reader")
 }
 
-// stream keeps a name busy with overlapping holds of others, until stop is called. It returns once each had its first, or
-// after a while.
+// stream keeps a name busy with overlapping holds of others, until stop is called. It returns once each had its first,
+// or after a while.
 func (t *trial) stream(name string, clients int, request func(string) backend.Request) (stop func()) {
 	ctx, cancel := context.WithCancel(t.within(20 * slack))
 	var all sync.WaitGroup

@@ -5,10 +5,10 @@ import (
 	"testing/synctest"
 )
 
-// RunSimulated is Run in simulated time, where a TTL passes at once: for a driver that needs nothing outside this process,
-// such as backend/memory, or one over a service that a test plays. The driver's clock must be backend.GoClock. Each clause has
-// a bubble of testing/synctest and a harness of its own, made in that bubble. A call or a goroutine that does not end is a
-// panic of package synctest.
+// RunSimulated is Run in simulated time, where a TTL passes at once: for a driver that needs nothing outside this
+// process, such as backend/memory, or one over a service that a test plays. The driver's clock must be backend.GoClock.
+// Each clause has a bubble of testing/synctest and a harness of its own, made in that bubble. A call or a goroutine
+// that does not end is a panic of package synctest.
 func RunSimulated(t *testing.T, harness func(t testing.TB) Harness) {
 	t.Helper()
 	run(t, Clauses(), func(t *testing.T, c Clause) Result { return simulate(t, harness, c) })

@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause (Fatal
-// and what is documented to end it), which belong to the clause's own.
+// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause
+// (Fatal and what is documented to end it), which belong to the clause's own.
 type trial struct {
 	*recorder
 
@@ -168,8 +168,8 @@ func (t *trial) within(d time.Duration) context.Context {
 	return ctx
 }
 
-// whileMoving returns a context that ends when moved has not been called for d, or with the clause: work of which nobody knows
-// how long a busy machine takes for it is hung when it stands still.
+// whileMoving returns a context that ends when moved has not been called for d, or with the clause: work of which
+// nobody knows how long a busy machine takes for it is hung when it stands still.
 func (t *trial) whileMoving(d time.Duration) (ctx context.Context, moved func()) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	timer := time.AfterFunc(d, func() { cancel(fmt.Errorf("nothing moved for %v", d)) })

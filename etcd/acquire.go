@@ -126,8 +126,8 @@ func decided(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) || errors.Is(err, backend.ErrUnsupported)
 }
 
-// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If the
-// outcome is not known, the caller decides: the same request again, or Release.
+// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If
+// the outcome is not known, the caller decides: the same request again, or Release.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
 		err = cause // Close revokes the lease, and the key goes with it
@@ -253,8 +253,8 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// try takes what nothing keeps out and returns the create revision of the key. A key that the request has already is written
-// again, in the same transaction.
+// try takes what nothing keeps out and returns the create revision of the key. A key that the request has already is
+// written again, in the same transaction.
 func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 	put, err := a.d.put(w.r, s.id)
 	if err != nil {
@@ -290,9 +290,9 @@ func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 }
 
 // insist returns the queue with our key in it and the key's place. resp is the answer to the first request, whose
-// comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys. It writes the key
-// as soon as the queue, as it was read, says nothing against it and has not grown since. refuse says what is against it,
-// besides a kind that does not mix.
+// comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys. It writes the
+// key as soon as the queue, as it was read, says nothing against it and has not grown since. refuse says what is
+// against it, besides a kind that does not mix.
 func (a *attempt) insist(
 	ctx context.Context, w *wish, put clientv3.Op, resp *clientv3.TxnResponse, refuse func(queue []entry) error,
 ) (queue []entry, at int, err error) {

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the directory
-// and the request id, so that comparisons of key ranges can tell the kinds apart without reading a value.
+// claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the
+// directory and the request id, so that comparisons of key ranges can tell the kinds apart without reading a value.
 type claim struct {
 	kind    backend.Kind
 	permits int
@@ -82,8 +82,8 @@ func (c claim) mismatch(name string, queue []entry) error {
 // holders are the entries of a queue that hold.
 func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
 
-// free is true only if nothing in dir keeps the claim out. Permits cannot be counted by comparisons: it asks for an empty
-// directory then, and what fits beside others takes a second request.
+// free is true only if nothing in dir keeps the claim out. Permits cannot be counted by comparisons: it asks for an
+// empty directory then, and what fits beside others takes a second request.
 func (c claim) free(dir string) []clientv3.Cmp {
 	if c.kind == backend.KindShared {
 		return nothingBeside(dir, sharedDir)
@@ -145,8 +145,8 @@ func (c claim) permitsRange(dir string) (from, end string) {
 
 // watched returns the key, or the range of keys, where the deletion of any of these blockers shows.
 //
-// Where more than one keeps permits out, the end of every hold is told to all that wait, of whom those ask the server whom it
-// may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
+// Where more than one keeps permits out, the end of every hold is told to all that wait, of whom those ask the server
+// whom it may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
 func (c claim) watched(dir string, blockers []entry) (key, end string) {
 	if len(blockers) == 1 {
 		return blockers[0].key, ""

@@ -186,9 +186,9 @@ func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, n
 	}
 }
 
-// leftovers lists the keys of drivers, with their leases. The trace of a ForceRelease stays for a minute on a lease of its
-// own: it is meant to be read by a victim that was away. Leases without keys are in TestCloseLeavesNoLease: one whose grant
-// was not answered, or that could not be revoked over a broken link, ends by itself and closes nothing.
+// leftovers lists the keys of drivers, with their leases. The trace of a ForceRelease stays for a minute on a lease of
+// its own: it is meant to be read by a victim that was away. Leases without keys are in TestCloseLeavesNoLease: one
+// whose grant was not answered, or that could not be revoked over a broken link, ends by itself and closes nothing.
 func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -20,8 +20,8 @@ import (
 
 const driverName = "etcd"
 
-// The bounds of a TTL. etcd counts leases in whole seconds, and raises a TTL to one and a half election timeouts (2 s by
-// default); the grant tells what it gave. The upper bound catches mistakes of unit.
+// The bounds of a TTL. etcd counts leases in whole seconds, and raises a TTL to one and a half election timeouts (2 s
+// by default); the grant tells what it gave. The upper bound catches mistakes of unit.
 const (
 	minTTL = time.Second
 	maxTTL = 30 * 24 * time.Hour
@@ -30,9 +30,9 @@ const (
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
 	// KeyPrefix starts every key. All clients of one set of locks use the same; those with different ones never meet,
-	// also where one prefix is the beginning of the other. Default "fencelock/". It ends with "/", none of the parts between
-	// its slashes begins with "+", and it has at most 512 bytes of UTF-8 without control characters. With another one every
-	// call answers an error that wraps backend.ErrInvalidOption.
+	// also where one prefix is the beginning of the other. Default "fencelock/". It ends with "/", none of the parts
+	// between its slashes begins with "+", and it has at most 512 bytes of UTF-8 without control characters. With
+	// another one every call answers an error that wraps backend.ErrInvalidOption.
 	KeyPrefix string
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -42,7 +42,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open. All methods are safe for concurrent use.
+// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open. All methods are safe for concurrent
+// use.
 type Driver struct {
 	client *clientv3.Client
 	own    bool         // Close closes client
@@ -88,9 +89,9 @@ var (
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
-// New returns a driver on client. It does no I/O; what is wrong with the server, with client or o, shows in Ping or in the
-// first call. The driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace
-// package works. It never closes client.
+// New returns a driver on client. It does no I/O; what is wrong with the server, with client or o, shows in Ping or in
+// the first call. The driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are
+// wrapped by etcd's namespace package works. It never closes client.
 func New(client *clientv3.Client, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -141,8 +142,8 @@ func badPrefix(prefix string) string {
 // IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe says what the driver can do. Its token space, and whether the cluster has one member only, are known after the
-// first call.
+// Describe says what the driver can do. Its token space, and whether the cluster has one member only, are known after
+// the first call.
 func (d *Driver) Describe() backend.Description {
 	exclusion := backend.ExclusionQuorum
 	if d.single.Load() {
@@ -189,8 +190,8 @@ func (d *Driver) addHold(key string, h *hold) {
 	d.holds[key] = h
 }
 
-// moveHold notes that the hold of a key stands on s now, which has a user more for it. If the hold was given back meanwhile,
-// old is not the one of the key any more, and that user leaves.
+// moveHold notes that the hold of a key stands on s now, which has a user more for it. If the hold was given back
+// meanwhile, old is not the one of the key any more, and that user leaves.
 func (d *Driver) moveHold(key string, old *hold, s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -233,8 +234,8 @@ func incarnation(g backend.Grant) int64 {
 	return revision
 }
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and revokes the driver's leases, which removes whatever
-// keys are left.
+// Close implements backend.Driver. It ends waiters with ErrClosed and revokes the driver's leases, which removes
+// whatever keys are left.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

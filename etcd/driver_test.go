@@ -526,8 +526,8 @@ func TestIdleSessionIsRevoked(t *testing.T) {
 	mustAcquire(t, d, request("x", false))
 }
 
-// TestLateDeleteSparesTheSameRequestSentAgain: a delete by request id is overtaken by the same request, sent again. It must
-// not take away what that one got.
+// TestLateDeleteSparesTheSameRequestSentAgain: a delete by request id is overtaken by the same request, sent again. It
+// must not take away what that one got.
 func TestLateDeleteSparesTheSameRequestSentAgain(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

@@ -24,8 +24,9 @@ import (
 //	fencelock/+locks/catalog/+shared/4f2a…     a shared hold
 //	fencelock/+locks/gpu/+permits/8/2/4f2a…    two of eight permits
 //
-// What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create
-// revision is the fencing token. Names are escaped as in a URL path, so that no name's directory lies in another's.
+// What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys
+// of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create revision
+// is the fencing token. Names are escaped as in a URL path, so that no name's directory lies in another's.
 
 // dir returns the directory of a name, with its slash.
 func (d *Driver) dir(name string) string { return d.locksDir() + url.PathEscape(name) + "/" }

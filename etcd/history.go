@@ -11,12 +11,12 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// history is what answers have told of the cluster's past. What was told once must be there for ever: a cluster in which it
-// is not has been wiped, restored from a backup, or is another one, and the driver is done with it.
+// history is what answers have told of the cluster's past. What was told once must be there for ever: a cluster in
+// which it is not has been wiped, restored from a backup, or is another one, and the driver is done with it.
 //
-// Every answer names the cluster. The revision never falls from an answer to another one that was asked for later, if that
-// one is linearizable; nor does the term that one member has reached. (Two members may be of different terms: one that got
-// the others' state as a snapshot learns of the term with the next entry.)
+// Every answer names the cluster. The revision never falls from an answer to another one that was asked for later, if
+// that one is linearizable; nor does the term that one member has reached. (Two members may be of different terms: one
+// that got the others' state as a snapshot learns of the term with the next entry.)
 type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
@@ -57,7 +57,8 @@ func (h *history) greatestTerm() uint64 {
 	return h.term
 }
 
-// note takes in the header of an answer, and returns what it contradicts. since is nil if the answer is not linearizable.
+// note takes in the header of an answer, and returns what it contradicts. since is nil if the answer is not
+// linearizable.
 func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryError {
 	cluster, member := header.GetClusterId(), header.GetMemberId()
 	revision, term := header.GetRevision(), header.GetRaftTerm()
@@ -91,7 +92,8 @@ func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryE
 	return h.lost
 }
 
-// hear takes in the header of an answer. If the cluster's past is lost, every hold of the driver is, and the error says why.
+// hear takes in the header of an answer. If the cluster's past is lost, every hold of the driver is, and the error says
+// why.
 func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
 	if lost := d.history.note(header, since); lost != nil {
 		d.loseHistory(lost)

@@ -148,8 +148,8 @@ func TestOtherClusterIsNoticed(t *testing.T) {
 	s.wantFreshSpace(t, addr)
 }
 
-// A cluster that was wiped and has grown beyond all that the driver saw of the old one has the same id, and its revision and
-// term are not below: the token space tells.
+// A cluster that was wiped and has grown beyond all that the driver saw of the old one has the same id, and its
+// revision and term are not below: the token space tells.
 func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()

@@ -12,9 +12,9 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// A follower that was cut off from the leader hands on what it was asked when it is back, long after the client gave up,
-// asked another node to remove whatever had come of it, and was told that there was nothing. The client's lease lives, as
-// it has another lock, and must not keep the name closed.
+// A follower that was cut off from the leader hands on what it was asked when it is back, long after the client gave
+// up, asked another node to remove whatever had come of it, and was told that there was nothing. The client's lease
+// lives, as it has another lock, and must not keep the name closed.
 func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 	t.Parallel()
 	const ttl = 2 * time.Second

@@ -13,11 +13,11 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// AcquireAll implements backend.MultiAcquirer for sets that do not wait and fit one transaction: 100 names, of which shared
-// ones count twice. Others are ErrUnsupported, also where the server allows less.
+// AcquireAll implements backend.MultiAcquirer for sets that do not wait and fit one transaction: 100 names, of which
+// shared ones count twice. Others are ErrUnsupported, also where the server allows less.
 //
-// Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the wait
-// for the others goes on.
+// Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the
+// wait for the others goes on.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	err := kit.ValidateSet(d.Describe(), rs)
 	if err == nil {
@@ -80,9 +80,9 @@ func (a *attempt) takeAll(ctx context.Context, s *session) error {
 	}
 }
 
-// judge says from the queues of all names, as resp tells them, under which comparisons the set can be written: keys that
-// stand as granted go on standing, and nobody comes before those that are new. If one name is refused, none is kept, not
-// even what is left of the same set from an earlier call.
+// judge says from the queues of all names, as resp tells them, under which comparisons the set can be written: keys
+// that stand as granted go on standing, and nobody comes before those that are new. If one name is refused, none is
+// kept, not even what is left of the same set from an earlier call.
 func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
 	var stand []string
 	for i, w := range a.wishes {

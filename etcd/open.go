@@ -17,21 +17,22 @@ import (
 
 func init() { kit.Register(Open, "etcd", "etcds") }
 
-// Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when its
-// server owes an answer for 2 s and says nothing; the client goes on with another server. Proxies that the environment names
-// are not used.
+// Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when
+// its server owes an answer for 2 s and says nothing; the client goes on with another server. Proxies that the
+// environment names are not used.
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
 //
-// The scheme etcds, or any of the options ca, cert, key and server-name, selects TLS. Port 2379 is the default. Options:
+// The scheme etcds, or any of the options ca, cert, key and server-name, selects TLS. Port 2379 is the default.
+// Options:
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
 //	prefix          Options.KeyPrefix
 //	timeout         how long Open may take, 5s by default
 //
-// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable with
-// what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured.
+// A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable
+// with what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, err := parseURL(rawURL)
 	if err != nil {
@@ -95,8 +96,8 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	return config, o, nil
 }
 
-// expectName expects a name of its own in the server's certificate, where gRPC expects the one that was dialled, whatever
-// the TLS settings say.
+// expectName expects a name of its own in the server's certificate, where gRPC expects the one that was dialled,
+// whatever the TLS settings say.
 type expectName struct {
 	credentials.TransportCredentials
 	name string

@@ -15,9 +15,9 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// A leader that stood still while another one was elected answers keepalives until it hears of that, for etcd asks nobody
-// else about them: it prolongs a lease that the new leader ends in its own time. A holder that can reach no other node must
-// not believe it.
+// A leader that stood still while another one was elected answers keepalives until it hears of that, for etcd asks
+// nobody else about them: it prolongs a lease that the new leader ends in its own time. A holder that can reach no
+// other node must not believe it.
 func TestOvertakenLeaderProvesNothing(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
@@ -106,8 +106,8 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 }
 
 // Such a leader also ends leases, when it goes on, that ran out by its own clock while it stood still: it is asked only
-// whether it ticks, and its revocations are handed on to the leader of the time. A lease that the new leader has prolonged
-// ends so at any moment. What is held here must stand on one that the old leader never heard of.
+// whether it ticks, and its revocations are handed on to the leader of the time. A lease that the new leader has
+// prolonged ends so at any moment. What is held here must stand on one that the old leader never heard of.
 func TestOvertakenLeaderEndsNoHold(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()

@@ -14,8 +14,8 @@ import (
 )
 
 // Ping reports whether a majority of the cluster answers, with the past that the driver knows. The first one learns the
-// token space, or makes it in a cluster that has none. The error wraps backend.ErrUnavailable, backend.ErrMisconfigured for
-// a user without rights, or backend.ErrHistoryLost. Servers with known lease defects are reported to
+// token space, or makes it in a cluster that has none. The error wraps backend.ErrUnavailable, backend.ErrMisconfigured
+// for a user without rights, or backend.ErrHistoryLost. Servers with known lease defects are reported to
 // Options.Logger, not refused.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.enter(); err != nil {
@@ -46,8 +46,8 @@ func (d *Driver) ask(ctx context.Context) error {
 	return err
 }
 
-// askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here. The first
-// one goes on to learn what there is to know of the cluster.
+// askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here. The
+// first one goes on to learn what there is to know of the cluster.
 func (d *Driver) askSpace(ctx context.Context) error {
 	resp, err := d.get(ctx, d.spaceKey())
 	if err != nil {
@@ -71,8 +71,8 @@ func (d *Driver) askSpace(ctx context.Context) error {
 	return nil
 }
 
-// askMembers learns whether a single server is all there is, and whether it is etcd that answers. Who may not ask for the
-// members goes on as if there were several.
+// askMembers learns whether a single server is all there is, and whether it is etcd that answers. Who may not ask for
+// the members goes on as if there were several.
 func (d *Driver) askMembers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -96,7 +96,8 @@ func (d *Driver) askMembers(ctx context.Context) error {
 	return nil
 }
 
-// checkVersions asks each endpoint for its version, and warns. A server that does not answer is not this check's concern.
+// checkVersions asks each endpoint for its version, and warns. A server that does not answer is not this check's
+// concern.
 func (d *Driver) checkVersions() {
 	for _, endpoint := range d.client.Endpoints() {
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
@@ -138,9 +139,9 @@ const troubleLasts = 30 * time.Second
 // trouble remembers that something failed just now.
 func (d *Driver) trouble() { d.troubled.Store(int64(d.clock.Now().Add(troubleLasts))) }
 
-// request returns the context for one request. A server that lost its leader lets requests hang unless they ask it to have one;
-// asking costs a tenth of a request on both sides, so it is done only after something has failed. Keepalives and watches
-// always ask, and notice.
+// request returns the context for one request. A server that lost its leader lets requests hang unless they ask it to
+// have one; asking costs a tenth of a request on both sides, so it is done only after something has failed. Keepalives
+// and watches always ask, and notice.
 func (d *Driver) request(ctx context.Context) context.Context {
 	if int64(d.clock.Now()) < d.troubled.Load() {
 		return clientv3.WithRequireLeader(ctx)
@@ -148,7 +149,8 @@ func (d *Driver) request(ctx context.Context) context.Context {
 	return ctx
 }
 
-// unhurried is a context without the deadline that it ends at: gRPC would send it along, and the server would time it too.
+// unhurried is a context without the deadline that it ends at: gRPC would send it along, and the server would time it
+// too.
 type unhurried struct{ context.Context }
 
 func (unhurried) Deadline() (time.Time, bool) { return time.Time{}, false }

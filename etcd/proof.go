@@ -104,18 +104,19 @@ var errOvertaken = errors.New("a leader that may have been overtaken has answere
 
 // prolong starts the lease's time anew, or finds it gone.
 //
-// The answer to a keepalive alone proves nothing: a leader gives it without asking anybody, also when it stood still while
-// another one was elected and has not heard of that yet. The lease ends by the other's time then, or one that was granted
-// since is not known here. So a linearizable read follows, and both answers must be of one term. A header bears the term of
-// the last entry that its server had applied: the keepalive's before the lease was looked up, thus not above the term of
-// the leader who did that, and the read's afterwards, thus not below the term of the leader who confirmed it with a
-// majority. If they are equal so are those two, and the one who answered for the lease led when it did.
+// The answer to a keepalive alone proves nothing: a leader gives it without asking anybody, also when it stood still
+// while another one was elected and has not heard of that yet. The lease ends by the other's time then, or one that was
+// granted since is not known here. So a linearizable read follows, and both answers must be of one term. A header bears
+// the term of the last entry that its server had applied: the keepalive's before the lease was looked up, thus not
+// above the term of the leader who did that, and the read's afterwards, thus not below the term of the leader who
+// confirmed it with a majority. If they are equal so are those two, and the one who answered for the lease led when it
+// did.
 //
-// Nor does the lease live on for sure if its term is over. A leader that stood still ends, when it goes on, the leases that
-// ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the leader of
-// the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was granted: then
-// it came from the only leader that could do this, who will not before a TTL has passed since. What stands on a lease of
-// an earlier term moves to another, which that leader has never heard of.
+// Nor does the lease live on for sure if its term is over. A leader that stood still ends, when it goes on, the leases
+// that ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the
+// leader of the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was
+// granted: then it came from the only leader that could do this, who will not before a TTL has passed since. What
+// stands on a lease of an earlier term moves to another, which that leader has never heard of.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
 	since := s.d.history.mark()

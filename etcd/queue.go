@@ -26,7 +26,8 @@ type neighbours struct {
 	before []entry // what keeps it out, see claim.blockers; none: it holds
 }
 
-// waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that key.
+// waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that
+// key.
 func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, error) {
 	revision, n, err := a.enter(ctx, s, w)
 	for {
@@ -87,7 +88,8 @@ func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighb
 	return queue[at].revision, neighbours{own: true, before: w.claim.blockers(queue[:at])}, nil
 }
 
-// before returns what keeps a key out that was created at revision, from what claim.ahead read. A foreign key may hide it.
+// before returns what keeps a key out that was created at revision, from what claim.ahead read. A foreign key may hide
+// it.
 func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (before []entry, hidden bool) {
 	entries := a.d.entriesOf(kvs)
 	hidden = len(entries) < len(kvs)
@@ -193,8 +195,8 @@ func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
 	})
 }
 
-// follow watches for the deletion of a key, or of keys up to end. It returns when the watch stands; cancel ends an attempt
-// that takes too long.
+// follow watches for the deletion of a key, or of keys up to end. It returns when the watch stands; cancel ends an
+// attempt that takes too long.
 func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, end string) (clientv3.WatchChan, error) {
 	late := time.AfterFunc(attemptTime, cancel)
 	defer late.Stop()

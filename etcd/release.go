@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Release gives a hold back, and costs one transaction. It is tried also in a cluster that has lost its past, where what a
-// backup brought back may stand.
+// Release gives a hold back, and costs one transaction. It is tried also in a cluster that has lost its past, where
+// what a backup brought back may stand.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, g))
 }
@@ -55,8 +55,9 @@ func (d *Driver) deleteCreated(ctx context.Context, key string, revision int64) 
 	return d.deleteIf(ctx, key, clientv3.Compare(clientv3.CreateRevision(key), "=", revision))
 }
 
-// deleteAsRead deletes a key as it reads it, if it may. It never deletes what is written later, however late its own request
-// arrives: a request with the same id that is sent again writes the key again. ErrNotHeld if there is no key, or it may not.
+// deleteAsRead deletes a key as it reads it, if it may. It never deletes what is written later, however late its own
+// request arrives: a request with the same id that is sent again writes the key again. ErrNotHeld if there is no key,
+// or it may not.
 func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
 	for {
 		resp, err := d.get(unhurried{d.request(ctx)}, key)

@@ -13,12 +13,12 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew prolongs holds. One keepalive proves the lease of all grants with one TTL, if the session's own loop
-// has not done so a moment ago. A lease that lives does not prove that a key does, so one more request asks for the keys
-// on it. Only those that it does not name are read themselves before they count as lost.
+// Renew prolongs holds. One keepalive proves the lease of all grants with one TTL, if the session's own loop has not
+// done so a moment ago. A lease that lives does not prove that a key does, so one more request asks for the keys on it.
+// Only those that it does not name are read themselves before they count as lost.
 //
-// A grant whose TTL differs from its session's moves to the session of that TTL, to a shorter one when that cuts nothing
-// short, and a grant whose session was outgrown to its successor.
+// A grant whose TTL differs from its session's moves to the session of that TTL, to a shorter one when that cuts
+// nothing short, and a grant whose session was outgrown to its successor.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -80,8 +80,8 @@ func (d *Driver) renewAll(ctx context.Context, grants []backend.Grant, out []bac
 	}
 }
 
-// stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens what was promised: for
-// less, it moves only when the shorter lease lasts until the end of that.
+// stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens what was promised:
+// for less, it moves only when the shorter lease lasts until the end of that.
 func (h *hold) stays(ttl time.Duration) bool {
 	s := h.session
 	if ttl == s.ttl || ttl/time.Second == time.Duration(s.seconds) {
@@ -101,8 +101,8 @@ func (h *hold) promise(until backend.Instant) {
 	}
 }
 
-// opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For one that allows fewer it is
-// halved until they fit: see inParts.
+// opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For one that allows fewer
+// it is halved until they fit: see inParts.
 const opsPerTxn = 100
 
 // renewOn renews the grants whose numbers are in members, all on one session.
@@ -138,8 +138,8 @@ func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant
 	d.inParts(missing, func(part []int) (tooMany bool) { return d.check(ctx, s, sentAt, grants, part, out) })
 }
 
-// inParts calls do with some of the members at a time, until all have had their turn. do reports whether they were too many
-// operations for one transaction, of which the server has done none; then fewer are tried, now and later.
+// inParts calls do with some of the members at a time, until all have had their turn. do reports whether they were too
+// many operations for one transaction, of which the server has done none; then fewer are tried, now and later.
 func (d *Driver) inParts(members []int, do func(part []int) (tooMany bool)) {
 	var work sync.WaitGroup
 	for part := range slices.Chunk(members, opsPerTxn/(1<<d.halvings.Load())) {
@@ -157,8 +157,8 @@ func (d *Driver) inParts(members []int, do func(part []int) (tooMany bool)) {
 	work.Wait()
 }
 
-// keys returns the keys that stand on the lease, as a leader knows them that may have been overtaken: what is missing may
-// be there.
+// keys returns the keys that stand on the lease, as a leader knows them that may have been overtaken: what is missing
+// may be there.
 func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 	resp, err := s.d.client.TimeToLive(clientv3.WithRequireLeader(ctx), s.id, clientv3.WithAttachedKeys())
 	if err != nil {
@@ -180,8 +180,8 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 	return keys, nil
 }
 
-// check reads the keys of the grants whose numbers are in part. It also serves clients whose KV has a namespace and whose
-// Lease has not: the two name one key differently.
+// check reads the keys of the grants whose numbers are in part. It also serves clients whose KV has a namespace and
+// whose Lease has not: the two name one key differently.
 func (d *Driver) check(
 	ctx context.Context, s *session, sentAt backend.Instant, grants []backend.Grant, part []int, out []backend.Renewal,
 ) (tooMany bool) {
@@ -210,8 +210,8 @@ func (d *Driver) check(
 	return isOneOf(err, rpctypes.ErrTooManyOps)
 }
 
-// move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them the
-// tokens.
+// move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them
+// the tokens.
 func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.Grant, members []int, out []backend.Renewal) {
 	members = slices.DeleteFunc(slices.Clone(members), func(i int) bool {
 		bad := incarnation(grants[i]) == 0 || ttl < minTTL || ttl%time.Second != 0
@@ -280,8 +280,8 @@ func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session
 	}
 }
 
-// adopt makes holds of those grants that the driver does not know, another driver's or such whose session has ended. Who
-// gives one back while it moves finds it, so that it leaves nothing.
+// adopt makes holds of those grants that the driver does not know, another driver's or such whose session has ended.
+// Who gives one back while it moves finds it, so that it leaves nothing.
 func (d *Driver) adopt(s *session, grants []backend.Grant, members []int) error {
 	for _, i := range members {
 		key := d.Key(grants[i])

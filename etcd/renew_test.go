@@ -90,7 +90,8 @@ func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 	}
 }
 
-// A server may allow fewer operations in a transaction than is usual. After an election all holds move, in parts that fit.
+// A server may allow fewer operations in a transaction than is usual. After an election all holds move, in parts that
+// fit.
 func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 	t.Parallel()
 	const holds = 70

@@ -64,7 +64,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// secured returns a server that wants a user and a password, and forgets who somebody is a second after the last request.
+// secured returns a server that wants a user and a password, and forgets who somebody is a second after the last
+// request.
 func secured(t *testing.T) *containers.EtcdServer {
 	t.Helper()
 	return securedFor(t, "1")

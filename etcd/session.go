@@ -16,13 +16,13 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the cluster
-// has another raft term than the one in which the lease was granted: then it is outgrown, see prolong, and they move to
-// another.
+// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the
+// cluster has another raft term than the one in which the lease was granted: then it is outgrown, see prolong, and they
+// move to another.
 //
-// The client library's own loop (KeepAlive, concurrency.Session) will not do: it counts the lease from the receipt of an
-// answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats without
-// a pause while the server is away.
+// The client library's own loop (KeepAlive, concurrency.Session) will not do: it counts the lease from the receipt of
+// an answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats
+// without a pause while the server is away.
 type session struct {
 	d       *Driver
 	id      clientv3.LeaseID
@@ -51,8 +51,8 @@ type session struct {
 // errSessionLost: the lease is gone, and with it every key on it.
 var errSessionLost = errors.New("the etcd lease is gone")
 
-// attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach the
-// next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
+// attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach
+// the next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
 const attemptTime = 3 * time.Second
 
 // sessionFor returns the session for ttl, with a user more. It makes one if there is none.
@@ -243,7 +243,8 @@ func (s *session) keepAlive() {
 		case errors.Is(err, errSessionLost):
 			return
 		default:
-			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their places.
+			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their
+			// places.
 			timer.Reset(kit.RetryPause(s.ttl))
 		}
 	}

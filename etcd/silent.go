@@ -15,18 +15,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// silence is for how long a request waits for an answer until the connections are looked at. gRPC's own keepalive, which
-// pings at most every 10 s, needs 13 s to notice a server that stands still; until then a third of the requests to three
-// servers would hang.
+// silence is for how long a request waits for an answer until the connections are looked at. gRPC's own keepalive,
+// which pings at most every 10 s, needs 13 s to notice a server that stands still; until then a third of the requests
+// to three servers would hang.
 const silence = 2 * time.Second
 
-// maxBackoff is the longest pause between two attempts to connect. gRPC's own is two minutes, for which locks would go on
-// being out of reach after a long outage.
+// maxBackoff is the longest pause between two attempts to connect. gRPC's own is two minutes, for which locks would go
+// on being out of reach after a long outage.
 const maxBackoff = 3 * time.Second
 
-// connections are those of a client that Open has made. One on which a server owes an answer and says nothing is closed:
-// what waited on it fails, is repeated by whoever sent it, and goes to another server, and watches begin anew there. The
-// silent server is used again when it has answered gRPC's greeting. A nil *connections watches over nothing.
+// connections are those of a client that Open has made. One on which a server owes an answer and says nothing is
+// closed: what waited on it fails, is repeated by whoever sent it, and goes to another server, and watches begin anew
+// there. The silent server is used again when it has answered gRPC's greeting. A nil *connections watches over nothing.
 type connections struct {
 	begun  time.Time
 	failed atomic.Pointer[string] // why the last request that found no server found none
@@ -100,9 +100,9 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	return time.AfterFunc(silence, c.closeSilent).Stop
 }
 
-// closeSilent closes the connections on which a server has owed an answer for long. The request that hangs was written a
-// little after it began, if it was not held up; and what a server need not answer counts too: no harm is done by closing a
-// connection on which it had nothing to say.
+// closeSilent closes the connections on which a server has owed an answer for long. The request that hangs was written
+// a little after it began, if it was not held up; and what a server need not answer counts too: no harm is done by
+// closing a connection on which it had nothing to say.
 func (c *connections) closeSilent() {
 	before := c.now() - int64(silence)/2
 	c.mu.Lock()

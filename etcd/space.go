@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// space is the token space: random, made once by the first driver that finds none, and kept in a key. A driver plants it
-// when it begins and never again: one that has seen the cluster's past must not name a new one after it.
+// space is the token space: random, made once by the first driver that finds none, and kept in a key. A driver plants
+// it when it begins and never again: one that has seen the cluster's past must not name a new one after it.
 //
 // Every transaction that writes a request's key compares it, so that nothing is granted in a store that has another.
 type space struct {
@@ -79,8 +79,8 @@ func (d *Driver) sameSpace() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(d.spaceKey()), "=", d.history.tokenSpace().text)
 }
 
-// checkSpace compares what stands in the key of the token space with what is known of it. Whoever deletes the key, with all
-// others for example, ends the time of those who knew it: they cannot tell this from a cluster that was made anew.
+// checkSpace compares what stands in the key of the token space with what is known of it. Whoever deletes the key, with
+// all others for example, ends the time of those who knew it: they cannot tell this from a cluster that was made anew.
 func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	known, now := d.history.tokenSpace(), "gone"
 	if len(kvs) > 0 {

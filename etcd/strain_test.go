@@ -52,8 +52,8 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 	}
 }
 
-// A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; whoever wants
-// one is told that the service is unavailable, and gets it when there is room.
+// A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; whoever
+// wants one is told that the service is unavailable, and gets it when there is room.
 func TestFullServerKeepsHolds(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576")).Addr())

@@ -9,11 +9,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// keepAlives is the stream on which a session sends keepalives, one at a time, each answered before the next one is sent.
-// One stream each was rejected: with a user and a password the client authenticates for every stream, which costs the server
-// a slow hash and the cluster a proposal.
+// keepAlives is the stream on which a session sends keepalives, one at a time, each answered before the next one is
+// sent. One stream each was rejected: with a user and a password the client authenticates for every stream, which costs
+// the server a slow hash and the cluster a proposal.
 //
-// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later one.
+// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later
+// one.
 type keepAlives struct {
 	d    *Driver
 	ctx  context.Context // of the session
@@ -30,8 +31,8 @@ type opened struct {
 	err    error
 }
 
-// openTime bounds the opening of a stream, which is not bounded by the keepalive that wants it: a server that is slow to
-// check a password would be asked to begin anew again and again.
+// openTime bounds the opening of a stream, which is not bounded by the keepalive that wants it: a server that is slow
+// to check a password would be asked to begin anew again and again.
 const openTime = 3 * attemptTime
 
 func newKeepAlives(d *Driver) *keepAlives {

@@ -15,8 +15,8 @@ import (
 // A request that nobody answered may be carried out long after its caller gave up and after its key was looked for and
 // not found: a node that was cut off hands it on when it is back. The key then stands on a lease that the other locks
 // keep alive, and would close the name for as long as they do. So once a request on a session went unanswered, the
-// session's loop looks whether it keeps keys that nobody here knows, and deletes them: soon, since most late requests are
-// late by milliseconds (another node was faster), then after each keepalive.
+// session's loop looks whether it keeps keys that nobody here knows, and deletes them: soon, since most late requests
+// are late by milliseconds (another node was faster), then after each keepalive.
 //
 // Looking only for a while was rejected: nothing bounds how late a request arrives.
 
@@ -92,9 +92,9 @@ func (s *session) sweep() {
 	}
 }
 
-// deleteUnknown deletes a key that nobody knows. The order matters: the revision is read first, then it is asked whether
-// somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before the reading is
-// known, and one that writes it later is not undone.
+// deleteUnknown deletes a key that nobody knows. The order matters: the revision is read first, then it is asked
+// whether somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before
+// the reading is known, and one that writes it later is not undone.
 func (s *session) deleteUnknown(ctx context.Context, key string) error {
 	_, within, ours := s.d.nameOf(key)
 	if _, id := splitKey(within); !ours || backend.ValidateRequestID(id) != nil {

@@ -29,8 +29,8 @@ type Claim struct {
 	Sequence uint64 // orders the writes of one hold; zero: they need no order. See At
 }
 
-// At returns the claim of the hold's nth write. A guard remembers n with the token: the same write again is ErrRepeated and
-// is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps.
+// At returns the claim of the hold's nth write. A guard remembers n with the token: the same write again is ErrRepeated
+// and is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps.
 func (c Claim) At(n uint64) Claim { c.Sequence = n; return c }
 
 // Claims is what a guard is asked about: one Claim, or a Set of them for a write to several resources.
@@ -48,9 +48,9 @@ type Set []Claim
 // List returns the set.
 func (s Set) List() []Claim { return s }
 
-// Sorted returns the claims in the order in which every guard asks about them, by the bytes of their resources, so that two
-// writers never wait for each other. It returns an *InvalidError if there is no claim, if one of them is not valid, or if
-// two name one resource and differ otherwise; of equal ones it returns one.
+// Sorted returns the claims in the order in which every guard asks about them, by the bytes of their resources, so that
+// two writers never wait for each other. It returns an *InvalidError if there is no claim, if one of them is not valid,
+// or if two name one resource and differ otherwise; of equal ones it returns one.
 func Sorted(claims Claims) ([]Claim, error) {
 	if claims == nil {
 		return nil, &InvalidError{What: "claims", Why: "there is none"}
@@ -75,8 +75,8 @@ func Sorted(claims Claims) ([]Claim, error) {
 }
 
 // Validate returns an *InvalidError for a claim that no guard can remember: the resource must be valid UTF-8 of 1 to
-// MaxResourceBytes bytes, the space of 0 to MaxSpaceBytes, both without control characters; an exclusive token is at most
-// MaxToken, the sequence at most MaxSequence. It does not judge whether the token may write.
+// MaxResourceBytes bytes, the space of 0 to MaxSpaceBytes, both without control characters; an exclusive token is at
+// most MaxToken, the sequence at most MaxSequence. It does not judge whether the token may write.
 func (c Claim) Validate() error {
 	switch {
 	case c.Resource == "":
@@ -120,8 +120,8 @@ type incomingKey struct{}
 
 type outgoingKey struct{}
 
-// NewOutgoingContext returns a context whose claims the clients of packages httpguard and grpcguard send along. A holder
-// makes it for calls to the service that guards the resource, and for no others.
+// NewOutgoingContext returns a context whose claims the clients of packages httpguard and grpcguard send along. A
+// holder makes it for calls to the service that guards the resource, and for no others.
 func NewOutgoingContext(ctx context.Context, claims Claims) context.Context {
 	return context.WithValue(ctx, outgoingKey{}, claims)
 }
@@ -132,8 +132,8 @@ func FromOutgoingContext(ctx context.Context) (Claims, bool) {
 	return c, ok
 }
 
-// NewIncomingContext returns a context that carries the claims of a request to its handler. Calls that the handler makes
-// with it carry none: the claims are about this service's resources.
+// NewIncomingContext returns a context that carries the claims of a request to its handler. Calls that the handler
+// makes with it carry none: the claims are about this service's resources.
 func NewIncomingContext(ctx context.Context, claims Claims) context.Context {
 	return context.WithValue(ctx, incomingKey{}, claims)
 }

@@ -9,7 +9,8 @@ import (
 var (
 	// ErrStale: a higher token was admitted for this resource before. A *StaleError is in the chain.
 	ErrStale = errors.New("fencing: token is stale")
-	// ErrNoToken: the token is zero. The usual cause is a lease of the efficiency tier. A *NoTokenError is in the chain.
+	// ErrNoToken: the token is zero. The usual cause is a lease of the efficiency tier. A *NoTokenError is in the
+	// chain.
 	ErrNoToken = errors.New("fencing: no token")
 	// ErrNotExclusive: the token is of a shared hold or of permits, which do not exclude other writers. A
 	// *NotExclusiveError is in the chain.
@@ -17,16 +18,16 @@ var (
 	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin was not told. A
 	// *SpaceError is in the chain.
 	ErrSpace = errors.New("fencing: token is of another space")
-	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not carried out twice. A *SequenceError
-	// is in the chain.
+	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not carried out twice. A
+	// *SequenceError is in the chain.
 	ErrRepeated = errors.New("fencing: write is repeated")
 	// ErrReordered: the hold has made a write with a later Claim.Sequence. A *SequenceError is in the chain.
 	ErrReordered = errors.New("fencing: write is reordered")
-	// ErrNested: a guarded section within another one of the same guard, or a check in a savepoint, where a rollback would
-	// undo the check and keep what others write.
+	// ErrNested: a guarded section within another one of the same guard, or a check in a savepoint, where a rollback
+	// would undo the check and keep what others write.
 	ErrNested = errors.New("fencing: nested guarded section")
-	// ErrTermsLost: the guard remembers resources, and its terms are gone: somebody has deleted them, or restored a part of
-	// the store. Nothing is admitted until an operator has accepted a space; see Keeper.
+	// ErrTermsLost: the guard remembers resources, and its terms are gone: somebody has deleted them, or restored a
+	// part of the store. Nothing is admitted until an operator has accepted a space; see Keeper.
 	ErrTermsLost = errors.New("fencing: the guard's terms are gone, though it remembers resources; accept a space")
 	// ErrInvalid: a resource or space that no guard can remember. An *InvalidError is in the chain.
 	ErrInvalid = errors.New("fencing: invalid claim")
@@ -142,7 +143,8 @@ func quoted(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// Refusal reports whether a guard has judged the claim and does not admit it. Any other error says nothing about the claim.
+// Refusal reports whether a guard has judged the claim and does not admit it. Any other error says nothing about the
+// claim.
 func Refusal(err error) bool {
 	for _, each := range []error{ErrStale, ErrNoToken, ErrNotExclusive, ErrSpace, ErrRepeated, ErrReordered} {
 		if errors.Is(err, each) {

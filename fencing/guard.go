@@ -4,14 +4,14 @@ import "context"
 
 // Guard stands in front of resources and admits writes in the order of their tokens.
 //
-// Check admits the claims if no token is below the highest one admitted for its resource, and remembers them; otherwise it
-// returns an error that wraps ErrStale, ErrNoToken, ErrNotExclusive or ErrSpace, and remembers none. The same token is
-// admitted again and again: a hold may write many times. The remembering is atomic, and as durable as the resource that is
-// guarded. Where the write and the check are not one atomic step, a write may still be overtaken between the two; guards
-// that live in the resource's own transaction close that gap.
+// Check admits the claims if no token is below the highest one admitted for its resource, and remembers them; otherwise
+// it returns an error that wraps ErrStale, ErrNoToken, ErrNotExclusive or ErrSpace, and remembers none. The same token
+// is admitted again and again: a hold may write many times. The remembering is atomic, and as durable as the resource
+// that is guarded. Where the write and the check are not one atomic step, a write may still be overtaken between the
+// two; guards that live in the resource's own transaction close that gap.
 //
-// An error of any other kind, a server that does not answer for example, admits nothing: the caller must not write. What
-// the guard remembers may have grown all the same, which is harmless: the holder of that token tries again.
+// An error of any other kind, a server that does not answer for example, admits nothing: the caller must not write.
+// What the guard remembers may have grown all the same, which is harmless: the holder of that token tries again.
 //
 // Check is safe for concurrent use, unless the guard is bound to a transaction that is not, and returns within ctx.
 type Guard interface {

@@ -2,8 +2,8 @@ package fencing
 
 import "errors"
 
-// Terms is what a guard remembers as a whole, beside what it remembers of each resource. The first claim sets them; later
-// only an operator does (Keeper).
+// Terms is what a guard remembers as a whole, beside what it remembers of each resource. The first claim sets them;
+// later only an operator does (Keeper).
 type Terms struct {
 	// Epoch counts how often an operator made the guard begin anew. What was seen in an earlier epoch is forgotten.
 	Epoch uint64
@@ -26,8 +26,8 @@ func First(c Claim) Terms { return Terms{Space: c.Space} }
 // Judge is the rule that all guards share. It returns what to remember of the claim's resource if the guard admits the
 // claim, and otherwise the error that says why not.
 //
-// Judging, and remembering what was admitted, must be one atomic step of the store: Judge is for guards that hold a lock on
-// what they remember, or translate what the store has decided.
+// Judging, and remembering what was admitted, must be one atomic step of the store: Judge is for guards that hold a
+// lock on what they remember, or translate what the store has decided.
 func Judge(c Claim, t Terms, seen Seen) (Seen, error) {
 	if seen.Epoch < t.Epoch {
 		seen = Seen{Epoch: t.Epoch}
@@ -53,8 +53,9 @@ func Judge(c Claim, t Terms, seen Seen) (Seen, error) {
 	return seen, nil
 }
 
-// JudgeAll is Judge for the claims of one write, in the order of Sorted. Recall answers what is remembered of a resource.
-// It returns what to remember of each, if all are admitted, and else a refusal; ErrRepeated only if nothing else refuses.
+// JudgeAll is Judge for the claims of one write, in the order of Sorted. Recall answers what is remembered of a
+// resource. It returns what to remember of each, if all are admitted, and else a refusal; ErrRepeated only if nothing
+// else refuses.
 func JudgeAll(claims []Claim, t Terms, recall func(resource string) (Seen, error)) ([]Seen, error) {
 	remember := make([]Seen, len(claims))
 	var repeated error

@@ -15,16 +15,16 @@ type Keeper interface {
 
 	// Accept makes the guard begin anew: it forgets all tokens, and admits those of the space that are not below floor.
 	// It is for the day after the lock service was replaced (the new space, and floor 0), after the guarded store was
-	// restored from a backup, and after somebody showed a token that no lock service issued (the same space, and as floor
-	// a token that was issued now). No holder of before may be able to write any more.
+	// restored from a backup, and after somebody showed a token that no lock service issued (the same space, and as
+	// floor a token that was issued now). No holder of before may be able to write any more.
 	Accept(ctx context.Context, space string, floor Token) error
 
 	// Raise makes floor the smallest token that is admitted, and forgets nothing. A floor below the present one is an
 	// *InvalidError.
 	Raise(ctx context.Context, floor Token) error
 
-	// Clean removes what is remembered of resources whose tokens the floor, or the epoch, refuses anyway, and returns how
-	// many there were.
+	// Clean removes what is remembered of resources whose tokens the floor, or the epoch, refuses anyway, and returns
+	// how many there were.
 	Clean(ctx context.Context) (resources int64, err error)
 }
 

@@ -26,8 +26,8 @@ var (
 func (g *Memory) Check(ctx context.Context, claims Claims) error { return g.Do(ctx, claims, nil) }
 
 // Do is Check, and calls write if the claims are admitted, so that check and write are one step for everybody else who
-// uses the guard. It returns what write returns. The tokens are remembered whatever that is. Where the hold has made the
-// write before (ErrRepeated) it is not called again, and Do returns nil. Write must not use the guard.
+// uses the guard. It returns what write returns. The tokens are remembered whatever that is. Where the hold has made
+// the write before (ErrRepeated) it is not called again, and Do returns nil. Write must not use the guard.
 func (g *Memory) Do(ctx context.Context, claims Claims, write func() error) error {
 	list, err := Sorted(claims)
 	if err != nil {

@@ -16,12 +16,12 @@ import (
 	"strconv"
 )
 
-// Token is the number of one hold of a lock, greater than that of every earlier hold of the same name. Zero is no token:
-// leases of the efficiency tier carry it and every guard refuses it.
+// Token is the number of one hold of a lock, greater than that of every earlier hold of the same name. Zero is no
+// token: leases of the efficiency tier carry it and every guard refuses it.
 //
 // Tokens of exclusive holds stay below 1<<63, so that they fit a signed 64-bit column. Shared holds and permits carry
-// tokens too, for ordering only, with the highest bit set as a mark: they do not exclude other writers, so guards refuse
-// them.
+// tokens too, for ordering only, with the highest bit set as a mark: they do not exclude other writers, so guards
+// refuse them.
 type Token uint64
 
 const notExclusive Token = 1 << 63

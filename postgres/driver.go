@@ -30,15 +30,15 @@ type Options struct {
 	Schema string
 
 	// NoListen makes waiters live on polling alone, also where LISTEN would work: every 25 to 50 ms while their queues
-	// move, and every 0.5 to 1 s while nothing happens. Behind a pooler that does not pass notifications on (PgBouncer in
-	// transaction mode) the driver finds that out by itself, within 5 s of the first wait.
+	// move, and every 0.5 to 1 s while nothing happens. Behind a pooler that does not pass notifications on (PgBouncer
+	// in transaction mode) the driver finds that out by itself, within 5 s of the first wait.
 	NoListen bool
 
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger is told what an operator should know: that notifications do not arrive, that a server was promoted. Default:
-	// nothing is logged.
+	// Logger is told what an operator should know: that notifications do not arrive, that a server was promoted.
+	// Default: nothing is logged.
 	Logger *slog.Logger
 }
 

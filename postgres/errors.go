@@ -23,8 +23,8 @@ func callError(call, name string, err error) error {
 // replication" is such a notice, in the server's language; the commit then is answered as a success and is none.
 var errNotice = errors.New("the server raised a notice while it committed")
 
-// classOf gives PostgreSQL's errors their class. The end of a context stays: what was sent and not answered has been marked
-// where it was sent.
+// classOf gives PostgreSQL's errors their class. The end of a context stays: what was sent and not answered has been
+// marked where it was sent.
 func classOf(err error) error {
 	switch {
 	case unsent(err), rolledBack(err):

@@ -124,8 +124,8 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	}
 }
 
-// queryOnce is query, but for statements that a pooler mixed up. An error of errNotice's class says that the statement was
-// answered, and that the answer is not to be believed.
+// queryOnce is query, but for statements that a pooler mixed up. An error of errNotice's class says that the statement
+// was answered, and that the answer is not to be believed.
 func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -154,8 +154,8 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	return nil
 }
 
-// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What cannot be
-// prepared is sent as it is, and its error is that of the call.
+// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What cannot
+// be prepared is sent as it is, and its error is that of the call.
 func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{d.sql.acquire, d.sql.release, d.sql.renew, d.sql.poll} {
 		if d.unprepared.Load() {

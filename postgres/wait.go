@@ -141,7 +141,8 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 }
 
 // pollAll looks at all who wait, for names whose holder died and for those whom no notification reached: about once a
-// second, and while none reaches this client, up to twenty times a second while the queues move. It ends when nobody waits.
+// second, and while none reaches this client, up to twenty times a second while the queues move. It ends when nobody
+// waits.
 func (d *Driver) pollAll(ctx context.Context) {
 	pause, seen := pollEvery, map[key]int64{}
 	for {

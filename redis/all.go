@@ -22,13 +22,13 @@ func (d *Driver) sharded() bool {
 	return cluster || d.batch.cluster.Load()
 }
 
-// AcquireAll implements backend.MultiAcquirer: one call of the script grants all names, of whatever kinds, or none. On a
-// cluster it is ErrUnsupported, as it is for more than 128 names.
+// AcquireAll implements backend.MultiAcquirer: one call of the script grants all names, of whatever kinds, or none. On
+// a cluster it is ErrUnsupported, as it is for more than 128 names.
 //
-// It never waits: where a set with Wait cannot be granted at once it is ErrUnsupported, with nothing done. Waiting in the
-// queues of several names at the same time would close some of them for others while the rest is awaited, or let those
-// sets starve that never find all names free in one instant; names that are taken one after the other in one order do
-// neither.
+// It never waits: where a set with Wait cannot be granted at once it is ErrUnsupported, with nothing done. Waiting in
+// the queues of several names at the same time would close some of them for others while the rest is awaited, or let
+// those sets starve that never find all names free in one instant; names that are taken one after the other in one
+// order do neither.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	at := 0 // whose name to put into the error
 	grants, err := d.acquireAll(ctx, rs, &at)

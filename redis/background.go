@@ -52,10 +52,10 @@ func (o *outcome) arrived(ctx context.Context) bool {
 	}
 }
 
-// tidy removes in the background what attempts may have left. It waits for a step that is under way, also on a connection that
-// has failed, since removing first would leave what comes after, and no two connections keep an order. One delivered still
-// later is either handed a lock, and declines it, or holds the lock for one TTL; so is one on a connection of a client that
-// is not the driver's own, see New.
+// tidy removes in the background what attempts may have left. It waits for a step that is under way, also on a
+// connection that has failed, since removing first would leave what comes after, and no two connections keep an order.
+// One delivered still later is either handed a lock, and declines it, or holds the lock for one TTL; so is one on a
+// connection of a client that is not the driver's own, see New.
 func (d *Driver) tidy(left []outcome) {
 	for _, o := range left {
 		d.waiting.abandon(o.hold.Nonce)

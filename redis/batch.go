@@ -235,8 +235,9 @@ func await(ctx context.Context, s *step) error {
 	}
 }
 
-// contextFirst returns the error of a step that has ended. If its connection gave up because the caller's time was over,
-// the context's error is the one to report; on a busy machine the connection may learn that before the context does.
+// contextFirst returns the error of a step that has ended. If its connection gave up because the caller's time was
+// over, the context's error is the one to report; on a busy machine the connection may learn that before the context
+// does.
 func contextFirst(ctx context.Context, s *step) error {
 	if s.err == nil {
 		return nil

@@ -120,8 +120,8 @@ func (b *batcher) doDirect(ctx context.Context, s *step) (done bool, err error) 
 	stop()
 	<-s.done
 	if isContext(s.err) {
-		// A client without hooks looks at the context before it sends. Later the connection's deadline ends an exchange, which is
-		// another error.
+		// A client without hooks looks at the context before it sends. Later the connection's deadline ends an
+		// exchange, which is another error.
 		s.err = &redisconn.Failure{Cause: s.err}
 	}
 	return true, contextFirst(ctx, s)

@@ -11,10 +11,10 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// drain makes the connections of a client that the driver has made itself. One that is given up in the middle of an exchange
-// is not just closed: the server may read what was sent later than what other connections bring it then, which is what
-// tidies up behind it. It is closed for writing, and read until the server closes it too, which it does when it has run
-// everything.
+// drain makes the connections of a client that the driver has made itself. One that is given up in the middle of an
+// exchange is not just closed: the server may read what was sent later than what other connections bring it then, which
+// is what tidies up behind it. It is closed for writing, and read until the server closes it too, which it does when it
+// has run everything.
 type drain struct {
 	dialled func() // told of each new connection
 
@@ -42,8 +42,8 @@ func (d *drain) dialer(dial dialFunc) dialFunc {
 	}
 }
 
-// newDrain makes the connections of client drain, which is the driver's own and has none yet, and tells of each new one. It is
-// nil for a client of another kind.
+// newDrain makes the connections of client drain, which is the driver's own and has none yet, and tells of each new
+// one. It is nil for a client of another kind.
 func newDrain(client goredis.UniversalClient, dialled func()) *drain {
 	d := &drain{dialled: dialled, draining: map[*ownedConn]bool{}}
 	switch c := client.(type) {
@@ -78,8 +78,8 @@ func (d *drain) end() {
 	}
 }
 
-// drained returns what is closed when the servers have run all that the connections carried which have failed by now, or
-// nothing if none is draining.
+// drained returns what is closed when the servers have run all that the connections carried which have failed by now,
+// or nothing if none is draining.
 func (d *drain) drained() <-chan struct{} {
 	if d == nil {
 		return nil
@@ -178,8 +178,8 @@ func (c *ownedConn) Close() error {
 	return nil
 }
 
-// retire decides what becomes of the connection: it drains if it can, and an exchange under way may have sent something on
-// it.
+// retire decides what becomes of the connection: it drains if it can, and an exchange under way may have sent something
+// on it.
 func (c *ownedConn) retire(can bool) (first, drain bool) {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()

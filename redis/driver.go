@@ -26,8 +26,8 @@ const (
 	maxTTL = 30 * 24 * time.Hour
 )
 
-// shortHold is up to when a hold is handed over without an offer: who waits for it has come so short a time ago that it is
-// taken for alive as long as its subscription stands.
+// shortHold is up to when a hold is handed over without an offer: who waits for it has come so short a time ago that it
+// is taken for alive as long as its subscription stands.
 const shortHold = time.Second
 
 // Options configure a Driver. The zero value is ready to use.
@@ -36,13 +36,13 @@ type Options struct {
 	// "fencelock:".
 	KeyPrefix string
 
-	// AllowVolatileEviction accepts a server with a maxmemory limit and a maxmemory-policy of volatile-…, the default of some
-	// hosted ones. All keys of locks have a time to live, so a server that is full throws held locks away, with volatile-ttl
-	// those first: two holders at once, until the first one's next renewal. Watch evicted_keys.
+	// AllowVolatileEviction accepts a server with a maxmemory limit and a maxmemory-policy of volatile-…, the default
+	// of some hosted ones. All keys of locks have a time to live, so a server that is full throws held locks away, with
+	// volatile-ttl those first: two holders at once, until the first one's next renewal. Watch evicted_keys.
 	AllowVolatileEviction bool
 
-	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it takes the place of what INFO
-	// would say, and nothing of that is checked. nil asks.
+	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it takes the place of what
+	// INFO would say, and nothing of that is checked. nil asks.
 	Assume *Server
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -54,12 +54,13 @@ type Server struct {
 	// Version is that of Redis, or of what it is compatible with, such as "7.0"; at least 6.0.
 	Version string
 
-	// Cluster says that names may be on different servers although the client is one of a single server: behind a proxy.
+	// Cluster says that names may be on different servers although the client is one of a single server: behind a
+	// proxy.
 	Cluster bool
 }
 
-// Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or Open.
-// All methods are safe for concurrent use.
+// Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or
+// Open. All methods are safe for concurrent use.
 type Driver struct {
 	client   goredis.UniversalClient
 	own      bool  // Close closes client
@@ -95,20 +96,21 @@ var (
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
-// New returns a driver on client, which may be a *goredis.Client (also from NewFailoverClient), a *goredis.ClusterClient
-// or a UniversalClient that is one of these. It does no I/O; what is wrong with the client or the server shows in Ping
-// or in the first call, as an error that wraps backend.ErrMisconfigured or backend.ErrInvalidOption.
+// New returns a driver on client, which may be a *goredis.Client (also from NewFailoverClient), a
+// *goredis.ClusterClient or a UniversalClient that is one of these. It does no I/O; what is wrong with the client or
+// the server shows in Ping or in the first call, as an error that wraps backend.ErrMisconfigured or
+// backend.ErrInvalidOption.
 //
-// Locks need a client that neither retries by itself (a retry of a command that did run is told that somebody else holds
-// the lock) nor outlives contexts: MaxRetries: -1 and ContextTimeoutEnabled: true. If client has other settings, the
-// driver makes a client of its own from a copy of the options, with these two changed and one attempt for each dial:
-// lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it. Of a client
-// of Sentinel the copy uses what finds the master, so that client must not be closed before the driver. A client of unknown
-// type is used as it is: its settings must be right.
+// Locks need a client that neither retries by itself (a retry of a command that did run is told that somebody else
+// holds the lock) nor outlives contexts: MaxRetries: -1 and ContextTimeoutEnabled: true. If client has other settings,
+// the driver makes a client of its own from a copy of the options, with these two changed and one attempt for each
+// dial: lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it.
+// Of a client of Sentinel the copy uses what finds the master, so that client must not be closed before the driver. A
+// client of unknown type is used as it is: its settings must be right.
 //
-// A driver with a client of its own also sees to it that what tidies up behind a request whose connection failed does not
-// overtake it on another one. With a handed-in client that has the right settings it can, rarely: then the lock stays closed
-// for one TTL.
+// A driver with a client of its own also sees to it that what tidies up behind a request whose connection failed does
+// not overtake it on another one. With a handed-in client that has the right settings it can, rarely: then the lock
+// stays closed for one TTL.
 //
 // The driver never closes client.
 func New(client goredis.UniversalClient, o *Options) *Driver {
@@ -168,8 +170,8 @@ func (d *Driver) assume(s Server) {
 	d.assumed, d.setGetAssumed = &s, stated.AtLeast(6, 2)
 }
 
-// Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and that of a
-// volatile server before the first one.
+// Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and
+// that of a volatile server before the first one.
 func (d *Driver) Describe() backend.Description {
 	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect |
 		backend.CapList | backend.CapForceRelease
@@ -188,7 +190,8 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// begin is what every call does first that acquires: the driver is open and its server is fit. Unless it fails, end follows.
+// begin is what every call does first that acquires: the driver is open and its server is fit. Unless it fails, end
+// follows.
 func (d *Driver) begin(ctx context.Context) error { return d.enter(ctx, d.ready) }
 
 // beginKnown is what all other calls do first.

@@ -16,8 +16,8 @@ type scriptCmd struct{ *goredis.Cmd }
 
 func (scriptCmd) NoRetry() bool { return true }
 
-// send runs a batch in one round trip (on a cluster, one to each node) and completes its steps. The callers' contexts do
-// not reach the client: one caller's end must not take the connection away from the others.
+// send runs a batch in one round trip (on a cluster, one to each node) and completes its steps. The callers' contexts
+// do not reach the client: one caller's end must not take the connection away from the others.
 func (b *batcher) send(x *exchange) {
 	ctx := redisconn.WithDeadline(context.Background(), latest(x.batch))
 	per := maxSteps
@@ -111,8 +111,8 @@ func (b *batcher) pipe(ctx context.Context, cmds []scriptCmd) {
 
 func missing(err error) bool { return err != nil && goredis.HasErrorPrefix(err, "NOSCRIPT") }
 
-// Arguments that are the same in every call, as values of type any, and pointers in place of strings below: converting a
-// string to any allocates, and this is the path that every call takes.
+// Arguments that are the same in every call, as values of type any, and pointers in place of strings below: converting
+// a string to any allocates, and this is the path that every call takes.
 var (
 	evalsha = []any{"evalsha", redisscript.SHA}
 	eval    = []any{"eval", redisscript.Source} // the source travels along, and the server keeps it

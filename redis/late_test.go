@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// lateLink is a proxy that keeps back one request, and all that its connection carries behind it, while the other connections
-// go on.
+// lateLink is a proxy that keeps back one request, and all that its connection carries behind it, while the other
+// connections go on.
 type lateLink struct {
 	addr    string
 	request []byte        // what the one contains
@@ -85,8 +85,8 @@ func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	}
 }
 
-// What tidies up behind a cancelled acquire comes after it, although it takes another connection, and the server reads that
-// one first.
+// What tidies up behind a cancelled acquire comes after it, although it takes another connection, and the server reads
+// that one first.
 func TestCancelledRequestArrivesLast(t *testing.T) {
 	t.Parallel()
 	for _, wait := range []bool{false, true} {

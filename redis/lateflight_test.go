@@ -9,7 +9,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The same as TestCancelledRequestArrivesLast for a request that shared its round trip, on a connection that was given up.
+// The same as TestCancelledRequestArrivesLast for a request that shared its round trip, on a connection that was given
+// up.
 func TestFailedFlightArrivesLast(t *testing.T) {
 	t.Parallel()
 	for _, wait := range []bool{false, true} {

@@ -100,7 +100,8 @@ func TestListEnds(t *testing.T) {
 	}
 }
 
-// ForceRelease ends all holds of any kind, every victim learns why, the waiter behind them has the name, and nothing stays.
+// ForceRelease ends all holds of any kind, every victim learns why, the waiter behind them has the name, and nothing
+// stays.
 func TestForceReleaseOfEveryKind(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

@@ -9,8 +9,8 @@ import (
 
 const maxOffers = 10000 // that are looked after; who waits behind one more finds out by a look
 
-// follow looks after an offer that this driver's release has made: if it is not accepted, the next in line gets it. Those
-// who wait would find out by themselves, with their next look.
+// follow looks after an offer that this driver's release has made: if it is not accepted, the next in line gets it.
+// Those who wait would find out by themselves, with their next look.
 func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -30,9 +30,9 @@ func ghosts(t *testing.T, c goredis.UniversalClient, name, client string, n int)
 	}
 }
 
-// A waiter whose client is gone without a word, with others of the same client behind it, is offered the lock once, and not
-// for its whole TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's PSUBSCRIBE, as
-// a vanished host's open connection, makes it tell what is wrong.
+// A waiter whose client is gone without a word, with others of the same client behind it, is offered the lock once, and
+// not for its whole TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's
+// PSUBSCRIBE, as a vanished host's open connection, makes it tell what is wrong.
 func TestDeadWaitersAreOfferedOnce(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient){

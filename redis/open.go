@@ -28,9 +28,9 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	redis+sentinel://user:password@host1:26379,host2:26379/mymaster?db=0
 //	redis+cluster://user:password@host1:6379,host2:6379
 //
-// The path is the number of the database, or the name of the Sentinels' master. User and password are those of the Redis
-// servers. Ports may be left out where they are these. The scheme rediss in place of redis, or any of the options ca, cert,
-// key and server-name, selects TLS. Options:
+// The path is the number of the database, or the name of the Sentinels' master. User and password are those of the
+// Redis servers. Ports may be left out where they are these. The scheme rediss in place of redis, or any of the options
+// ca, cert, key and server-name, selects TLS. Options:
 //
 //	prefix             Options.KeyPrefix
 //	timeout            for connecting and for the probe, 3s by default

@@ -273,7 +273,8 @@ func TestSharesUnderRace(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Those who wait for permits and whose clients are gone are passed by when nobody listens, and forgotten when nobody looks.
+// Those who wait for permits and whose clients are gone are passed by when nobody listens, and forgotten when nobody
+// looks.
 func TestGoneWaitersForPermits(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -307,8 +308,8 @@ func TestGoneWaitersForPermits(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Somebody deletes keys of a name that is used for permits: holders lose at most what was deleted, and the name is of use
-// again when they have gone.
+// Somebody deletes keys of a name that is used for permits: holders lose at most what was deleted, and the name is of
+// use again when they have gone.
 func TestDeletedKeysOfPermits(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

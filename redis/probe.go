@@ -28,7 +28,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return nil
 }
 
-// When the server is looked at again: after a while, and sooner after a fault, since another server may have taken its place.
+// When the server is looked at again: after a while, and sooner after a fault, since another server may have taken its
+// place.
 const (
 	probeAgain = 30 * time.Second
 	probeSoon  = time.Second // at most once in that time
@@ -41,8 +42,8 @@ const (
 	probeMisfit
 )
 
-// known lets a call pass whose driver has seen its server: what is held can be kept and given back whatever became of the
-// server since.
+// known lets a call pass whose driver has seen its server: what is held can be kept and given back whatever became of
+// the server since.
 func (d *Driver) known(ctx context.Context) error {
 	if d.probe.Passed() {
 		return nil
@@ -50,8 +51,8 @@ func (d *Driver) known(ctx context.Context) error {
 	return d.ask(ctx)
 }
 
-// ready runs the probe unless it has passed. One that is stale is made again beside the calls, and what it finds is for those
-// that come later.
+// ready runs the probe unless it has passed. One that is stale is made again beside the calls, and what it finds is for
+// those that come later.
 func (d *Driver) ready(ctx context.Context) error {
 	if !d.probe.Passed() {
 		return d.ask(ctx)

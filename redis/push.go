@@ -8,8 +8,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// push is the one subscription of a driver. It is made for the first waiter and stays until Close. As long as there is none,
-// waiters poll.
+// push is the one subscription of a driver. It is made for the first waiter and stays until Close. As long as there is
+// none, waiters poll.
 type push struct {
 	subscription redisconn.Subscription
 
@@ -20,8 +20,8 @@ type push struct {
 
 func (p *push) init() { p.up = make(chan struct{}) }
 
-// start makes the subscription, unless there is one, and returns what is closed when it is confirmed: a release that finds
-// nobody listening passes a waiter by.
+// start makes the subscription, unless there is one, and returns what is closed when it is confirmed: a release that
+// finds nobody listening passes a waiter by.
 func (p *push) start(d *Driver) (up <-chan struct{}) {
 	p.subscription.Start(d.client, redisscript.Channel(d.prefix, d.identity), redisconn.Listener{
 		Confirmed: func() {

@@ -169,8 +169,8 @@ func TestEvictionPolicies(t *testing.T) {
 	}
 }
 
-// After a failover to a server with other settings no lock is granted; what is held is kept and given back, and once the
-// settings are right there are grants again.
+// After a failover to a server with other settings no lock is granted; what is held is kept and given back, and once
+// the settings are right there are grants again.
 func TestUnfitAfterReconnect(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -222,8 +222,8 @@ func TestInvalidAssumptions(t *testing.T) {
 	}
 }
 
-// filter is a proxy that lets only some commands through, as proxies in front of many servers do: what needs a connection of
-// one's own, or concerns a server as a whole, it refuses.
+// filter is a proxy that lets only some commands through, as proxies in front of many servers do: what needs a
+// connection of one's own, or concerns a server as a whole, it refuses.
 func filter(t *testing.T, to string, closes bool) (addr string) {
 	t.Helper()
 	in, err := net.Listen("tcp", "127.0.0.1:0")

@@ -45,8 +45,8 @@ func TestShowsNoKeys(t *testing.T) {
 		if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
 			t.Errorf("%s: the key is shown: %s", name, text)
 		}
-		// Neither the id that is shown nor another hold's key moves the hold: a release that comes late meets the attempt
-		// that it was sent for, or nothing.
+		// Neither the id that is shown nor another hold's key moves the hold: a release that comes late meets the
+		// attempt that it was sent for, or nothing.
 		for _, key := range []string{r.HoldID + "-padding-", backend.NewRequestID(), r.RequestID[:31] + "x"} {
 			foreign := r
 			foreign.RequestID = key

@@ -89,8 +89,8 @@ func nothingLeft(t *testing.T, s *testServer) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// Readers hold together; a writer that waits stops new ones, has the name alone, and is followed by all readers that came
-// after it at once, up to the next writer.
+// Readers hold together; a writer that waits stops new ones, has the name alone, and is followed by all readers that
+// came after it at once, up to the next writer.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

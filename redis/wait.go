@@ -19,8 +19,8 @@ const (
 // wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
 // become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
 //
-// Without a subscription a round is an attempt that does not wait, and a pause: a free lock must not depend on more than the
-// server's answer, and some servers, proxies and users have no subscriptions at all.
+// Without a subscription a round is an attempt that does not wait, and a pause: a free lock must not depend on more
+// than the server's answer, and some servers, proxies and users have no subscriptions at all.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	for faults, polls := 0, 0; ; {
 		var g backend.Grant
@@ -63,8 +63,8 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 // errPoll: the lock is held, and it is time to ask again.
 var errPoll = errors.New("held")
 
-// poll pauses until the next attempt: longer each time, up to a second, but not much longer than the hold lasts, nor than
-// there is no subscription.
+// poll pauses until the next attempt: longer each time, up to a second, but not much longer than the hold lasts, nor
+// than there is no subscription.
 func (c *call) poll(ctx context.Context, n int, held error) error {
 	up := c.d.push.start(c.d)
 	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
@@ -123,9 +123,10 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 	}
 }
 
-// granted answers a hand-over. The server gave a full time to live after the instant at which the place was last proved,
-// so the validity counts from there. When a good part of it has gone by, a renewal makes it whole, and shows that the
-// hold was not handed over long ago and lost again while the push was on its way. What was offered has to be accepted.
+// granted answers a hand-over. The server gave a full time to live after the instant at which the place was last
+// proved, so the validity counts from there. When a good part of it has gone by, a renewal makes it whole, and shows
+// that the hold was not handed over long ago and lost again while the push was on its way. What was offered has to be
+// accepted.
 func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.Instant, offered bool) (backend.Grant, error) {
 	code := codesOf(c.r.Kind).renew
 	switch {

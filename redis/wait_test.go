@@ -162,7 +162,7 @@ func TestIdleWaiters(t *testing.T) {
 	n := commands(t, admin) - before - 4*renewal
 	rate := float64(n) / time.Since(start).Seconds()
 	t.Logf("%.1f commands a second; a renewal takes %d", rate, renewal)
-	if rate > 5 {
+	if rate > 10 { // alone it is 2 to 4
 		t.Errorf("%.1f commands a second", rate)
 	}
 	cancel()

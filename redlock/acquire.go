@@ -261,8 +261,8 @@ func (c *call) giveBack(h redisscript.Hold, nodes []*node) {
 	}
 }
 
-// splitPause is how long to wait after the n-th split vote: long enough that of many contenders one is likely to be alone
-// for a round trip.
+// splitPause is how long to wait after the n-th split vote: long enough that of many contenders one is likely to be
+// alone for a round trip.
 func splitPause(n int) time.Duration {
 	return time.Millisecond + mathrand.N(4*time.Millisecond<<min(n, 5))
 }

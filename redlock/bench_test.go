@@ -26,8 +26,8 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkWaiters is 64 waiters of eight clients on one name, without pause. It reports grants a second, and the fewest
-// grants that one of them got in a thousand.
+// BenchmarkWaiters is 64 waiters of eight clients on one name, without pause. It reports grants a second, and the
+// fewest grants that one of them got in a thousand.
 func BenchmarkWaiters(b *testing.B) {
 	s := start(b, 5)
 	const clients, waiters = 8, 64

@@ -23,8 +23,8 @@ const (
 	servers = 5
 	prefix  = "fencelock:" // the one that drivers use by default
 
-	// nodeTimeout is the default's for TTLs of four seconds and more. The suite's TTLs are shorter, and a quarter of them is
-	// not enough for servers that sync five files to one busy disk.
+	// nodeTimeout is the default's for TTLs of four seconds and more. The suite's TTLs are shorter, and a quarter of
+	// them is not enough for servers that sync five files to one busy disk.
 	nodeTimeout = time.Second
 )
 

@@ -13,8 +13,8 @@ import (
 
 const connectTime = 3 * time.Second // of which the library's DialTimeout for the connection alone
 
-// connect makes a connection to the server, and has the client library greet it: TLS, credentials, database, and the look
-// at the server that decides whether it votes. Whatever fails, no step was sent.
+// connect makes a connection to the server, and has the client library greet it: TLS, credentials, database, and the
+// look at the server that decides whether it votes. Whatever fails, no step was sent.
 func (n *node) connect() (*wire, *redisconn.Failure) {
 	opt := *n.client.Options()
 	ctx, cancel := context.WithTimeout(context.Background(), connectTime)

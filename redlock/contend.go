@@ -17,7 +17,8 @@ const (
 	patientFor = 2                      // looks at split votes before giving up one's own
 )
 
-// wait acquires, however long that takes. The first thing is an attempt like any other, unless others are known to wait.
+// wait acquires, however long that takes. The first thing is an attempt like any other, unless others are known to
+// wait.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	if !c.d.waiters.contended(c.keys.Lock) {
 		h := c.hold()
@@ -67,10 +68,10 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 
 // contender is one attempt of a call that waits.
 //
-// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only who has
-// the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes split only while
-// contenders disagree about the leader, for lack of a connection to it for example. Queues on all nodes at once were
-// rejected: each has its own order, and with many contenders no round ends with a majority.
+// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only who
+// has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes split only
+// while contenders disagree about the leader, for lack of a connection to it for example. Queues on all nodes at once
+// were rejected: each has its own order, and with many contenders no round ends with a majority.
 //
 // The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
 // majority.
@@ -193,7 +194,8 @@ func (x *contender) queue(i int) {
 	x.submit(i, p.step)
 }
 
-// accept makes a vote whole that node i has offered. It does not count before the answer; without one, a look renews it.
+// accept makes a vote whole that node i has offered. It does not count before the answer; without one, a look renews
+// it.
 func (x *contender) accept(i int) {
 	x.places[i].proved = 0
 	if x.flying < cap(x.sink) {

@@ -62,11 +62,11 @@
 // # Waiting
 //
 // Who has to wait stands in the queue of one server, the first of the list that is well, and is told by a push when it
-// is its turn there; only then it asks the others. Its turn is an offer, which ends after two seconds unless it is accepted:
-// so a waiter that died costs those behind it that long, and until the next look, not a TTL. Votes hardly ever split. When they do, because clients disagree
-// about which server is well, those without a majority give up their votes after three looks, and come back after a
-// random pause. The order is that of arrival as a rule, and is lost with the first server: backend.CapFair is not
-// declared. All clients should list the servers in the same order.
+// is its turn there; only then it asks the others. Its turn is an offer, which ends after two seconds unless it is
+// accepted: so a waiter that died costs those behind it that long, and until the next look, not a TTL. Votes hardly
+// ever split. When they do, because clients disagree about which server is well, those without a majority give up their
+// votes after three looks, and come back after a random pause. The order is that of arrival as a rule, and is lost with
+// the first server: backend.CapFair is not declared. All clients should list the servers in the same order.
 //
 // # Connections
 //

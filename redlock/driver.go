@@ -209,8 +209,8 @@ func (d *Driver) begin(ctx context.Context) error {
 
 func (d *Driver) end() { d.gate.Leave() }
 
-// Close implements backend.Driver. Waiters end with ErrClosed; what they and earlier calls left is given back, as far as
-// ctx and the servers allow.
+// Close implements backend.Driver. Waiters end with ErrClosed; what they and earlier calls left is given back, as far
+// as ctx and the servers allow.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

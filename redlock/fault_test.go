@@ -78,8 +78,8 @@ func everyMinority(t *testing.T, s servers, swallows bool, act func(*testing.T, 
 	}
 }
 
-// How long calls may take beside a sick minority: for as long as silent servers are waited for, and for the machine's own
-// hiccups. A server that is slow on purpose is slower than that.
+// How long calls may take beside a sick minority: for as long as silent servers are waited for, and for the machine's
+// own hiccups. A server that is slow on purpose is slower than that.
 const (
 	sickTimeout = time.Second
 	sickBound   = sickTimeout + 2*time.Second

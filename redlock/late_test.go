@@ -75,8 +75,8 @@ func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	}
 }
 
-// The release of a hold does not overtake, on a new connection, the request for its vote that is still on the way on the one
-// before, which was given up: else the vote would stay for a TTL.
+// The release of a hold does not overtake, on a new connection, the request for its vote that is still on the way on
+// the one before, which was given up: else the vote would stay for a TTL.
 func TestReleaseBehindALateVote(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)

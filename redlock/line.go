@@ -16,8 +16,8 @@ const (
 )
 
 // line carries steps to one server: one exchange after the other, in the order of submission, with all that is pending
-// in each. The order matters: the release of a hold must not overtake its acquire on a node whose answer nobody awaited.
-// So a node that hangs holds up its own line, and no other.
+// in each. The order matters: the release of a hold must not overtake its acquire on a node whose answer nobody
+// awaited. So a node that hangs holds up its own line, and no other.
 //
 // While nothing is under way, whoever submits writes the request itself: handing it to another goroutine first would
 // cost as much as all the rest. The line's goroutine (exchange.go) connects, reads, and writes what has piled up

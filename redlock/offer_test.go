@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not a TTL,
-// also where somebody else's subscription hides that nobody listens.
+// Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not
+// a TTL, also where somebody else's subscription hides that nobody listens.
 func TestDeadWaiters(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)

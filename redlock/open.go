@@ -23,7 +23,8 @@ var syntax = kit.Syntax{
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0?max-ttl=30s
 //
 // The path is the number of the database. Credentials and database are the same on all servers; New takes what differs.
-// Port 6379 is the default. The scheme redlocks, or any of the options ca, cert, key and server-name, selects TLS. Options:
+// Port 6379 is the default. The scheme redlocks, or any of the options ca, cert, key and server-name, selects TLS.
+// Options:
 //
 //	prefix         Options.KeyPrefix
 //	timeout        for connecting and for the first look at the servers, 3s by default

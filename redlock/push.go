@@ -71,8 +71,8 @@ func (d *Driver) listen(ctx context.Context) error {
 	}
 }
 
-// listening reports whether a majority may still have time to confirm: a context that ends by then says nothing about the
-// servers.
+// listening reports whether a majority may still have time to confirm: a context that ends by then says nothing about
+// the servers.
 func (d *Driver) listening(began time.Time) bool {
 	failed := 0
 	for _, n := range d.nodes {

@@ -8,8 +8,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Release implements backend.Driver. It asks all servers at once and returns when a majority has given the hold back, or
-// when that has become impossible; the rest goes on in the background.
+// Release implements backend.Driver. It asks all servers at once and returns when a majority has given the hold back,
+// or when that has become impossible; the rest goes on in the background.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := d.release(ctx, g); err != nil {
 		return redisconn.CallError(ctx, driverName, "release", g.Name, err)

@@ -22,7 +22,8 @@ type renewal struct {
 // there; everything else is a fault.
 //
 // A node that lacks what a majority has just confirmed gets it back, as a new vote that stands in its queue like any
-// other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is created.
+// other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is
+// created.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	answers := make([]backend.Renewal, len(grants))
 	if len(grants) == 0 {

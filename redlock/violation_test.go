@@ -22,8 +22,9 @@ var violationRounds = flag.Int("violations", 0, "rounds of each row of TestViola
 // their grants. The holder was reached by as many servers as the row says when it took the lock.
 //
 // A row fails for one of three reasons, and says which: two held at once although the row promises that this never
-// happens; nobody's lock was ever in doubt although the row is there to show that it is; or a round could not be played,
-// because a server did not come back or the holder did not get the lock. The last one says nothing about the algorithm.
+// happens; nobody's lock was ever in doubt although the row is there to show that it is; or a round could not be
+// played, because a server did not come back or the holder did not get the lock. The last one says nothing about the
+// algorithm.
 //
 //	go test -run TestViolationRate -v ./redlock -violations 200
 func TestViolationRate(t *testing.T) {

@@ -14,10 +14,11 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// wire is one connection to a server on which the script is called, in the server's protocol (RESP2) and nothing beside.
+// wire is one connection to a server on which the script is called, in the server's protocol (RESP2) and nothing
+// beside.
 //
-// The client library was rejected for this: a call needs one write and one read on each of five servers, and the library's
-// pool, checks and hooks around them cost more than both.
+// The client library was rejected for this: a call needs one write and one read on each of five servers, and the
+// library's pool, checks and hooks around them cost more than both.
 type wire struct {
 	net.Conn
 	in *bufio.Reader
@@ -93,8 +94,9 @@ func (w *wire) failure(err error) *redisconn.Failure {
 // drainTime bounds how long the end of a connection is awaited that was given up in the middle of an exchange.
 const drainTime = time.Second
 
-// end closes the wire. If an exchange was under way, it waits until the server has run all of it, which it says by closing the
-// connection too: what is sent on the next connection must not come before that, since it may be what tidies up behind it.
+// end closes the wire. If an exchange was under way, it waits until the server has run all of it, which it says by
+// closing the connection too: what is sent on the next connection must not come before that, since it may be what
+// tidies up behind it.
 func (w *wire) end(busy bool) {
 	half, ok := w.Conn.(interface{ CloseWrite() error })
 	if busy && ok && w.SetDeadline(time.Now().Add(drainTime)) == nil && half.CloseWrite() == nil {
@@ -126,8 +128,8 @@ const (
 
 var errProtocol = errors.New("the server does not speak the Redis protocol")
 
-// receive reads one answer: an int64, a string, nil, or a []any of these. An error that the server answers is an answer,
-// of type redisconn.ServerError; err is the connection's.
+// receive reads one answer: an int64, a string, nil, or a []any of these. An error that the server answers is an
+// answer, of type redisconn.ServerError; err is the connection's.
 func (w *wire) receive() (answer any, err error) { return w.item(maxDepth) }
 
 func (w *wire) item(depth int) (any, error) {

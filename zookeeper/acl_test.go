@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
-// TestNodesBelongToTheUser looks at every node of a user's locks as somebody else, in a part of the tree beside which the
-// user may make nothing.
+// TestNodesBelongToTheUser looks at every node of a user's locks as somebody else, in a part of the tree beside which
+// the user may make nothing.
 func TestNodesBelongToTheUser(t *testing.T) {
 	t.Parallel()
 	server := containers.ZooKeeper(t)

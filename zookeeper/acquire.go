@@ -224,8 +224,8 @@ func (a *attempt) create(ctx context.Context, s *session) (string, error) {
 			return c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
 		})
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
-			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty, and
-			// is left no time for it.
+			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty,
+			// and is left no time for it.
 			if n > 0 {
 				a.d.sendDir(ctx, s, a.dir)
 				continue

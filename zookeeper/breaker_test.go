@@ -145,8 +145,8 @@ func (b *breaker) happens(step string) loss {
 	return b.how
 }
 
-// session returns the id and the password of the latest session, as the server told them. One that was only made to learn
-// the server's tick is shorter than those that carry holds, and does not count.
+// session returns the id and the password of the latest session, as the server told them. One that was only made to
+// learn the server's tick is shorter than those that carry holds, and does not count.
 func (b *breaker) session() (id uint64, password []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

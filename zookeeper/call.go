@@ -212,8 +212,8 @@ func (s *session) exists(ctx context.Context, path string) (bool, error) {
 	return stat != nil, err
 }
 
-// watch reads a node and watches it: see session.event. It does not use exists, which would leave a watch where there is
-// nothing.
+// watch reads a node and watches it: see session.event. It does not use exists, which would leave a watch where there
+// is nothing.
 func (s *session) watch(ctx context.Context, path string) (found, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
 		data, stat, _, err := c.GetW(path)

@@ -50,8 +50,8 @@ func TestClusterFaults(t *testing.T) {
 	})
 }
 
-// TestLeaderDies kills the leader under a holder and a waiter: twice, so that both have been through an election; with make
-// deep once for each node.
+// TestLeaderDies kills the leader under a holder and a waiter: twice, so that both have been through an election; with
+// make deep once for each node.
 func TestLeaderDies(t *testing.T) {
 	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t)

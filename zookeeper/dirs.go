@@ -92,8 +92,8 @@ func (d *Driver) sendDir(ctx context.Context, s *session, dir string) {
 	}
 }
 
-// emptyAfter is how long nobody here has used a name before its node is removed. Removing it and making it again costs two
-// writes, which a name that is used all the time should not pay.
+// emptyAfter is how long nobody here has used a name before its node is removed. Removing it and making it again costs
+// two writes, which a name that is used all the time should not pay.
 const emptyAfter = 2 * time.Second
 
 func (d *Driver) leftDir(dir string) {
@@ -127,8 +127,8 @@ func (d *Driver) tidyDirs() {
 	}
 }
 
-// takeUnused takes out the names that have not been used for a while. If there are no others left over, whoever calls must
-// end: leftDirLocked then starts anew.
+// takeUnused takes out the names that have not been used for a while. If there are no others left over, whoever calls
+// must end: leftDirLocked then starts anew.
 func (d *Driver) takeUnused() (due []string, more bool) {
 	now := d.clock.Now()
 	d.mu.Lock()

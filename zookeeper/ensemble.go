@@ -49,8 +49,8 @@ func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
 	return s, s.connect(ctx)
 }
 
-// checkTick refuses servers whose tickTime is longer than Options.Tick, once for all sessions: the shortest session that a
-// server grants has two ticks, unless its minSessionTimeout is set otherwise.
+// checkTick refuses servers whose tickTime is longer than Options.Tick, once for all sessions: the shortest session
+// that a server grants has two ticks, unless its minSessionTimeout is set otherwise.
 func (d *Driver) checkTick(ctx context.Context) error {
 	if d.tickIsGood.Load() {
 		return nil

@@ -116,8 +116,8 @@ func (d *Driver) checkZxid(seen, given int64) error {
 	return d.forgot("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
 }
 
-// recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one that
-// the driver knew, the error is backend.ErrHistoryLost.
+// recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one
+// that the driver knew, the error is backend.ErrHistoryLost.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
 	for {
 		root, err := s.readRoot(ctx)

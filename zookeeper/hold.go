@@ -154,7 +154,8 @@ type orphan struct {
 
 func orphanKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before anything is done for a request: its leftovers are no orphans any more. It returns them, or nil.
+// adopt is called before anything is done for a request: its leftovers are no orphans any more. It returns them, or
+// nil.
 func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, error) {
 	key := orphanKey(name, requestID)
 	d.mu.Lock()

@@ -12,9 +12,9 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// How often a waiter looks for itself: at first soon, then after pauses that double. Watches make this unnecessary as long
-// as none is lost. A look reads the waiter's own node and those that it waits for, and not the queue, so that what many
-// waiters cost together grows with their number and not with its square.
+// How often a waiter looks for itself: at first soon, then after pauses that double. Watches make this unnecessary as
+// long as none is lost. A look reads the waiter's own node and those that it waits for, and not the queue, so that what
+// many waiters cost together grows with their number and not with its square.
 const (
 	firstLook = time.Second
 	lookEvery = 30 * time.Second
@@ -172,7 +172,8 @@ func (a *attempt) stopListening(s *session) {
 	a.heard = nil
 }
 
-// lookAtNodes is how many entries a waiter looks at one by one. Where it waits for more it reads the whole queue, at once.
+// lookAtNodes is how many entries a waiter looks at one by one. Where it waits for more it reads the whole queue, at
+// once.
 const lookAtNodes = 16
 
 // look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has.

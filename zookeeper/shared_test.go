@@ -9,8 +9,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// shared is a server for tests that leave it running, list nothing, and use names of their own. A ZooKeeper takes seconds of
-// a processor's time to start.
+// shared is a server for tests that leave it running, list nothing, and use names of their own. A ZooKeeper takes
+// seconds of a processor's time to start.
 var shared struct {
 	once   sync.Once
 	server *containers.ZooKeeperServer // nil: did not start

@@ -109,8 +109,8 @@ func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// listen lets a change of a node wake somebody, once. The caller then watches the node. It is false if the same listens to
-// the node already.
+// listen lets a change of a node wake somebody, once. The caller then watches the node. It is false if the same listens
+// to the node already.
 func (s *session) listen(path string, wake chan<- struct{}) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,11 +20,11 @@ import (
 // late or gets wrong:
 //
 //   - the timeout that was granted and the session that goes on, in the server's answer to the connect request;
-//   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it never
-//     gets one; the wire puts the zxid into the requests that need it. It also knows one from before the session, which the
-//     library does not send;
-//   - the zxid that created a node. The library does not ask for it when it creates an entry; the wire does, which saves
-//     every acquire one request.
+//   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it
+//     never gets one; the wire puts the zxid into the requests that need it. It also knows one from before the session,
+//     which the library does not send;
+//   - the zxid that created a node. The library does not ask for it when it creates an entry; the wire does, which
+//     saves every acquire one request.
 type wire struct {
 	net.Conn
 	s       *session

@@ -1,8 +1,8 @@
-// Command failed reads what `go test -json` printed and tells what failed and why, in few lines: of a test that failed its
-// own messages, not what servers and passing tests said meanwhile. Whoever sees the end of a log sees the reason. It lists
-// what was left out on purpose (package internal/deep), the failures that a busy machine excused, with the argument "slow" the
-// tests that took longest, and with "packages" the lines of the packages. With "noskip" it exits with 1 if something else was
-// skipped, or if more than one test in a hundred had no verdict.
+// Command failed reads what `go test -json` printed and tells what failed and why, in few lines: of a test that failed
+// its own messages, not what servers and passing tests said meanwhile. Whoever sees the end of a log sees the reason.
+// It lists what was left out on purpose (package internal/deep), the failures that a busy machine excused, with the
+// argument "slow" the tests that took longest, and with "packages" the lines of the packages. With "noskip" it exits
+// with 1 if something else was skipped, or if more than one test in a hundred had no verdict.
 package main
 
 import (

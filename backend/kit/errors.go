@@ -28,8 +28,8 @@ func Classified(err error) bool {
 // CallError says which call on which name failed (a *backend.CallError), and gives err its class: classOf knows the
 // service's own errors, and returns backend.ErrUnavailable, backend.ErrMisconfigured, backend.ErrUnknown, or nil for an
 // error that it does not know. The end of a context stays what it is in a call that changes nothing or that marks what
-// it has sent, such as acquire. Everything else is backend.ErrUnknown: whoever reads that looks again, and loses nothing
-// by it. A nil err is nil.
+// it has sent, such as acquire. Everything else is backend.ErrUnknown: whoever reads that looks again, and loses
+// nothing by it. A nil err is nil.
 func CallError(driver, call, name string, err error, classOf func(error) error) error {
 	if err == nil {
 		return nil

@@ -72,8 +72,9 @@ func (g *Gate) Bind(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// Go starts work that goes on after its call has returned. Its context ends when Wait has waited for long enough. While the
-// gate closes, work is accepted from calls that entered before: it is what closing waits for. False: it was not started.
+// Go starts work that goes on after its call has returned. Its context ends when Wait has waited for long enough. While
+// the gate closes, work is accepted from calls that entered before: it is what closing waits for. False: it was not
+// started.
 func (g *Gate) Go(work func(context.Context)) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

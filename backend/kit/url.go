@@ -21,8 +21,8 @@ import (
 //	scheme://[user:password@]host[:port][,host[:port]…][/path][?option=value&…]
 //
 // Every URL has the options ca, cert and key (files in PEM form: the authorities to trust, and the client's certificate
-// with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the first
-// look at the service, such as 5s). One of the first four selects TLS.
+// with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the
+// first look at the service, such as 5s). One of the first four selects TLS.
 type Syntax struct {
 	Driver  string        // for errors
 	Schemes []string      // the first one is shown in advice
@@ -59,8 +59,8 @@ func (s Syntax) ParseURL(rawURL string) (*URL, error) {
 	return u, nil
 }
 
-// Invalid says that the driver cannot open the URL, and why: a *backend.InvalidError in a *backend.CallError, without the
-// password.
+// Invalid says that the driver cannot open the URL, and why: a *backend.InvalidError in a *backend.CallError, without
+// the password.
 func (u *URL) Invalid(why error) error {
 	return &backend.CallError{Driver: u.driver, Call: "open", Err: &backend.InvalidError{
 		Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(u.raw), Why: why.Error(),
@@ -196,7 +196,8 @@ func (u *URL) Bool(name string) (bool, error) {
 	}
 }
 
-// tlsOf returns the settings that the options ask for: without any, the system's authorities and the name that is dialled.
+// tlsOf returns the settings that the options ask for: without any, the system's authorities and the name that is
+// dialled.
 func tlsOf(options url.Values) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: options.Get("server-name")}
 	if file := options.Get("ca"); file != "" {

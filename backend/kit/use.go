@@ -9,9 +9,9 @@ import (
 
 // Use is what a request wants of a name. Permits and Limit belong to backend.KindPermits and are 0 otherwise.
 //
-// One rule decides for all kinds, in a queue in order of arrival: a request holds as soon as nothing that stands before it
-// excludes it. What stands before it can only go, so whoever holds keeps what it has whatever comes later, and nobody
-// overtakes: those that wait count like those that hold.
+// One rule decides for all kinds, in a queue in order of arrival: a request holds as soon as nothing that stands before
+// it excludes it. What stands before it can only go, so whoever holds keeps what it has whatever comes later, and
+// nobody overtakes: those that wait count like those that hold.
 type Use struct {
 	Kind           backend.Kind
 	Permits, Limit int
@@ -31,8 +31,8 @@ func (u Use) String() string {
 	return u.Kind.String()
 }
 
-// Blockers returns what keeps u waiting among the entries before it, in order of arrival: a set of which at least one must go
-// before u can be granted. It is empty if u is granted.
+// Blockers returns what keeps u waiting among the entries before it, in order of arrival: a set of which at least one
+// must go before u can be granted. It is empty if u is granted.
 //
 // The set is as small as it can be and made of the nearest entries, so that one who goes wakes few of those behind: a
 // single entry, or, for permits, as many as take too many between them.

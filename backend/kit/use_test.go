@@ -65,8 +65,8 @@ func TestWhoHoldsAndWhoWaitsForWhom(t *testing.T) {
 	}
 }
 
-// Random queues: who holds has no blockers and excludes nobody who holds, and as long as all blockers of one that waits stand
-// it is kept out, whatever else leaves.
+// Random queues: who holds has no blockers and excludes nobody who holds, and as long as all blockers of one that waits
+// stand it is kept out, whatever else leaves.
 func TestBlockersBlock(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -36,7 +36,8 @@ type claim struct {
 	tree    bool
 }
 
-// appendClaims appends what the i-th request of a set wants: first of the ancestors, from the root down, then of the name.
+// appendClaims appends what the i-th request of a set wants: first of the ancestors, from the root down, then of the
+// name.
 func appendClaims(claims []claim, i int, r *backend.Request) []claim {
 	own := claim{name: r.Name, request: i, use: exclusive, tree: r.Hierarchical}
 	below := belowExclusive

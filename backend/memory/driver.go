@@ -53,7 +53,8 @@ func (d *Driver) Store() *Store { return d.store }
 // Network returns what lies between the driver and its store, in order to break it.
 func (d *Driver) Network() *Network { return &d.net }
 
-// IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows, within a token space.
+// IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows, within a token
+// space.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe implements backend.Driver.
@@ -231,8 +232,8 @@ func (d *Driver) acquireOver(ctx context.Context, rs []backend.Request) ([]grant
 	}
 }
 
-// sendAcquire sends rs once. The answers arrive in box, which never blocks the store: an answer that finds it full takes the
-// place of the oldest, which proves the least.
+// sendAcquire sends rs once. The answers arrive in box, which never blocks the store: an answer that finds it full
+// takes the place of the oldest, which proves the least.
 func (d *Driver) sendAcquire(rs []backend.Request, box chan delivery) (<-chan struct{}, bool) {
 	sent := d.store.clock.Now()
 	post := func(a answer) {
@@ -265,8 +266,8 @@ func (d *Driver) sendAcquire(rs []backend.Request, box chan delivery) (<-chan st
 	})
 }
 
-// giveUp ends an acquire with err. A waiter takes itself out of the queue, and gives back what it was granted meanwhile;
-// what cannot be confirmed is unknown.
+// giveUp ends an acquire with err. A waiter takes itself out of the queue, and gives back what it was granted
+// meanwhile; what cannot be confirmed is unknown.
 func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 	if !ambiguous {
 		return err

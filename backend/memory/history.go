@@ -37,8 +37,8 @@ func (h *history) forget(revision uint64) {
 	*h = history{ring: h.ring[:0], floor: revision}
 }
 
-// revision is that of the last event. It is one above the last number given out, so that the revision of a store in which
-// nothing has happened is not 0, which asks Watch for what is to come only.
+// revision is that of the last event. It is one above the last number given out, so that the revision of a store in
+// which nothing has happened is not 0, which asks Watch for what is to come only.
 func (s *Store) revision() uint64 { return uint64(s.last) + 1 }
 
 // record notes what happened to a hold as the event of the present revision, and wakes those who watch the name.
@@ -68,9 +68,9 @@ func (s *Store) forgetHistory() {
 
 // watch is the store's side of one Driver.Watch. Store.mu protects the fields below over.
 //
-// The store keeps no events for it: the driver asks with the revision up to which it has read, and the ring answers. What
-// the store remembers is which event it has to start with next, so that a watch of a quiet name does not fall behind
-// while others fill the ring.
+// The store keeps no events for it: the driver asks with the revision up to which it has read, and the ring answers.
+// What the store remembers is which event it has to start with next, so that a watch of a quiet name does not fall
+// behind while others fill the ring.
 type watch struct {
 	name string
 	push func() // tells the driver to ask

@@ -15,8 +15,8 @@ var named struct {
 	stores map[string]*Store
 }
 
-// open returns a driver for memory://name, a store that all of the process shares and that lives as long as the process,
-// or for memory://, a store of its own.
+// open returns a driver for memory://name, a store that all of the process shares and that lives as long as the
+// process, or for memory://, a store of its own.
 func open(ctx context.Context, rawURL string) (backend.Driver, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, callError("open", "", err)

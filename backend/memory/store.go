@@ -17,8 +17,8 @@ type StoreOptions struct {
 	// sleeps by package time's timers between calls.
 	Clock backend.Clock
 
-	// Steady makes the intervals at which drivers ask again, in case a push got lost, depend on the name alone and not on
-	// chance: for simulations that must repeat.
+	// Steady makes the intervals at which drivers ask again, in case a push got lost, depend on the name alone and not
+	// on chance: for simulations that must repeat.
 	Steady bool
 }
 
@@ -99,8 +99,8 @@ const (
 )
 
 // acquire grants all of rs, or answers why not if push is nil, or queues them. Requests that hold or wait already keep
-// what they have, with a fresh TTL: that is what makes sending them again harmless. A caller that read the clock just now
-// passes what it read, since reading costs as much as granting; others pass zero. The grants are appended to room.
+// what they have, with a fresh TTL: that is what makes sending them again harmless. A caller that read the clock just
+// now passes what it read, since reading costs as much as granting; others pass zero. The grants are appended to room.
 func (s *Store) acquire(d *Driver, rs []backend.Request, now backend.Instant, room []granted, push func(answer)) (answer, verdict) {
 	s.mu.Lock()
 	if s.state != serving {

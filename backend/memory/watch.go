@@ -9,14 +9,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Watch implements backend.Watcher. It replays since any revision of the store whose later events are among the 4096 kept,
-// and needs no goroutine of its own. Events are read from the store when the loop asks for them, so a loop that is slow
-// holds nothing up; one so slow that events of its name are gone meanwhile gets backend.ErrCompacted. A since that the
-// store has not reached is backend.ErrInvalidOption.
+// Watch implements backend.Watcher. It replays since any revision of the store whose later events are among the 4096
+// kept, and needs no goroutine of its own. Events are read from the store when the loop asks for them, so a loop that
+// is slow holds nothing up; one so slow that events of its name are gone meanwhile gets backend.ErrCompacted. A since
+// that the store has not reached is backend.ErrInvalidOption.
 //
-// Holds that ended by Store.Evict are reported as released, with backend.ReasonEvicted as the reason; Store.Wipe ends the
-// watch with backend.ErrHistoryLost. If the store cannot be reached when the watch starts,
-// that is its end; later it waits for the store to come back and misses nothing.
+// Holds that ended by Store.Evict are reported as released, with backend.ReasonEvicted as the reason; Store.Wipe ends
+// the watch with backend.ErrHistoryLost. If the store cannot be reached when the watch starts, that is its end; later
+// it waits for the store to come back and misses nothing.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, since, yield); err != nil {

@@ -1,12 +1,12 @@
-// Package embedded runs the bundled lock server inside a program: one member that keeps its data in a folder, and clients
-// that reach it without a socket.
+// Package embedded runs the bundled lock server inside a program: one member that keeps its data in a folder, and
+// clients that reach it without a socket.
 //
 //	locks, err := embedded.Start(ctx, embedded.Options{DataDir: "/var/lib/app/locks"})
 //	client, err := fencelock.ForCorrectness(locks.Driver(nil), nil)
 //
-// It is for programs that run once per machine and want durable locks with fencing tokens without a service beside them:
-// the locks are those of this process, and outlive its crash as far as their TTL allows. Several processes need a server
-// of their own (fencelock serve), or several of them.
+// It is for programs that run once per machine and want durable locks with fencing tokens without a service beside
+// them: the locks are those of this process, and outlive its crash as far as their TTL allows. Several processes need a
+// server of their own (fencelock serve), or several of them.
 //
 // It stands in a package of its own because a program that only connects to servers should not link the server.
 package embedded
@@ -48,9 +48,10 @@ type Server struct{ server *server.Server }
 // A member that is alone need not leave others time to answer.
 var alone = server.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
-// Start starts a server and returns when it serves: after some tens of milliseconds, or longer if much is to be read from
-// DataDir. ctx bounds the start, not the server. Locks of before live for their full TTL from now on, unless their clients
-// renew them. An empty DataDir wraps backend.ErrInvalidOption; another option that makes no sense is a *server.ConfigError.
+// Start starts a server and returns when it serves: after some tens of milliseconds, or longer if much is to be read
+// from DataDir. ctx bounds the start, not the server. Locks of before live for their full TTL from now on, unless their
+// clients renew them. An empty DataDir wraps backend.ErrInvalidOption; another option that makes no sense is a
+// *server.ConfigError.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
 		return nil, &backend.InvalidError{
@@ -79,15 +80,15 @@ func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	return builtin.Attach(func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }, o)
 }
 
-// Done is closed when the server has ended: by Close, or because it could not go on (a full disk, for example). Err then
-// tells why; it is nil after Close.
+// Done is closed when the server has ended: by Close, or because it could not go on (a full disk, for example). Err
+// then tells why; it is nil after Close.
 func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 
 // Err tells why the server could not go on.
 func (s *Server) Err() error { return s.server.Err() }
 
-// Backup writes all that the server keeps to w, with all that was acknowledged before the call. If it returns an error, what
-// was written is of no use. server.Restore makes a new data directory of it, for Start.
+// Backup writes all that the server keeps to w, with all that was acknowledged before the call. If it returns an error,
+// what was written is of no use. server.Restore makes a new data directory of it, for Start.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error { return s.server.Backup(ctx, w) }
 
 // Close stops the server. Locks stay as they are: their sessions go on when the server is started again.

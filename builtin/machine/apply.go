@@ -5,8 +5,8 @@ import "slices"
 // Apply carries out one command and returns its result, and what happened to others by it, in the order in which it
 // happened.
 //
-// at is the leader's wall clock when it made the log entry, in Unix nanoseconds (Batch.At). It is kept for people to read,
-// never goes back within the machine, and decides nothing.
+// at is the leader's wall clock when it made the log entry, in Unix nanoseconds (Batch.At). It is kept for people to
+// read, never goes back within the machine, and decides nothing.
 //
 // Whatever the command contains, Apply answers with a code and does not panic. A command that was not carried out (any
 // Code but OK, Granted and Queued) has changed nothing, except that its result is remembered, and that Acked and Target
@@ -99,8 +99,8 @@ func (m *Machine) carryOut(s *session, c *Command) *Result {
 
 // settle grants what can be granted, wherever a claim ended.
 //
-// The order in which the names are looked at decides only about the order of tokens of different names: a grant excludes
-// no waiter with an earlier ticket, because it is compatible with all of them.
+// The order in which the names are looked at decides only about the order of tokens of different names: a grant
+// excludes no waiter with an earlier ticket, because it is compatible with all of them.
 func (m *Machine) settle() {
 	for i := 0; i < len(m.touched); i++ { // a grant may touch more names
 		e := m.touched[i]

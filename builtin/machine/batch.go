@@ -118,9 +118,9 @@ func appendPayload(dst []byte, c *Command) []byte {
 	return dst
 }
 
-// DecodeBatch reads what AppendBatch wrote. It shares no memory with data. An operation that this build does not know is
-// no error: its command carries Payload, and Apply answers CodeUnknown. Anything else that AppendBatch does not write is a
-// *FormatError; nothing is allocated for lengths that data cannot contain.
+// DecodeBatch reads what AppendBatch wrote. It shares no memory with data. An operation that this build does not know
+// is no error: its command carries Payload, and Apply answers CodeUnknown. Anything else that AppendBatch does not
+// write is a *FormatError; nothing is allocated for lengths that data cannot contain.
 func DecodeBatch(data []byte) (*Batch, error) {
 	r := &reader{what: "batch", data: data}
 	if v := r.byte(); v != batchVersion {

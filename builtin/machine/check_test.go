@@ -14,7 +14,8 @@ type tester interface {
 	Fatalf(format string, args ...any)
 }
 
-// excludes tells whether two requests exclude each other, in plain words of the package comment and independent of claims.
+// excludes tells whether two requests exclude each other, in plain words of the package comment and independent of
+// claims.
 func excludes(a, b *Request) bool {
 	related := a.Name == b.Name ||
 		a.Hierarchical && b.Hierarchical && (isAncestor(a.Name, b.Name) || isAncestor(b.Name, a.Name))

@@ -27,8 +27,8 @@ type claim struct {
 	tree    bool   // hierarchical
 }
 
-// compatible tells whether two claims of one name can be held at once. It is the one place that knows what excludes what.
-// Claims that do not mix never meet here: see entry.mixes.
+// compatible tells whether two claims of one name can be held at once. It is the one place that knows what excludes
+// what. Claims that do not mix never meet here: see entry.mixes.
 func compatible(a, b claim) bool {
 	switch {
 	case a.modes == 0 || b.modes == 0:
@@ -83,8 +83,8 @@ func (r *Request) levels() int {
 	return 1 + strings.Count(r.Name[1:], "/")
 }
 
-// mergeClaims appends what all of requests want, with one claim per name. It reports false if they exclude each other or
-// name one lock twice: no such acquire could ever be granted.
+// mergeClaims appends what all of requests want, with one claim per name. It reports false if they exclude each other
+// or name one lock twice: no such acquire could ever be granted.
 func mergeClaims(dst []claim, requests []Request) ([]claim, bool) {
 	for i := range requests {
 		dst = appendClaims(dst, &requests[i])

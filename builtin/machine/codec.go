@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The encoding of log entries and snapshots: unsigned varints, length and bytes, one byte for flags. Every value has one
-// encoding only, so whatever was decoded encodes to the same bytes again.
+// The encoding of log entries and snapshots: unsigned varints, length and bytes, one byte for flags. Every value has
+// one encoding only, so whatever was decoded encodes to the same bytes again.
 
 func appendUint(dst []byte, v uint64) []byte { return binary.AppendUvarint(dst, v) }
 

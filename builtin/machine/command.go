@@ -20,31 +20,32 @@ type Op uint16
 // they get lost in the log.
 const (
 	// OpOpenSession makes Session. TTL. Opening a session that is open, with the same TTL, is CodeOK; with another TTL,
-	// CodeConflict. The machine does not remember sessions that ended: one that is opened again starts empty. Seq must be 0.
+	// CodeConflict. The machine does not remember sessions that ended: one that is opened again starts empty. Seq must
+	// be 0.
 	OpOpenSession Op = 1
 	// OpCloseSession ends Session at the client's wish, with all that hangs on it. Linger. Seq must be 0.
 	OpCloseSession Op = 2
 	// OpExpire ends Session because its time was over. Linger. Seq must be 0.
 	OpExpire Op = 3
-	// OpAcquire takes all of Requests or none. Requests, Under, Wait. CodeGranted with one Grant per request, in their order;
-	// CodeQueued with the Ticket if it has to wait and Wait is set, CodeHeld with the Holder if not; CodeConflict if a
-	// request id is in use for the name by another session, or if some but not all of the requests are held already, or
-	// wait in another company; CodeDeadlock, CodeMismatch, CodeInvalid, CodeLimit, CodeNoSession.
+	// OpAcquire takes all of Requests or none. Requests, Under, Wait. CodeGranted with one Grant per request, in their
+	// order; CodeQueued with the Ticket if it has to wait and Wait is set, CodeHeld with the Holder if not;
+	// CodeConflict if a request id is in use for the name by another session, or if some but not all of the requests
+	// are held already, or wait in another company; CodeDeadlock, CodeMismatch, CodeInvalid, CodeLimit, CodeNoSession.
 	OpAcquire Op = 4
 	// OpCancelWait ends the wait of RequestID for Name, in all of its queues, and leaves holds alone. Name, RequestID,
-	// Target. CodeOK; CodeGranted with the Grant of Name if it was granted meanwhile, or long ago; CodeNotHeld if there is
-	// neither. It needs no Session, and ends waits of any session: who knows the request id may cancel.
+	// Target. CodeOK; CodeGranted with the Grant of Name if it was granted meanwhile, or long ago; CodeNotHeld if there
+	// is neither. It needs no Session, and ends waits of any session: who knows the request id may cancel.
 	OpCancelWait Op = 5
-	// OpRelease ends the hold of RequestID with Token. Name, RequestID, Token, Linger, Target, Own. Without a Token it ends
-	// whatever the request left: its hold, or its wait in all of its queues. CodeOK, CodeNotHeld. It needs no
+	// OpRelease ends the hold of RequestID with Token. Name, RequestID, Token, Linger, Target, Own. Without a Token it
+	// ends whatever the request left: its hold, or its wait in all of its queues. CodeOK, CodeNotHeld. It needs no
 	// Session, and ends holds of any session: who knows the request id may release; with Own, those of Session alone.
 	// Lingering is not released.
 	OpRelease Op = 6
-	// OpForceRelease ends every hold of Name, lingering ones too; holds of ancestors and descendants stay. Name, Reason, By.
-	// CodeOK; CodeNotHeld if there was none. It needs no Session.
+	// OpForceRelease ends every hold of Name, lingering ones too; holds of ancestors and descendants stay. Name,
+	// Reason, By. CodeOK; CodeNotHeld if there was none. It needs no Session.
 	OpForceRelease Op = 7
-	// OpFree ends a lingering hold, whose minimum is over. Name, Token. CodeOK; CodeNotHeld if it does not linger. It needs
-	// no Session.
+	// OpFree ends a lingering hold, whose minimum is over. Name, Token. CodeOK; CodeNotHeld if it does not linger. It
+	// needs no Session.
 	OpFree Op = 8
 	// OpSetLimits replaces the limits. Limits. They are part of the state, because replicas that limit differently
 	// drift apart. What is over a new limit already stays. CodeInvalid if one is not positive or beyond its bound.
@@ -53,9 +54,10 @@ const (
 	// later operations only then. A level that was reached before is CodeOK; one that this build does not know, above
 	// MaxLevel, is CodeUnknown.
 	OpRaiseLevel Op = 10
-	// OpMove makes Session the one on which the hold or the wait of RequestID for Name hangs. Name, RequestID, Token: with a
-	// Token only that hold. CodeGranted with the Grant of Name, or CodeQueued with the Ticket, both as before; also if it hangs
-	// there already. CodeNotHeld, CodeNoSession. Who knows the request id may take it over from any session.
+	// OpMove makes Session the one on which the hold or the wait of RequestID for Name hangs. Name, RequestID, Token:
+	// with a Token only that hold. CodeGranted with the Grant of Name, or CodeQueued with the Ticket, both as before;
+	// also if it hangs there already. CodeNotHeld, CodeNoSession. Who knows the request id may take it over from any
+	// session.
 	OpMove Op = 11
 )
 
@@ -102,8 +104,8 @@ type Command struct {
 
 	// Session that asks. Zero where none is needed.
 	Session SessionID
-	// Seq numbers the commands of the session, so that each is carried out once; in any order, but never one number for two
-	// commands. 0: carried out as often as it arrives.
+	// Seq numbers the commands of the session, so that each is carried out once; in any order, but never one number for
+	// two commands. 0: carried out as often as it arrives.
 	Seq uint64
 	// Acked says that the client knows the results up to this number; they are forgotten. Only with Seq, and below it.
 	Acked uint64
@@ -118,16 +120,17 @@ type Command struct {
 	Name      string
 	RequestID string
 	Token     fencing.Token
-	// Target is the Seq of the acquire that a release or a cancellation gives up: if that acquire was not carried out yet,
-	// it never will be. 0 for none. Only with Session.
+	// Target is the Seq of the acquire that a release or a cancellation gives up: if that acquire was not carried out
+	// yet, it never will be. 0 for none. Only with Session.
 	Target uint64
 
-	// Own has OpRelease end only what hangs on Session, and leave alone what another session has taken over. Only with Session.
+	// Own has OpRelease end only what hangs on Session, and leave alone what another session has taken over. Only with
+	// Session.
 	Own bool
 
-	// Linger turns holds with a MinHold that this command ends into lingering ones: nobody holds them any more and they go
-	// on excluding others until OpFree. The leader sets it if the minimum of one of them is not over, and frees those
-	// whose minimum is. Without it they just end.
+	// Linger turns holds with a MinHold that this command ends into lingering ones: nobody holds them any more and they
+	// go on excluding others until OpFree. The leader sets it if the minimum of one of them is not over, and frees
+	// those whose minimum is. Without it they just end.
 	Linger bool
 
 	Reason string // of a force-release, for its victims; up to 1024 bytes of valid UTF-8

@@ -10,7 +10,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// crowd returns a machine with n shared waiters behind an exclusive one on a/x, which a shared hold keeps them all out of.
+// crowd returns a machine with n shared waiters behind an exclusive one on a/x, which a shared hold keeps them all out
+// of.
 func crowd(t testing.TB, n int) *Machine {
 	m := New(1)
 	limits := DefaultLimits()

@@ -65,8 +65,8 @@ func path(links []link, last int, newcomer Blocker) []Blocker {
 	return cycle
 }
 
-// blockers yields every holder, and every waiter before ticket, that claims must wait for, with the name of which both want
-// something, until yield returns false or so many names, holders and waiters have been looked at as steps says.
+// blockers yields every holder, and every waiter before ticket, that claims must wait for, with the name of which both
+// want something, until yield returns false or so many names, holders and waiters have been looked at as steps says.
 func (m *Machine) blockers(claims []claim, ticket uint64, steps *int, yield func(string, *hold, *wait) bool) {
 	for _, c := range claims {
 		if *steps--; *steps < 0 {

@@ -7,7 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// inTheWay returns the holds and waits that w waits for, in plain words of the package comment and independent of claims.
+// inTheWay returns the holds and waits that w waits for, in plain words of the package comment and independent of
+// claims.
 func inTheWay(w *wait, holds []*hold, waits []*wait) (ofHolds []*hold, ofWaits []*wait) {
 	for j := range w.requests {
 		r := &w.requests[j]

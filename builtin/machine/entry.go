@@ -74,7 +74,8 @@ func (e *entry) ahead(ticket uint64) claim {
 	return all
 }
 
-// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let somebody in who waits.
+// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let somebody in who
+// waits.
 func (e *entry) frees(c claim) bool {
 	if c.modes&permits != 0 {
 		return len(e.queue) > 0

@@ -7,8 +7,8 @@ import (
 	"github.com/google/btree"
 )
 
-// holdSet is a set of holds in the order of their tokens. Most have one; some have hundreds of thousands, of which each comes
-// and goes in logarithmic time.
+// holdSet is a set of holds in the order of their tokens. Most have one; some have hundreds of thousands, of which each
+// comes and goes in logarithmic time.
 type holdSet struct {
 	few  []*hold              // while there are no more than fewHolds of them
 	many *btree.BTreeG[*hold] // nil until there have been more

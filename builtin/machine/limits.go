@@ -1,7 +1,7 @@
 package machine
 
-// Limits bound what a machine takes on. Beyond one, the answer is CodeLimit with the name of the field. All are positive
-// and at most 1<<30. They are checked when a command arrives; a grant to a waiter is never refused.
+// Limits bound what a machine takes on. Beyond one, the answer is CodeLimit with the name of the field. All are
+// positive and at most 1<<30. They are checked when a command arrives; a grant to a waiter is never refused.
 type Limits struct {
 	Sessions       int // open at a time
 	Holds          int // of all sessions together, lingering ones too

@@ -103,9 +103,9 @@ func (h *hold) show() Hold {
 	}
 }
 
-// List returns up to limit names that start with prefix and come after the name after, sorted by bytes, and whether there
-// are more. Names that are only held by lingering holds or only waited for are included; names that are only ancestors
-// of others are not. It looks at as many names as it returns, and at their ancestors.
+// List returns up to limit names that start with prefix and come after the name after, sorted by bytes, and whether
+// there are more. Names that are only held by lingering holds or only waited for are included; names that are only
+// ancestors of others are not. It looks at as many names as it returns, and at their ancestors.
 func (m *Machine) List(prefix, after string, limit int) (infos []Info, more bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

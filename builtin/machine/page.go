@@ -24,9 +24,9 @@ type SessionPage struct {
 	More     bool           // there are names after the last one
 }
 
-// SessionPage returns the first limit entries of a session whose names come after the name after, and with the last one all
-// others of its name; false if there is no such session. It looks at all that hangs on the session: some milliseconds for
-// 100,000 holds, during which Apply waits.
+// SessionPage returns the first limit entries of a session whose names come after the name after, and with the last one
+// all others of its name; false if there is no such session. It looks at all that hangs on the session: some
+// milliseconds for 100,000 holds, during which Apply waits.
 func (m *Machine) SessionPage(id SessionID, after string, limit int) (SessionPage, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

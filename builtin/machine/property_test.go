@@ -342,8 +342,8 @@ func anyLog(t *rapid.T) {
 	w.drain()
 }
 
-// Any log gives the same answers and the same state on a second replica that reads it from the log's encoding, and on one
-// that starts from a snapshot taken anywhere.
+// Any log gives the same answers and the same state on a second replica that reads it from the log's encoding, and on
+// one that starts from a snapshot taken anywhere.
 func TestReplicasAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := newWorld(16)

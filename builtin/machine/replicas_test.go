@@ -20,8 +20,8 @@ import (
 	"github.com/fencelock/fencelock/internal/race"
 )
 
-// cluster is three replicas of a machine that are fed by one log, with the leader's timers and the clients around them, in
-// time that is counted and not waited for. Everything is drawn from one seed, by one goroutine.
+// cluster is three replicas of a machine that are fed by one log, with the leader's timers and the clients around them,
+// in time that is counted and not waited for. Everything is drawn from one seed, by one goroutine.
 type cluster struct {
 	t *testing.T
 	*rand.Rand
@@ -196,8 +196,8 @@ func (c *cluster) depose() {
 	c.pool = slices.DeleteFunc(c.pool, func(Command) bool { return c.one(2) })
 }
 
-// elect makes a replica the leader, if a majority is up. A new leader has applied the whole log, and gives every session and
-// every lingering hold its full time again.
+// elect makes a replica the leader, if a majority is up. A new leader has applied the whole log, and gives every
+// session and every lingering hold its full time again.
 func (c *cluster) elect() {
 	var up []int
 	for i, r := range c.replicas {
@@ -259,7 +259,8 @@ func (c *cluster) deliver() {
 	}
 }
 
-// commit appends an entry to the log. The witness carries it out first, then the leader; the others when they get to it.
+// commit appends an entry to the log. The witness carries it out first, then the leader; the others when they get to
+// it.
 func (c *cluster) commit(commands ...Command) {
 	at := int64(c.now) + int64(c.leader)*int64(time.Minute) // leaders' clocks differ
 	entry := AppendBatch(nil, &Batch{At: at, Commands: commands})
@@ -498,11 +499,11 @@ func (c *cluster) settle() {
 	}
 }
 
-// TestReplicas runs clusters in simulated time: three replicas of the machine that read one log, each at its own pace, lose
-// their memory and start again from snapshots of their own or of others; leaders that time sessions and follow each other;
-// clients whose commands arrive in any order, late, twice or never; backups that are restored. Each hour is a seed.
-// FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, by default 3, and 100 in the deep tier without the race
-// detector, since the state machine has one goroutine.
+// TestReplicas runs clusters in simulated time: three replicas of the machine that read one log, each at its own pace,
+// lose their memory and start again from snapshots of their own or of others; leaders that time sessions and follow
+// each other; clients whose commands arrive in any order, late, twice or never; backups that are restored. Each hour is
+// a seed. FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, by default 3, and 100 in the deep tier
+// without the race detector, since the state machine has one goroutine.
 func TestReplicas(t *testing.T) {
 	if text := os.Getenv("FENCELOCK_SEED"); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)

@@ -11,7 +11,8 @@ import (
 )
 
 // Restore replaces the state by a snapshot, which it reads to its end. On an error, a *FormatError or that of r, the
-// machine stays as it was. Events from before are gone: EventsSince answers *CompactedError below the snapshot's revision.
+// machine stays as it was. Events from before are gone: EventsSince answers *CompactedError below the snapshot's
+// revision.
 func (m *Machine) Restore(r io.Reader) error {
 	fresh, err := read(r)
 	if err != nil {
@@ -22,12 +23,12 @@ func (m *Machine) Restore(r io.Reader) error {
 }
 
 // RestoreBackup is Restore for a snapshot that may be older than what clients have seen: a backup. It sets the revision
-// ahead by 1<<32 and by more, so that every later token is greater than those issued after the backup was made, and marks
-// all below as compacted. It ends every session, because what hung on it may have changed after the backup: holds with a
-// MinHold linger, all else is gone, and clients learn that their session ended.
+// ahead by 1<<32 and by more, so that every later token is greater than those issued after the backup was made, and
+// marks all below as compacted. It ends every session, because what hung on it may have changed after the backup: holds
+// with a MinHold linger, all else is gone, and clients learn that their session ended.
 //
-// It returns the longest TTL of a session in the backup. All replicas need the outcome: freeze it, and hand that snapshot to
-// the cluster.
+// It returns the longest TTL of a session in the backup. All replicas need the outcome: freeze it, and hand that
+// snapshot to the cluster.
 func (m *Machine) RestoreBackup(r io.Reader, more uint64) (longest time.Duration, err error) {
 	fresh, err := read(r)
 	if err != nil {

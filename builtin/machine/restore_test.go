@@ -169,8 +169,8 @@ func TestBackupsRunOutOfRevisions(t *testing.T) {
 	}
 }
 
-// FuzzRestore: a snapshot with a right checksum and any contents is refused, or leaves a machine that works and writes it
-// back as it was.
+// FuzzRestore: a snapshot with a right checksum and any contents is refused, or leaves a machine that works and writes
+// it back as it was.
 func FuzzRestore(f *testing.F) {
 	t := &testing.T{}
 	f.Add(snapshot(t, New(1))[len(magic):])

@@ -50,11 +50,11 @@ type Result struct {
 	Ticket uint64
 	// Holder is in the way: a holder, or a waiter if there is none. Only with CodeHeld.
 	Holder *Blocker
-	// Cycle of who waits for whom, the newcomer first, with the name that it would wait for; each of the others has the name
-	// that the one before waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
+	// Cycle of who waits for whom, the newcomer first, with the name that it would wait for; each of the others has the
+	// name that the one before waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
 	Cycle []Blocker
-	// Field that is refused, in the words of the structs Command, Request and Limits; Detail says why, for people. Only with
-	// CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
+	// Field that is refused, in the words of the structs Command, Request and Limits; Detail says why, for people. Only
+	// with CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
 	Field, Detail string
 }
 
@@ -97,14 +97,14 @@ type NoticeType uint8
 const (
 	// NoticeGranted: the wait with Ticket of Session is over, and all of Grants are held, in the order of its requests.
 	NoticeGranted NoticeType = 1
-	// NoticeLost: the hold with Name, RequestID and Token of Session was taken away, or the wait with Name, RequestID and
-	// Ticket. Cause, Detail.
+	// NoticeLost: the hold with Name, RequestID and Token of Session was taken away, or the wait with Name, RequestID
+	// and Ticket. Cause, Detail.
 	NoticeLost NoticeType = 2
 	// NoticeSessionEnded: Session ended, and with it all that it held and waited for. Cause. One notice, however many
 	// holds there were.
 	NoticeSessionEnded NoticeType = 3
-	// NoticeLingering: the hold with Name, RequestID and Token lingers from now on; the leader frees it when its MinHold
-	// is over. It has no Session any more.
+	// NoticeLingering: the hold with Name, RequestID and Token lingers from now on; the leader frees it when its
+	// MinHold is over. It has no Session any more.
 	NoticeLingering NoticeType = 4
 )
 

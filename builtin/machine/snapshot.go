@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Frozen is the state of a machine at one moment. It stays as it is while the machine goes on, so it can be written from
-// another goroutine.
+// Frozen is the state of a machine at one moment. It stays as it is while the machine goes on, so it can be written
+// from another goroutine.
 type Frozen struct {
 	revision uint64
 	now      int64
@@ -47,8 +47,8 @@ func (m *Machine) Freeze() *Frozen {
 // Revision returns the revision of the frozen state.
 func (f *Frozen) Revision() uint64 { return f.revision }
 
-// WriteTo writes the snapshot: versioned, and with a checksum at its end, which is Machine.Hash. The same state gives the
-// same bytes.
+// WriteTo writes the snapshot: versioned, and with a checksum at its end, which is Machine.Hash. The same state gives
+// the same bytes.
 func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	sum := sha256.New()
 	both := io.MultiWriter(w, sum)
@@ -65,8 +65,8 @@ func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	return written + int64(n), err
 }
 
-// Hash returns a checksum of the whole state, without the kept events. Replicas that applied the same commands agree. It
-// costs as much as writing a snapshot.
+// Hash returns a checksum of the whole state, without the kept events. Replicas that applied the same commands agree.
+// It costs as much as writing a snapshot.
 func (m *Machine) Hash() [sha256.Size]byte {
 	sum := sha256.New()
 	_ = m.Freeze().encode(func(piece []byte) error {

@@ -47,8 +47,8 @@ type claimant struct {
 	wait *wait
 }
 
-// The following, and those in move.go, are the only ways in which holds and waits come, go and change. They keep everything
-// that is computed from them.
+// The following, and those in move.go, are the only ways in which holds and waits come, go and change. They keep
+// everything that is computed from them.
 
 func (m *Machine) addHold(h *hold) {
 	m.holds[h.token.Order()] = h
@@ -190,7 +190,8 @@ func (m *Machine) open(c claim) *entry {
 	return e
 }
 
-// touch notes that e lost c: settle looks at its waiters, if one of them may be let in now, and drops it if nothing is left.
+// touch notes that e lost c: settle looks at its waiters, if one of them may be let in now, and drops it if nothing is
+// left.
 func (m *Machine) touch(e *entry, c claim) {
 	e.stirred = e.stirred || e.frees(c)
 	if !e.touched {

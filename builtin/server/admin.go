@@ -143,7 +143,8 @@ func (a *admin) TransferLeadership(
 	return &lockpb.TransferLeadershipReply{}, nil
 }
 
-// successor returns the member that is to lead after self: id, or where that is empty any. It must have a vote and be there.
+// successor returns the member that is to lead after self: id, or where that is empty any. It must have a vote and be
+// there.
 func successor(servers []raft.Server, self, id raft.ServerID, alive map[raft.ServerID]bool) (raft.Server, error) {
 	for _, m := range servers {
 		if m.ID == self || id != "" && m.ID != id {

@@ -17,7 +17,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// A backup is a line that says what it is, a line of JSON, the snapshot of the state machine, and the SHA-256 of all that.
+// A backup is a line that says what it is, a line of JSON, the snapshot of the state machine, and the SHA-256 of all
+// that.
 const backupMagic = "fencelock backup 1\n"
 
 // BackupInfo says what a backup is of. It is the line of JSON.

@@ -74,8 +74,8 @@ func (s *Server) alone() bool {
 	})
 }
 
-// joinOrBootstrap asks all the others. Joining comes first: while any of them belongs to a cluster, that is the one to be
-// in, and a second cluster beside it would be a disaster. Only if all are there and none belongs to one, it is made.
+// joinOrBootstrap asks all the others. Joining comes first: while any of them belongs to a cluster, that is the one to
+// be in, and a second cluster beside it would be a disaster. Only if all are there and none belongs to one, it is made.
 // Since every member makes it of the same addresses, all that do so make the same.
 func (s *Server) joinOrBootstrap(ctx context.Context) error {
 	own := s.self()

@@ -48,8 +48,9 @@ func (x *call) log(c machine.Command, renewed bool, then func(*outcome) *lockpb.
 	return err
 }
 
-// attachedElsewhere is why a command that has waited for the log is not carried out any more. It waits in the lane of its
-// connection, and what the client has sent on another one since, to which the session is attached now, may be ahead of it.
+// attachedElsewhere is why a command that has waited for the log is not carried out any more. It waits in the lane of
+// its connection, and what the client has sent on another one since, to which the session is attached now, may be ahead
+// of it.
 func (x *call) attachedElsewhere() error {
 	if !x.changesLocks() || x.session == (machine.SessionID{}) {
 		return nil
@@ -182,7 +183,8 @@ func (x *call) whyNotRenewed() error {
 
 func (x *call) machine() *machine.Machine { return x.server.node.fsm.machine }
 
-// look answers with what see returns, unless that is nil. It sees everything that was acknowledged to anybody before the request.
+// look answers with what see returns, unless that is nil. It sees everything that was acknowledged to anybody before
+// the request.
 //
 // Nobody led after this member, and everything that this member acknowledged was applied here before; so was everything
 // of earlier leaders before this member began to serve.
@@ -221,8 +223,8 @@ func (x *call) seen() {
 	x.tasks.Done()
 }
 
-// pageLimit bounds the entries of one answer, and pageBytes its size. attachLimit bounds those of one answer about a session:
-// they are small, and each page looks at all that the session has.
+// pageLimit bounds the entries of one answer, and pageBytes its size. attachLimit bounds those of one answer about a
+// session: they are small, and each page looks at all that the session has.
 const (
 	pageLimit   = 1000
 	pageBytes   = 1 << 20

@@ -33,8 +33,8 @@ const sumVersion = 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sumOf is what stands in the extensions of an entry: they go with it to the other members and to their disks, and members
-// that know nothing of checksums keep them as they are.
+// sumOf is what stands in the extensions of an entry: they go with it to the other members and to their disks, and
+// members that know nothing of checksums keep them as they are.
 func sumOf(l *raft.Log) []byte {
 	var head [17]byte
 	binary.BigEndian.PutUint64(head[:], l.Index)
@@ -44,14 +44,15 @@ func sumOf(l *raft.Log) []byte {
 	return binary.BigEndian.AppendUint32([]byte{sumVersion}, sum)
 }
 
-// intact reports whether an entry is as it was when its checksum was made. One without a checksum is for the caller to judge.
+// intact reports whether an entry is as it was when its checksum was made. One without a checksum is for the caller to
+// judge.
 func intact(l *raft.Log) bool {
 	return len(l.Extensions) == 0 || slices.Equal(l.Extensions, sumOf(l))
 }
 
-// checkedLog gives entries a checksum when they are stored for the first time, and checks it whenever one is read: the log
-// below does not. It knows up to where the log goes, so that an end that was acknowledged and is missing is told from one
-// that was never written whole.
+// checkedLog gives entries a checksum when they are stored for the first time, and checks it whenever one is read: the
+// log below does not. It knows up to where the log goes, so that an end that was acknowledged and is missing is told
+// from one that was never written whole.
 type checkedLog struct {
 	raft.LogStore
 	path  string // where the entries are
@@ -95,8 +96,8 @@ func (l *checkedLog) DeleteRange(first, last uint64) error {
 	return l.LogStore.DeleteRange(first, last)
 }
 
-// GetLog never returns a damaged entry as if it were whole. Raft ends the program if an entry cannot be read. So it gets one
-// that the state machine refuses, and the member stops: it sends nothing, and writes nothing, from then on.
+// GetLog never returns a damaged entry as if it were whole. Raft ends the program if an entry cannot be read. So it
+// gets one that the state machine refuses, and the member stops: it sends nothing, and writes nothing, from then on.
 func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 	err := l.read(index, entry)
 	damage := (*CorruptError)(nil)
@@ -180,9 +181,10 @@ func (l *checkedLog) IsMonotonic() bool {
 
 // logMark is a file that says up to where the log goes.
 //
-// Where a log is cut off within what was written last, that may be because the machine stopped before it was written whole,
-// and then nobody was told of it; or because it was damaged later. The log below takes the former for granted. The mark is
-// written after the log, without an fsync: it outlives the process at once, and the machine some seconds later.
+// Where a log is cut off within what was written last, that may be because the machine stopped before it was written
+// whole, and then nobody was told of it; or because it was damaged later. The log below takes the former for granted.
+// The mark is written after the log, without an fsync: it outlives the process at once, and the machine some seconds
+// later.
 type logMark struct {
 	f *os.File
 
@@ -233,8 +235,8 @@ func (m *logMark) raise(index uint64) error {
 	return err
 }
 
-// lower notes, also for after a loss of power, that entries up to last go, and that the log ends with end then, unless there
-// are later ones.
+// lower notes, also for after a loss of power, that entries up to last go, and that the log ends with end then, unless
+// there are later ones.
 func (m *logMark) lower(last, end uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,27 +18,27 @@ import (
 
 // Config says what kind of server to start. The zero value is one node in memory that only this process reaches.
 type Config struct {
-	// DataDir keeps the log, the snapshots and the name of this member. Empty: nothing is kept, and the server says that it
-	// is not durable.
+	// DataDir keeps the log, the snapshots and the name of this member. Empty: nothing is kept, and the server says
+	// that it is not durable.
 	DataDir string
 	// Store is the kind of log in DataDir: StoreWAL (the default) or StoreBolt. It cannot be changed later.
 	Store Store
 
-	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is what clients are told
-	// instead, if they reach the server under another name.
+	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is what clients are
+	// told instead, if they reach the server under another name.
 	Listen, Advertise string
-	// PeerListen is where the other members connect, host:port. Empty: there are none. PeerAdvertise is the address by which
-	// they know this member; it is the one that stands in their Join.
+	// PeerListen is where the other members connect, host:port. Empty: there are none. PeerAdvertise is the address by
+	// which they know this member; it is the one that stands in their Join.
 	PeerListen, PeerAdvertise string
 
 	// PeerDial opens connections to the other members, by the addresses that they advertise. Default TCP.
 	PeerDial func(ctx context.Context, address string) (net.Conn, error) `json:"-"`
 
-	// Join lists the peer addresses of the members; this one may be among them. A member that belongs to no cluster asks
-	// them to take it in.
+	// Join lists the peer addresses of the members; this one may be among them. A member that belongs to no cluster
+	// asks them to take it in.
 	Join []string
-	// BootstrapExpect is the number of members in Join, this one included, if they are to make a new cluster once all of
-	// them are there. All of them are given the same Join. 0: only an existing cluster is joined.
+	// BootstrapExpect is the number of members in Join, this one included, if they are to make a new cluster once all
+	// of them are there. All of them are given the same Join. 0: only an existing cluster is joined.
 	BootstrapExpect int
 
 	// TLS is for clients, PeerTLS for members, in both directions, so it needs certificates of both sorts.
@@ -48,8 +48,8 @@ type Config struct {
 
 	// MinTTL and MaxTTL bound the TTLs of sessions. Defaults: 3 s, which outlasts an election, and 24 h.
 	MinTTL, MaxTTL time.Duration
-	// Limits bound what the cluster takes on. A field that is zero has its value of machine.DefaultLimits. The members agree on
-	// those of the one that leads: give all of them the same. What is over a limit when it is lowered stays.
+	// Limits bound what the cluster takes on. A field that is zero has its value of machine.DefaultLimits. The members
+	// agree on those of the one that leads: give all of them the same. What is over a limit when it is lowered stays.
 	Limits machine.Limits
 	// Timing of the members among themselves. Give all of them the same.
 	Timing Timing

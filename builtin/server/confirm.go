@@ -10,9 +10,9 @@ import (
 // confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats answers
 // all the questions that were asked before it began.
 //
-// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: whoever acknowledges
-// in term T a request that was sent after the question has voted in no later term before, and if that holds for most of
-// the voters, nobody of a later term led at the time of the question.
+// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: whoever
+// acknowledges in term T a request that was sent after the question has voted in no later term before, and if that
+// holds for most of the voters, nobody of a later term led at the time of the question.
 type confirmer struct {
 	raft  *raft.Raft
 	proof *proof
@@ -88,8 +88,8 @@ func (c *confirmer) end(err error) {
 	}
 }
 
-// prove returns true once most voters have acknowledged a request that was sent after the call, and false if the term is
-// over or ctx ended.
+// prove returns true once most voters have acknowledged a request that was sent after the call, and false if the term
+// is over or ctx ended.
 func (c *confirmer) prove(ctx context.Context) bool {
 	mark := c.proof.mark()
 	c.mu.Lock()
@@ -114,8 +114,8 @@ func (c *confirmer) prove(ctx context.Context) bool {
 	}
 }
 
-// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. The verdict of VerifyLeader is not asked
-// for. It waits while raft's main loop does, which is why it has a goroutine of its own.
+// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. The verdict of VerifyLeader is not
+// asked for. It waits while raft's main loop does, which is why it has a goroutine of its own.
 func (c *confirmer) nudge(ctx context.Context) {
 	for {
 		select {

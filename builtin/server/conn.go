@@ -21,13 +21,13 @@ type Stream interface {
 const (
 	// farewell is how long a connection that is cut off has to take the reason.
 	farewell = time.Second
-	// inFlight is how many commands and keepalives one connection may have on their way. More are not read from it before some
-	// are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so that they are
-	// bounded in bytes too.
+	// inFlight is how many commands and keepalives one connection may have on their way. More are not read from it
+	// before some are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so
+	// that they are bounded in bytes too.
 	inFlight   = 4096
 	placeBytes = 1 << 10
-	// looksAtOnce is how many requests to look at something one connection may have on their way. They are answered one after
-	// the other, each when the answers before it are on their way to the client.
+	// looksAtOnce is how many requests to look at something one connection may have on their way. They are answered one
+	// after the other, each when the answers before it are on their way to the client.
 	looksAtOnce = 64
 	// unreadTime is how long a client may leave a message unread that the connection has no room for.
 	unreadTime = 15 * time.Second
@@ -105,7 +105,8 @@ func (c *conn) finish() {
 	c.tasks.Wait()
 }
 
-// board takes so many of the places in flight, and waits while there are too few. It reports false if the connection has ended.
+// board takes so many of the places in flight, and waits while there are too few. It reports false if the connection
+// has ended.
 func (c *conn) board(places int) bool {
 	for i := range places {
 		select {
@@ -317,8 +318,9 @@ func (x *call) changesLocks() bool {
 	return false
 }
 
-// checkAttached refuses what changes the locks of a session on a connection to which it is not attached: what a connection
-// delivers that the client gave up, however late, must not meet what the client has done since on another one.
+// checkAttached refuses what changes the locks of a session on a connection to which it is not attached: what a
+// connection delivers that the client gave up, however late, must not meet what the client has done since on another
+// one.
 func (x *call) checkAttached() error {
 	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.reign.connOf(x.session) == x.conn {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockDir keeps the directory for this process until it ends or closes what is returned. The log stores would wait for each
-// other in silence.
+// lockDir keeps the directory for this process until it ends or closes what is returned. The log stores would wait for
+// each other in silence.
 func lockDir(dir string) (io.Closer, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

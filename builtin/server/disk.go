@@ -22,10 +22,11 @@ func (e *DiskError) Unwrap() error { return e.Err }
 
 // disk makes the first write that is refused the last one, and has fatal called with it: the server stops.
 //
-// To try again was rejected. After an fsync that failed the operating system may take the data for written, and the next
-// one succeeds without it; and raft goes on with a log that is shorter, or with a configuration that is newer, than it
-// believes. What is on the disk is read again, and checked, when the server is started again. Where the disk lies then too,
-// because it dropped what it could not write, it has to be replaced and the member to begin with an empty directory.
+// To try again was rejected. After an fsync that failed the operating system may take the data for written, and the
+// next one succeeds without it; and raft goes on with a log that is shorter, or with a configuration that is newer,
+// than it believes. What is on the disk is read again, and checked, when the server is started again. Where the disk
+// lies then too, because it dropped what it could not write, it has to be replaced and the member to begin with an
+// empty directory.
 type disk struct {
 	fatal func(error)
 
@@ -85,8 +86,8 @@ type strictStable struct {
 	disk *disk
 }
 
-// strictFiles makes the files of the log on such a disk. The log makes them ahead of time and in full, and forgets why it
-// could not.
+// strictFiles makes the files of the log on such a disk. The log makes them ahead of time and in full, and forgets why
+// it could not.
 type strictFiles struct {
 	types.VFS
 	disk *disk
@@ -111,10 +112,10 @@ func (s *strictStable) Set(key, value []byte) error {
 	return s.disk.write(string(key), func() error { return s.StableStore.Set(key, value) })
 }
 
-// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the program around the
-// server. Its main loop, which alone writes the term, ends here instead: nobody hears of this member any more. What is
-// there already is not written again: that is how raft begins, before it has a main loop. The first term is written by the
-// making of a cluster, which takes an error; elections begin with the second.
+// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the program around
+// the server. Its main loop, which alone writes the term, ends here instead: nobody hears of this member any more. What
+// is there already is not written again: that is how raft begins, before it has a main loop. The first term is written
+// by the making of a cluster, which takes an error; elections begin with the second.
 func (s *strictStable) SetUint64(key []byte, value uint64) error {
 	if old, err := s.GetUint64(key); old == value && (err == nil || value == 0) {
 		return nil

@@ -41,8 +41,8 @@ var ailments = map[string]struct {
 	"failing fsync": {rig.FailingFsync, syscall.EIO},
 }
 
-// A server whose disk refuses a write acknowledges nothing more and stops. When it is started again with a disk that works,
-// everything that was acknowledged is there.
+// A server whose disk refuses a write acknowledges nothing more and stops. When it is started again with a disk that
+// works, everything that was acknowledged is there.
 func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {
@@ -110,8 +110,8 @@ func TestServerStopsWhenItsLogCannotGrow(t *testing.T) {
 	}
 }
 
-// A member that cannot note the term of an election, or its vote, does not take part in it, and does not end the program
-// around it either.
+// A member that cannot note the term of an election, or its vote, does not take part in it, and does not end the
+// program around it either.
 func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {

@@ -26,9 +26,10 @@ func (h listening) Handle(_ context.Context, r slog.Record) error {
 
 func (h listening) WithAttrs([]slog.Attr) slog.Handler { return h }
 
-// A member that lost its data is not the one that it was, although it answers at the same address: it has forgotten what it
-// acknowledged, and must not vote for one who does not have it. Here one of three has a lock's entry and is away, one had it
-// and lost it, one never had it. The last two together are a majority of addresses. They must not lead without the first.
+// A member that lost its data is not the one that it was, although it answers at the same address: it has forgotten
+// what it acknowledged, and must not vote for one who does not have it. Here one of three has a lock's entry and is
+// away, one had it and lost it, one never had it. The last two together are a majority of addresses. They must not lead
+// without the first.
 func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)

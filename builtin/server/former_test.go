@@ -25,8 +25,8 @@ func askedToAdmit(t *testing.T, leader, s *Server) (answer, error) {
 	return s.peers.ask(ctx, leader.PeerAddr(), question{Join: &own})
 }
 
-// A member that was removed comes back with its data, at the same address or at another one. It has votes and entries that
-// the others may have gone on without: it stays outside until its data is deleted.
+// A member that was removed comes back with its data, at the same address or at another one. It has votes and entries
+// that the others may have gone on without: it stays outside until its data is deleted.
 func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)

@@ -33,8 +33,8 @@ type facts struct {
 	// Cluster is the token space. It survives a restore.
 	Cluster string                   `json:"cluster"`
 	Clients map[raft.ServerID]string `json:"clients"`
-	// Restored names the restore of a backup from which this cluster comes; empty if it comes from none. Members of what
-	// was there before it belong to another cluster, although it has the same name.
+	// Restored names the restore of a backup from which this cluster comes; empty if it comes from none. Members of
+	// what was there before it belong to another cluster, although it has the same name.
 	Restored string `json:"restored,omitempty"`
 	// ClosedFor is how long the first leader serves nobody, until it says Opened.
 	ClosedFor time.Duration `json:"closedFor,omitempty"`
@@ -175,8 +175,8 @@ func (f *fsm) keepHome(home string) error {
 	return nil
 }
 
-// fail stops the replica: one that passes over an entry drifts apart from the others. It does not panic, since the program
-// around may have better things to do than to end.
+// fail stops the replica: one that passes over an entry drifts apart from the others. It does not panic, since the
+// program around may have better things to do than to end.
 func (f *fsm) fail(err error) error {
 	f.mu.Lock()
 	f.broken = err

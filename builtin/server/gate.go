@@ -12,7 +12,8 @@ import (
 // connections to other members need some at any time, and a log that gets none for its next file ends the server.
 const reservedFiles = 64
 
-// connectionsAllowed is how many connections of clients and of members a process may have that has so many file descriptors.
+// connectionsAllowed is how many connections of clients and of members a process may have that has so many file
+// descriptors.
 func connectionsAllowed(files int) (clients, members int) {
 	members = max(files/8, 8)
 	return max(files-reservedFiles-members, 8), members

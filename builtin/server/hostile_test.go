@@ -106,7 +106,8 @@ func TestUnreadOfAllTogether(t *testing.T) {
 	}
 }
 
-// Idle connections leave the server the files that it needs: who has one goes on, and there is room again once they end.
+// Idle connections leave the server the files that it needs: who has one goes on, and there is room again once they
+// end.
 func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", files: 100})
@@ -143,8 +144,8 @@ func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	})
 }
 
-// A crowd that waits in a tree costs those nothing who take other locks of the tree. The fastest of many cycles is what a
-// machine does that lets it.
+// A crowd that waits in a tree costs those nothing who take other locks of the tree. The fastest of many cycles is what
+// a machine does that lets it.
 func TestCrowdInATree(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})

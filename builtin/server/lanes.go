@@ -1,9 +1,9 @@
 package server
 
-// lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server itself.
-// They take turns, one command at a time, so that a connection waits for as many commands as there are connections and not
-// for as many as the others have sent. Within a lane, commands stay in the order in which they came; between lanes there is
-// none, as there is none between connections.
+// lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server
+// itself. They take turns, one command at a time, so that a connection waits for as many commands as there are
+// connections and not for as many as the others have sent. Within a lane, commands stay in the order in which they
+// came; between lanes there is none, as there is none between connections.
 type lanes struct {
 	all    map[*conn]*lane
 	last   *lane // those that have something are a ring: after the last one it is the first one's turn
@@ -16,7 +16,8 @@ type lane struct {
 	after *lane      // whose turn is next
 }
 
-// add reports false if there are too many. A lane that has few is never refused: who floods does not close the way to others.
+// add reports false if there are too many. A lane that has few is never refused: who floods does not close the way to
+// others.
 func (l *lanes) add(x proposal) bool {
 	own := l.all[x.by]
 	if own == nil {

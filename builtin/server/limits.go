@@ -10,9 +10,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/machine"
 )
 
-// settleLimits puts the limits of this member, which leads, into the state, unless they are there. They must be the same
-// for all members, or these would drift apart: so they travel through the log, and the leader's count. It reports false if
-// ctx ended before.
+// settleLimits puts the limits of this member, which leads, into the state, unless they are there. They must be the
+// same for all members, or these would drift apart: so they travel through the log, and the leader's count. It reports
+// false if ctx ended before.
 func (r *reign) settleLimits(ctx context.Context) bool {
 	s := r.server
 	for ctx.Err() == nil {
@@ -38,8 +38,8 @@ func (r *reign) settleLimits(ctx context.Context) bool {
 	return false
 }
 
-// tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does. It
-// is invalid for these servers, and of no use again.
+// tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does.
+// It is invalid for these servers, and of no use again.
 var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "MetadataBytes": "metadata"}
 
 // limitError is the error for one of Limits, which are given.

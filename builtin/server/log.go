@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLog lets raft write to a slog.Logger, one level lower than raft has it: its errors are a member that is away, and its
-// news are of interest to those who know raft. The handler decides what is seen.
+// raftLog lets raft write to a slog.Logger, one level lower than raft has it: its errors are a member that is away, and
+// its news are of interest to those who know raft. The handler decides what is seen.
 type raftLog struct {
 	to      *slog.Logger
 	name    string

@@ -13,12 +13,12 @@ import (
 // memberTimeout bounds one change of the configuration.
 const memberTimeout = 5 * time.Second
 
-// errNotFresh is why a server with data is not taken in. It has voted and acknowledged in another company, and may have been
-// one of the majority that the cluster has gone on without: what it brings does not fit.
+// errNotFresh is why a server with data is not taken in. It has voted and acknowledged in another company, and may have
+// been one of the majority that the cluster has gone on without: what it brings does not fit.
 var errNotFresh = errors.New("it has data of a former member or of another cluster: start it with an empty data directory")
 
-// admit takes a member in, as leader: one that has no data, or one of its own that has moved. It begins without a vote, so
-// that a member that has yet to catch up cannot stop the others; keepMembers gives it one.
+// admit takes a member in, as leader: one that has no data, or one of its own that has moved. It begins without a vote,
+// so that a member that has yet to catch up cannot stop the others; keepMembers gives it one.
 func (s *Server) admit(m member) error {
 	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
 	defer cancel()

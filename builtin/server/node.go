@@ -19,8 +19,8 @@ type Timing struct {
 	// shorter one makes a leader that is cut off send its clients away sooner, and a busy machine change leaders more
 	// often. What is promised to clients does not rest on it.
 	Lease time.Duration
-	// Election is how long a member that stands for election waits for votes before it tries again; at least Heartbeat, the
-	// default.
+	// Election is how long a member that stands for election waits for votes before it tries again; at least Heartbeat,
+	// the default.
 	Election time.Duration
 	// Commit is how soon, at the latest, followers learn what is committed when nothing more is written. Default 50 ms.
 	Commit time.Duration
@@ -31,8 +31,8 @@ const (
 	// peerTimeout bounds one message between members, in which a disk may hang for a while.
 	peerTimeout   = 3 * time.Second
 	defaultCommit = 50 * time.Millisecond
-	// snapshotEntries is how many entries gather before a snapshot, and trailingEntries how many stay after it for members
-	// that are behind. Entries are batches: a snapshot is made of some 100,000 commands under load.
+	// snapshotEntries is how many entries gather before a snapshot, and trailingEntries how many stay after it for
+	// members that are behind. Entries are batches: a snapshot is made of some 100,000 commands under load.
 	snapshotEntries  = 8192
 	trailingEntries  = 10240
 	snapshotInterval = 30 * time.Second

@@ -275,8 +275,8 @@ func TestConfirmAnswersALeader(t *testing.T) {
 	}
 }
 
-// The answers to a leader's heartbeats are on their way when another is elected and acknowledges a write. Raft's own check
-// then takes them for a proof that the first one still leads.
+// The answers to a leader's heartbeats are on their way when another is elected and acknowledges a write. Raft's own
+// check then takes them for a proof that the first one still leads.
 func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 3, onlyOnDemand)
@@ -326,7 +326,8 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 	}
 }
 
-// With raft's pipelines, of a burst with more entries than one message takes, the last ones are left until the next write.
+// With raft's pipelines, of a burst with more entries than one message takes, the last ones are left until the next
+// write.
 func TestBurstIsNotLeftLying(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 3, func(c *raft.Config) {

@@ -10,15 +10,16 @@ import (
 )
 
 const (
-	// maxOutbox and maxOutboxBytes are how many replies a client may leave unread before it is cut off, and of what size.
+	// maxOutbox and maxOutboxBytes are how many replies a client may leave unread before it is cut off, and of what
+	// size.
 	maxOutbox      = 64 << 10
 	maxOutboxBytes = 8 << 20
-	// maxUnread is how many bytes all clients together may leave unread. Beyond it, who leaves more than fairUnread unread and
-	// is sent more is cut off.
+	// maxUnread is how many bytes all clients together may leave unread. Beyond it, who leaves more than fairUnread
+	// unread and is sent more is cut off.
 	maxUnread  = 256 << 20
 	fairUnread = 64 << 10
-	// calmOutbox and calmBytes are up to how much unread a client is sent what it looks at, and events. Who reads slowly gets
-	// them later, or is told that the events are no longer kept.
+	// calmOutbox and calmBytes are up to how much unread a client is sent what it looks at, and events. Who reads
+	// slowly gets them later, or is told that the events are no longer kept.
 	calmOutbox = 1 << 10
 	calmBytes  = 1 << 20
 	// maxReplies and maxReplyBytes bound one message. One reply alone may be larger.
@@ -26,8 +27,8 @@ const (
 	maxReplyBytes = 1 << 20
 )
 
-// outbox is what is to be sent to one client. Adding to it never blocks: the log goes on, whoever reads. Every reply counts,
-// in bytes, until the connection has taken it.
+// outbox is what is to be sent to one client. Adding to it never blocks: the log goes on, whoever reads. Every reply
+// counts, in bytes, until the connection has taken it.
 type outbox struct {
 	unread *atomic.Int64 // of all clients of the server, in bytes
 

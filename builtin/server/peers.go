@@ -15,9 +15,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Members talk to each other on one port. Every connection begins with a preface that says what it is for, of which cluster
-// the dialer is and, if it is for raft, which member it is for: those of another cluster or for another member are turned away
-// before raft hears of them. What is asked without raft is answered with the reason then.
+// Members talk to each other on one port. Every connection begins with a preface that says what it is for, of which
+// cluster the dialer is and, if it is for raft, which member it is for: those of another cluster or for another member
+// are turned away before raft hears of them. What is asked without raft is answered with the reason then.
 const (
 	prefaceMagic   = "FLP1"
 	forRaft        = 'r'
@@ -173,7 +173,8 @@ func (p *peerNet) readPreface(conn net.Conn) (kind byte, err error) {
 	case ours != "" && len(theirs) > 0 && ours != string(theirs):
 		return kind, fmt.Errorf("who asks is a member of cluster %q, who answers of cluster %q", theirs, ours)
 	case fromBackup(ours) && len(theirs) == 0 && kind == forRaft:
-		// Members of a restored cluster know its name from the beginning. One that does not is of what was there before.
+		// Members of a restored cluster know its name from the beginning. One that does not is of what was there
+		// before.
 		return kind, fmt.Errorf("who asks does not know its cluster, who answers is of cluster %q", ours)
 	case kind == forRaft && string(member) != string(p.self):
 		return 0, fmt.Errorf("it is looking for the member %q, which was here before %q", member, p.self)
@@ -181,7 +182,8 @@ func (p *peerNet) readPreface(conn net.Conn) (kind byte, err error) {
 	return kind, nil
 }
 
-// preface is what a connection begins with: kind, the dialer's cluster or nothing, and for raft the member that it is for.
+// preface is what a connection begins with: kind, the dialer's cluster or nothing, and for raft the member that it is
+// for.
 func preface(kind byte, home string, member raft.ServerID) []byte {
 	p := append([]byte(prefaceMagic), kind, byte(len(home)), byte(len(member)))
 	return append(append(p, home...), member...)

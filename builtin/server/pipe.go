@@ -8,8 +8,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// ClientStream is a client's end of a connection: that of Server.Attach, or the stream of lockpb's Connect. Send and Recv
-// may run beside each other, but neither beside itself. A message belongs to the other side once it is sent.
+// ClientStream is a client's end of a connection: that of Server.Attach, or the stream of lockpb's Connect. Send and
+// Recv may run beside each other, but neither beside itself. A message belongs to the other side once it is sent.
 type ClientStream interface {
 	Send(*lockpb.ClientMessage) error
 	Recv() (*lockpb.ServerMessage, error)
@@ -28,8 +28,9 @@ type pipe struct {
 	closed   chan struct{} // the client sends no more
 }
 
-// Attach connects a client in this process: what Connect is over the network, without one. The connection ends with ctx,
-// with CloseSend, or when the server ends it. A server that is closed, or does not lead, says so as over the network.
+// Attach connects a client in this process: what Connect is over the network, without one. The connection ends with
+// ctx, with CloseSend, or when the server ends it. A server that is closed, or does not lead, says so as over the
+// network.
 func (s *Server) Attach(ctx context.Context) ClientStream {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &pipe{

@@ -14,7 +14,8 @@ type transport interface {
 	raft.WithClose
 }
 
-// proof is a transport that remembers which of its requests the others have acknowledged. It is what Confirm is made of.
+// proof is a transport that remembers which of its requests the others have acknowledged. It is what Confirm is made
+// of.
 //
 // raft.VerifyLeader is not used for that: it takes any acknowledgement that arrives after the call for an answer, also
 // one to a heartbeat that was sent before it. A leader that was deposed meanwhile then believes that it still leads.
@@ -62,8 +63,8 @@ func (p *proof) AppendEntries(
 	return nil
 }
 
-// InstallSnapshot implements raft.Transport. A leader whose disk is stuck sends no snapshots either: they would count as
-// a sign of life.
+// InstallSnapshot implements raft.Transport. A leader whose disk is stuck sends no snapshots either: they would count
+// as a sign of life.
 func (p *proof) InstallSnapshot(
 	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, r io.Reader,
 ) error {

@@ -17,7 +17,8 @@ const (
 	// entriesInFlight is how many log entries are on their way at a time. With one, the disk rests while answers are
 	// written; with more, the commands that could share an entry are spread over several.
 	entriesInFlight = 2
-	// maxBatch bounds the commands of one log entry, and maxBatchBytes what they weigh. One command alone may weigh more.
+	// maxBatch bounds the commands of one log entry, and maxBatchBytes what they weigh. One command alone may weigh
+	// more.
 	maxBatch      = 4096
 	maxBatchBytes = 1 << 20
 	// maxQueued bounds the commands that wait for an entry, where one connection has more than fewQueued of them.
@@ -38,8 +39,8 @@ type proposal struct {
 	by      *conn // who sent it; nil: the server itself
 	// moot tells, just before the command goes into the log, why it must not. It must not block. nil: it always may.
 	moot func() error
-	// done is called once: with the outcome, in the order of the log, from one goroutine for all, so it must not block; or
-	// with an error. errUnknown leaves the outcome open; after any other error the command was not carried out.
+	// done is called once: with the outcome, in the order of the log, from one goroutine for all, so it must not block;
+	// or with an error. errUnknown leaves the outcome open; after any other error the command was not carried out.
 	done func(outcome, error)
 }
 
@@ -49,8 +50,8 @@ type outcome struct {
 	notices []machine.Notice
 }
 
-// proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all that
-// has gathered meanwhile then. So there is one fsync per batch, and no timer.
+// proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all
+// that has gathered meanwhile then. So there is one fsync per batch, and no timer.
 type proposer struct {
 	term  uint64
 	apply func(entry []byte, timeout time.Duration) raft.ApplyFuture
@@ -97,8 +98,8 @@ func (p *proposer) submit(x proposal) error {
 	return nil
 }
 
-// run proposes until ctx ends. Commands that are still in the queue then are answered with its cause. It returns once all
-// have been answered, for which raft must go on: lose the leadership or shut down.
+// run proposes until ctx ends. Commands that are still in the queue then are answered with its cause. It returns once
+// all have been answered, for which raft must go on: lose the leadership or shut down.
 func (p *proposer) run(ctx context.Context) {
 	var answering sync.WaitGroup
 	answering.Go(p.land)
@@ -204,8 +205,8 @@ func (p *proposer) land() {
 	}
 }
 
-// landing has the future's error, once there is one: raft forgets entries that were on their way to the state machine when
-// it shut down, so nobody may wait for a future alone.
+// landing has the future's error, once there is one: raft forgets entries that were on their way to the state machine
+// when it shut down, so nobody may wait for a future alone.
 func landing(f raft.Future) <-chan error {
 	landed := make(chan error, 1)
 	go func() { landed <- f.Error() }()

@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// hangAfter is how long an entry may be on its way into the log and through the state machine before the leader gives
-	// up, and how long raft may refuse entries because it hands the leadership over. Both are far beyond what a slow disk, a
-	// slow follower or a hand-over takes: raft gives up a hand-over after an election timeout and one message.
+	// hangAfter is how long an entry may be on its way into the log and through the state machine before the leader
+	// gives up, and how long raft may refuse entries because it hands the leadership over. Both are far beyond what a
+	// slow disk, a slow follower or a hand-over takes: raft gives up a hand-over after an election timeout and one
+	// message.
 	hangAfter = 5 * time.Second
 	// pulseEvery is how often a leader looks.
 	pulseEvery = 100 * time.Millisecond
@@ -21,11 +22,11 @@ const (
 
 // pulse knows, for one term, whether the log goes on.
 //
-// A leader of which a part stands still (the main loop of raft, the state machine, a hand-over of the leadership that never
-// ends) can go on to send heartbeats, and then nobody succeeds it and nobody is served. So it falls silent towards the
-// others, as one whose disk hangs: they elect another leader, and raft steps down here when it hears nothing of them.
-// Nothing is timed while nobody writes: who renews and who looks is served rightly meanwhile, and the end of a session is
-// a write.
+// A leader of which a part stands still (the main loop of raft, the state machine, a hand-over of the leadership that
+// never ends) can go on to send heartbeats, and then nobody succeeds it and nobody is served. So it falls silent
+// towards the others, as one whose disk hangs: they elect another leader, and raft steps down here when it hears
+// nothing of them. Nothing is timed while nobody writes: who renews and who looks is served rightly meanwhile, and the
+// end of a session is a write.
 type pulse struct {
 	after time.Duration
 

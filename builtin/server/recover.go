@@ -18,11 +18,11 @@ const (
 	lostSuffix      = ".lost"
 )
 
-// Recover makes, of the data directory of one member of a cluster that has lost most of its members, that of a new cluster
-// with one member, which has all that is on this disk. It is Restore with a disk in place of a backup: tokens go on far above
-// all that were issued, also those that this disk knows nothing of, every session is ended, and the server serves nobody at
-// first. ClosedFor 0 is DefaultMaxTTL here: the disk may lack what other members acknowledged last. Damage is a
-// *CorruptError. The old directory is kept, with ".lost" after its name.
+// Recover makes, of the data directory of one member of a cluster that has lost most of its members, that of a new
+// cluster with one member, which has all that is on this disk. It is Restore with a disk in place of a backup: tokens
+// go on far above all that were issued, also those that this disk knows nothing of, every session is ended, and the
+// server serves nobody at first. ClosedFor 0 is DefaultMaxTTL here: the disk may lack what other members acknowledged
+// last. Damage is a *CorruptError. The old directory is kept, with ".lost" after its name.
 //
 // No other member of the old cluster must run, now or later.
 func Recover(dir string, o RestoreOptions) (Restored, error) {

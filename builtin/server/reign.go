@@ -75,8 +75,8 @@ func (s *Server) newReign(term uint64) *reign {
 	return r
 }
 
-// serve lets connections use the reign until ctx ends, except while the disk or the log stands still. The other members elect another
-// leader then, but raft does not notice here before the disk goes on, and clients would wait for nothing.
+// serve lets connections use the reign until ctx ends, except while the disk or the log stands still. The other members
+// elect another leader then, but raft does not notice here before the disk goes on, and clients would wait for nothing.
 func (r *reign) serve(ctx context.Context) {
 	s := r.server
 	tick := time.NewTicker(stallAfter / 5)
@@ -102,8 +102,8 @@ func (r *reign) serve(ctx context.Context) {
 	}
 }
 
-// accede returns once everything of earlier terms is applied: an entry of this term has gone through the log. The ends of
-// sessions among it must be known before anybody is told that a session lives.
+// accede returns once everything of earlier terms is applied: an entry of this term has gone through the log. The ends
+// of sessions among it must be known before anybody is told that a session lives.
 func (r *reign) accede(ctx context.Context) bool {
 	s := r.server
 	own := fact{Member: s.node.id, Client: s.advertise}
@@ -212,7 +212,8 @@ func (r *reign) connOf(id machine.SessionID) *conn {
 	return r.attached[id]
 }
 
-// deliver tells those whom it concerns what a command did to others. by is the connection that sent the command, if any.
+// deliver tells those whom it concerns what a command did to others. by is the connection that sent the command, if
+// any.
 func (r *reign) deliver(by *conn, notices []machine.Notice) {
 	for i := range notices {
 		n := &notices[i]

@@ -20,12 +20,12 @@ import (
 type RestoreOptions struct {
 	// Store is the kind of log, as in Config.
 	Store Store
-	// NewCluster gives the cluster a new name, so that guards and clients that know the old one refuse it. It is for a copy
-	// beside the cluster that was copied, which would issue tokens that mean nothing to the other.
+	// NewCluster gives the cluster a new name, so that guards and clients that know the old one refuse it. It is for a
+	// copy beside the cluster that was copied, which would issue tokens that mean nothing to the other.
 	NewCluster bool
-	// ClosedFor is how long the cluster serves nobody at first. 0: the longest TTL of a session in the backup. Negative: not
-	// at all. It is to be the longest TTL in use: who held a lock when the cluster was lost believes so for that long, and
-	// may have taken it after the backup was made. Nothing is to wait for if that is longer ago.
+	// ClosedFor is how long the cluster serves nobody at first. 0: the longest TTL of a session in the backup.
+	// Negative: not at all. It is to be the longest TTL in use: who held a lock when the cluster was lost believes so
+	// for that long, and may have taken it after the backup was made. Nothing is to wait for if that is longer ago.
 	ClosedFor time.Duration
 }
 
@@ -41,18 +41,18 @@ type Restored struct {
 	ClosedFor time.Duration
 }
 
-// tokensPerMilli is more than the bundled server issues in a millisecond. The revision is set ahead by that much for the time
-// since the backup was made, besides what the state machine adds: so tokens increase also over a second restore of one
-// backup, and where it is very old.
+// tokensPerMilli is more than the bundled server issues in a millisecond. The revision is set ahead by that much for
+// the time since the backup was made, besides what the state machine adds: so tokens increase also over a second
+// restore of one backup, and where it is very old.
 const tokensPerMilli = 1 << 10
 
-// Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has what
-// is in the backup. Start starts it; other members are taken in as into any other cluster, and begin with empty directories.
-// It must not be started before every member of the cluster of which the backup was made is stopped for good, unless it is
-// given another name.
+// Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has
+// what is in the backup. Start starts it; other members are taken in as into any other cluster, and begin with empty
+// directories. It must not be started before every member of the cluster of which the backup was made is stopped for
+// good, unless it is given another name.
 //
-// Tokens go on far above all that were issued before, also after the backup was made. Every session is ended and so is what
-// hung on it; the minimum times of holds go on. Events from before are gone.
+// Tokens go on far above all that were issued before, also after the backup was made. Every session is ended and so is
+// what hung on it; the minimum times of holds go on. Events from before are gone.
 //
 // A backup that is cut off or damaged is an error; dir is then not made, or cannot be started and has to be emptied.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {

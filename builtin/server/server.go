@@ -54,8 +54,8 @@ var errClosing = errors.New("the server is closed")
 // transferTime bounds how long Close waits for another member to take over, and for what is on its way to be answered.
 const transferTime = 2 * time.Second
 
-// Start starts a server and returns as soon as it takes connections, which may be before there is a leader: see WaitLeader.
-// ctx bounds the start only.
+// Start starts a server and returns as soon as it takes connections, which may be before there is a leader: see
+// WaitLeader. ctx bounds the start only.
 func Start(ctx context.Context, c Config) (*Server, error) {
 	c, err := c.resolve()
 	if err != nil {
@@ -305,7 +305,8 @@ func (s *Server) dismiss() {
 	}
 }
 
-// leaderAddress is where clients find the leader; empty if that is not known, or if it is this member and does not serve.
+// leaderAddress is where clients find the leader; empty if that is not known, or if it is this member and does not
+// serve.
 func (s *Server) leaderAddress() string {
 	_, id := s.node.raft.LeaderWithID()
 	if id == "" || id == s.node.id && s.reign.Load() == nil {

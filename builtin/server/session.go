@@ -224,8 +224,8 @@ func (k *timekeeper) due() (due []*deadline) {
 	return due
 }
 
-// end proposes the end of d, again and again until the log has it: a leader may be unable to write for a while, and stay
-// leader.
+// end proposes the end of d, again and again until the log has it: a leader may be unable to write for a while, and
+// stay leader.
 func (k *timekeeper) end(d *deadline) {
 	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token}
 	if d.token == 0 {

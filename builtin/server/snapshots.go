@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// checkedSnapshots are snapshots whose description is as safe as their contents: raft keeps a checksum of the state alone, in
-// a file beside it that has the index, the term and the members. They are written down once more at the head of the state.
-// The head is of this disk; other members get the state without it.
+// checkedSnapshots are snapshots whose description is as safe as their contents: raft keeps a checksum of the state
+// alone, in a file beside it that has the index, the term and the members. They are written down once more at the head
+// of the state. The head is of this disk; other members get the state without it.
 type checkedSnapshots struct {
 	raft.SnapshotStore
 	dir string
@@ -90,8 +90,8 @@ func (s *checkedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 	}{in, state}, nil
 }
 
-// check reads all snapshots, also those that raft would pass over since it cannot read them, and returns the index of the
-// newest; zero without any.
+// check reads all snapshots, also those that raft would pass over since it cannot read them, and returns the index of
+// the newest; zero without any.
 func (s *checkedSnapshots) check() (newest uint64, err error) {
 	all, err := os.ReadDir(s.dir)
 	if err != nil {

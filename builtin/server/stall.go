@@ -14,16 +14,17 @@ const stallAfter = 500 * time.Millisecond
 // errStalled is what raft gets instead of an answer while the local disk stands still.
 var errStalled = errors.New("the local disk or log stands still: nothing is sent to the others")
 
-// stallWatch knows whether this member keeps silent: because a write to the local log is stuck, because the state machine
-// does not come to the end of a command, or because a leader found out that its log does not go on (see pulse). A silent
-// member asks for no votes either: elected, it would serve nobody, and send heartbeats.
+// stallWatch knows whether this member keeps silent: because a write to the local log is stuck, because the state
+// machine does not come to the end of a command, or because a leader found out that its log does not go on (see pulse).
+// A silent member asks for no votes either: elected, it would serve nobody, and send heartbeats.
 //
-// A leader whose disk hangs commits nothing, but raft sends its heartbeats from other goroutines, and so it stays leader
-// for as long as the disk hangs. While a write is stuck nothing goes to the followers, and they elect another. Ending the
-// write with an error was rejected: the write may still happen, later than what came after it, and leave a log that does
-// not fit together.
+// A leader whose disk hangs commits nothing, but raft sends its heartbeats from other goroutines, and so it stays
+// leader for as long as the disk hangs. While a write is stuck nothing goes to the followers, and they elect another.
+// Ending the write with an error was rejected: the write may still happen, later than what came after it, and leave a
+// log that does not fit together.
 //
-// The deletion of old entries is not watched. Raft does that beside its writes, and where it hangs the next write does too.
+// The deletion of old entries is not watched. Raft does that beside its writes, and where it hangs the next write does
+// too.
 type stallWatch struct {
 	writing  span // raft writes from one goroutine at a time
 	applying span // and applies in another

@@ -192,8 +192,8 @@ func checkKind(kind Store, dir string) error {
 	return nil
 }
 
-// nodeID returns the name of this node, which is made once and kept with the data: a name that an operator sets can be set
-// twice, and two nodes of one name vote twice.
+// nodeID returns the name of this node, which is made once and kept with the data: a name that an operator sets can be
+// set twice, and two nodes of one name vote twice.
 func nodeID(dir string) (raft.ServerID, error) {
 	path := filepath.Join(dir, "node-id")
 	text, err := os.ReadFile(path)
@@ -216,8 +216,8 @@ func newNodeID() raft.ServerID {
 	return raft.ServerID(hex.EncodeToString(raw[:]))
 }
 
-// clusterFile is where a member writes down of which cluster it is: it turns members of others away also before it has read
-// its log. The zero value is that of a member that keeps nothing.
+// clusterFile is where a member writes down of which cluster it is: it turns members of others away also before it has
+// read its log. The zero value is that of a member that keeps nothing.
 type clusterFile struct {
 	path string
 	name string // empty if it is not known yet

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/machine"
 )
 
-// sharedLog is what two members have of one log, in simulated time: an entry is committed in the present term as soon as it
-// comes, whoever decided it.
+// sharedLog is what two members have of one log, in simulated time: an entry is committed in the present term as soon
+// as it comes, whoever decided it.
 type sharedLog struct {
 	term     uint64
 	index    uint64
@@ -43,8 +43,8 @@ func (l *sharedLog) apply(data []byte, _ time.Duration) raft.ApplyFuture {
 	return landed{response: response}
 }
 
-// lead begins the next term: what times and proposes in it, and how to end it. stall, if not nil, keeps each entry until it
-// is closed.
+// lead begins the next term: what times and proposes in it, and how to end it. stall, if not nil, keeps each entry
+// until it is closed.
 func (l *sharedLog) lead(t *testing.T, stall <-chan struct{}) (k *timekeeper, p *proposer, end func()) {
 	l.term++
 	apply := func(data []byte, timeout time.Duration) raft.ApplyFuture {
@@ -65,8 +65,9 @@ func (l *sharedLog) lead(t *testing.T, stall <-chan struct{}) (k *timekeeper, p 
 	return k, p, func() { cancel(errNotLeader); <-ended; <-ended }
 }
 
-// The leadership goes from A to B and back to A while A's proposer stands still with the end of a session in its hand. B has
-// renewed the session meanwhile, and A knows of it as the leader that it is again: the end must not be carried out.
+// The leadership goes from A to B and back to A while A's proposer stands still with the end of a session in its hand.
+// B has renewed the session meanwhile, and A knows of it as the leader that it is again: the end must not be carried
+// out.
 func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 	for name, forge := range map[string]bool{"as it is": false, "mutant: entries of every term count": true} {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 type Verified struct {
 	// Node is the member whose data it is, and Cluster the token space; empty if it was never in one.
 	Node, Cluster string
-	// First and Last entry of the log; zero if it is empty. Snapshot is the last entry in the newest snapshot; zero without.
+	// First and Last entry of the log; zero if it is empty. Snapshot is the last entry in the newest snapshot; zero
+	// without.
 	First, Last, Snapshot uint64
 	// Unsummed entries were written by a version without checksums. They are checked as far as they can be carried out.
 	Unsummed int
@@ -25,8 +26,9 @@ type Verified struct {
 }
 
 // Verify reads all of a data directory whose server is stopped, and carries its log out in memory. The error is a
-// *CorruptError if the directory has damage that a server would not start with, or that its state machine would stop at.
-// It writes nothing of its own, but finishes what a server that was killed was about, as the start of a server does.
+// *CorruptError if the directory has damage that a server would not start with, or that its state machine would stop
+// at. It writes nothing of its own, but finishes what a server that was killed was about, as the start of a server
+// does.
 func Verify(dir string) (Verified, error) {
 	v, err := verify(dir, &rig.Rig{})
 	if err != nil {

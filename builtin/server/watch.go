@@ -15,8 +15,8 @@ const eventsAtOnce = 256
 // watchesPerConn bounds the watches of one connection: each looks at every event.
 const watchesPerConn = 1024
 
-// watches are those of one connection. One goroutine serves them, from a place in the list of kept events that each watch
-// has for itself: a slow client keeps nobody waiting, and is told if it falls too far behind.
+// watches are those of one connection. One goroutine serves them, from a place in the list of kept events that each
+// watch has for itself: a slow client keeps nobody waiting, and is told if it falls too far behind.
 type watches struct {
 	mu      sync.Mutex
 	all     map[uint64]*watch // by the number of the request

@@ -21,8 +21,8 @@ import (
 	"github.com/fencelock/fencelock/internal/gateway"
 )
 
-// This file is "fencelock acquire", "renew" and "release": locks that outlive the command that takes them. They speak to a
-// gateway, which may be one in this process that lives no longer than the command.
+// This file is "fencelock acquire", "renew" and "release": locks that outlive the command that takes them. They speak
+// to a gateway, which may be one in this process that lives no longer than the command.
 
 const tokenOptions = `  --backend URL        the lock service, or a gateway: http://host:7481 or https://. Default: $FENCELOCK_BACKEND, else
                        ` + localServer + `
@@ -83,7 +83,8 @@ Exit codes:
    76  the lock is not held any more
 `
 
-// commandKey makes the lock tokens of commands that speak to a backend themselves. It keeps nothing secret: the token is.
+// commandKey makes the lock tokens of commands that speak to a backend themselves. It keeps nothing secret: the token
+// is.
 var commandKey = []byte("fencelock: the command line")
 
 // scripted is one of these subcommands.

@@ -182,7 +182,8 @@ func (s *gatewaySettings) serve() error {
 	}
 	held, err := s.door.serve(ctx, d, s.key, config, log, stop)
 	if held > 0 {
-		// Closing the driver would end what it keeps alive. As it is, another replica takes it over, or it ends with its TTL.
+		// Closing the driver would end what it keeps alive. As it is, another replica takes it over, or it ends with
+		// its TTL.
 		log.Info("locks are left to their holders", "locks", held)
 		return err
 	}

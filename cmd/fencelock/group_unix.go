@@ -63,7 +63,8 @@ func (g *group) reap() {
 // empty reports whether no process of the group is left. The leader has ended before.
 //
 // Asking again and again is what there is: no system tells when a group becomes empty. The number of an empty group may
-// be given to a stranger's in theory; between two looks, a few milliseconds apart, all numbers would have to be used up.
+// be given to a stranger's in theory; between two looks, a few milliseconds apart, all numbers would have to be used
+// up.
 func (g *group) empty() bool {
 	for {
 		var status syscall.WaitStatus

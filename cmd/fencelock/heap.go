@@ -10,10 +10,10 @@ import (
 // leastHeap is how large the heap of a server may grow before it is collected, in bytes.
 const leastHeap = 64 << 20
 
-// steadyHeap lets a small heap grow to leastHeap before each collection. A server that holds few locks has some megabytes
-// that live, and would otherwise collect them a hundred times a second under load, which takes a good part of its time.
-// Where more lives, the collector works as usual, so the memory that a lock takes stays the same. Who sets GOGC or
-// GOMEMLIMIT decides alone.
+// steadyHeap lets a small heap grow to leastHeap before each collection. A server that holds few locks has some
+// megabytes that live, and would otherwise collect them a hundred times a second under load, which takes a good part of
+// its time. Where more lives, the collector works as usual, so the memory that a lock takes stays the same. Who sets
+// GOGC or GOMEMLIMIT decides alone.
 func steadyHeap() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -22,7 +22,8 @@ func steadyHeap() {
 	afterCollection(func() { debug.SetGCPercent(percentFor(liveHeap())) })
 }
 
-// percentFor is the GC percentage with which live bytes are collected at leastHeap, or at twice themselves if that is more.
+// percentFor is the GC percentage with which live bytes are collected at leastHeap, or at twice themselves if that is
+// more.
 func percentFor(live uint64) int {
 	live = max(live, 1<<20)
 	if 2*live >= leastHeap {

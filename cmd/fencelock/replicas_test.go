@@ -20,7 +20,8 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// balancer sends each request to the next replica, and to the one after that if it cannot be reached, as a load balancer does.
+// balancer sends each request to the next replica, and to the one after that if it cannot be reached, as a load
+// balancer does.
 type balancer struct {
 	doors []string
 	next  atomic.Uint64
@@ -91,8 +92,8 @@ func (b *belief) end(owner string) {
 	}
 }
 
-// Two replicas behind a balancer, one of which is killed again and again under contending clients: no two clients hold at
-// once, tokens rise, everybody goes on, and in the end nothing is left.
+// Two replicas behind a balancer, one of which is killed again and again under contending clients: no two clients hold
+// at once, tokens rise, everybody goes on, and in the end nothing is left.
 func TestReplicasThatAreKilled(t *testing.T) {
 	for _, c := range []struct {
 		name    string

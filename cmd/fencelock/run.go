@@ -250,8 +250,8 @@ func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fenceloc
 	return locks, lease, nil
 }
 
-// What is left to do at the end is bounded. After a loss there is little: what the service may still keep ends with a TTL
-// that is almost over, and the service is likely out of reach.
+// What is left to do at the end is bounded. After a loss there is little: what the service may still keep ends with a
+// TTL that is almost over, and the service is likely out of reach.
 const (
 	releaseTime = 5 * time.Second
 	lostTime    = 500 * time.Millisecond

@@ -334,9 +334,9 @@ func (s *serveSettings) serve() int {
 	return exitOK
 }
 
-// serveHTTP serves HTTP at this member, if it is asked for. Behind it is an ordinary client of the cluster: whichever member
-// leads, every member serves, and what a client counts from is earlier than what the leader counts from. What is returned
-// gets an error when that has failed, and is closed when it has ended.
+// serveHTTP serves HTTP at this member, if it is asked for. Behind it is an ordinary client of the cluster: whichever
+// member leads, every member serves, and what a client counts from is earlier than what the leader counts from. What is
+// returned gets an error when that has failed, and is closed when it has ended.
 func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-chan error {
 	failed := make(chan error, 1)
 	if s.door.listen == "" {
@@ -356,8 +356,8 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 	return failed
 }
 
-// asClient is how this member speaks to the one that leads, as a client does: with its own certificate, which that one accepts
-// if it accepts clients of the same authority.
+// asClient is how this member speaks to the one that leads, as a client does: with its own certificate, which that one
+// accepts if it accepts clients of the same authority.
 func (s *serveSettings) asClient() *tls.Config {
 	if s.config.TLS == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// settings are set from three places, of which the later counts: a file in YAML, the environment, the command line. All of
-// them have the names of the options, and the same values.
+// settings are set from three places, of which the later counts: a file in YAML, the environment, the command line. All
+// of them have the names of the options, and the same values.
 type settings struct {
 	flags *flag.FlagSet
 	from  []string // where each comes from that is not of the command line, for the log
@@ -47,8 +47,8 @@ func (s *settings) readEnvironment(lookup func(string) (string, bool)) (err erro
 	return err
 }
 
-// readFile takes a mapping of options to values. A key that is none, or is there twice, is an error, as is a key without a
-// value: what is mistyped must not count as not said.
+// readFile takes a mapping of options to values. A key that is none, or is there twice, is an error, as is a key
+// without a value: what is mistyped must not count as not said.
 func (s *settings) readFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

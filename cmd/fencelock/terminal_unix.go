@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is the one on standard input. A process group that reads from its terminal without being in its foreground is
-// stopped by the kernel, so the command's group gets the foreground from us while it runs, as from a shell.
+// terminal is the one on standard input. A process group that reads from its terminal without being in its foreground
+// is stopped by the kernel, so the command's group gets the foreground from us while it runs, as from a shell.
 //
 // We do it after the start, and let the command go on if it was stopped for reading before; a Ctrl-Z in that first
-// millisecond is lost. SysProcAttr.Foreground does it in the child before, but the child must ignore SIGTTOU for it, and
-// the command would do so for ever.
+// millisecond is lost. SysProcAttr.Foreground does it in the child before, but the child must ignore SIGTTOU for it,
+// and the command would do so for ever.
 type terminal struct{ given bool }
 
 const stdin = 0

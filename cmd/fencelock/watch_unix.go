@@ -87,8 +87,8 @@ func (w *watch) follow(status syscall.WaitStatus) {
 }
 
 // graceOfLoss is how long the command may go on after the loss. The lease ended by the grace earlier than it must
-// (Options.Margin), so this is the grace if we are on time, and nothing if we stood still until somebody else could hold
-// the lock.
+// (Options.Margin), so this is the grace if we are on time, and nothing if we stood still until somebody else could
+// hold the lock.
 func (w *watch) graceOfLoss() time.Duration {
 	left := time.Until(w.lease.Deadline()) + w.grace
 	return max(0, min(left, w.grace))
@@ -139,9 +139,9 @@ func (w *watch) pass(sig syscall.Signal) {
 	}
 }
 
-// stopped follows the command into a stop by the terminal (Ctrl-Z): the shell gets the terminal back, and what else runs
-// in our job stops as well, as it would have without us. A command that is stopped in another way stays so, and keeps
-// its lock.
+// stopped follows the command into a stop by the terminal (Ctrl-Z): the shell gets the terminal back, and what else
+// runs in our job stops as well, as it would have without us. A command that is stopped in another way stays so, and
+// keeps its lock.
 func (w *watch) stopped(by syscall.Signal) {
 	if !w.tty.given {
 		return

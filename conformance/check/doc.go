@@ -20,23 +20,24 @@
 // # Belief
 //
 // A holder believes in its lock from the return of Acquire until it calls Release, is told of the loss, or its deadline
-// passes, whichever is first. The deadline counts also where nobody looked at it: whoever asks the lease knew. A loss that is
-// told before the deadline counts from when it reached a goroutine, or, if that is earlier, from when a rival in the same
-// process was granted the lock and the lease was found dead.
+// passes, whichever is first. The deadline counts also where nobody looked at it: whoever asks the lease knew. A loss
+// that is told before the deadline counts from when it reached a goroutine, or, if that is earlier, from when a rival
+// in the same process was granted the lock and the lease was found dead.
 //
 // # What is checked
 //
 // The scans go first; each costs next to nothing and says plainly what is wrong:
 //
-//   - overlap: nobody believes in a lock while somebody else does: never two exclusive holders, none beside a shared one, no
-//     more permits than there are. A holder from whom the lock is taken by force may believe for one TTL more.
+//   - overlap: nobody believes in a lock while somebody else does: never two exclusive holders, none beside a shared
+//     one, no more permits than there are. A holder from whom the lock is taken by force may believe for one TTL more.
 //   - early: nobody is granted a lock before its holder has released it or the TTL of the last renewal that the service
 //     confirmed is over.
 //   - early loss: nobody is told of a loss before its deadline, unless somebody took the lock away by force.
-//   - token: of two grants, one of which was over before the other was asked for, the later exclusive one has the higher
-//     token. No token is issued twice. Shared holds and permits have tokens that are marked.
+//   - token: of two grants, one of which was over before the other was asked for, the later exclusive one has the
+//     higher token. No token is issued twice. Shared holds and permits have tokens that are marked.
 //   - stuck: every call ends with its context. A name that is free is not waited for.
 //
-// Then porcupine searches for an order of all operations in which a lock with tokens could have done them, per name: see
-// model.go. It finds what no scan was written for. A search that does not end in time is a violation too: nobody knows.
+// Then porcupine searches for an order of all operations in which a lock with tokens could have done them, per name:
+// see model.go. It finds what no scan was written for. A search that does not end in time is a violation too: nobody
+// knows.
 package check

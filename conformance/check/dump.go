@@ -23,9 +23,9 @@ const (
 	around      = 30 // events before and after a violation
 )
 
-// Dump writes what is needed to understand a failure into dir, which it makes if need be: history.jsonl, which ReadHistory
-// reads; report.txt for people, with the seed; and for up to three names with violations a picture of what was searched,
-// search-1.html and so on. It takes seconds.
+// Dump writes what is needed to understand a failure into dir, which it makes if need be: history.jsonl, which
+// ReadHistory reads; report.txt for people, with the seed; and for up to three names with violations a picture of what
+// was searched, search-1.html and so on. It takes seconds.
 func (p Report) Dump(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("dump: %w", err)

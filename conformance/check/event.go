@@ -64,8 +64,8 @@ type Event struct {
 	Type Type            `json:"type"`
 	At   backend.Instant `json:"at"` // when it happened, in nanoseconds of the clock that the whole history shares
 
-	// Client is who calls, unique among all processes. ID is the number of the call, unique among those of the client. For
-	// TypeRenewed and TypeEnd, ID is that of the acquire that was granted.
+	// Client is who calls, unique among all processes. ID is the number of the call, unique among those of the client.
+	// For TypeRenewed and TypeEnd, ID is that of the acquire that was granted.
 	Client string `json:"client,omitempty"`
 	ID     uint64 `json:"id,omitempty"`
 
@@ -79,16 +79,16 @@ type Event struct {
 	Outcome Outcome `json:"outcome,omitempty"`
 	Err     string  `json:"err,omitempty"`
 
-	// Of an acquire's return with OK. Kind is a backend.Kind in words, empty for an exclusive hold. In JSON a token is a
-	// string, as fencing.Token writes it, or a number.
+	// Of an acquire's return with OK. Kind is a backend.Kind in words, empty for an exclusive hold. In JSON a token is
+	// a string, as fencing.Token writes it, or a number.
 	Kind    string        `json:"kind,omitempty"`
 	Permits int           `json:"permits,omitempty"`
 	Limit   int           `json:"limit,omitempty"`
 	Token   fencing.Token `json:"token,omitzero"`
 	Request string        `json:"request,omitempty"` // identity of the hold: two acquires with one are the same hold
 
-	// Of an acquire's return with OK, TypeRenewed and TypeEnd: what the service has promised last, and until when its holder
-	// believes in that. Zero: nothing was promised, or it is believed without end.
+	// Of an acquire's return with OK, TypeRenewed and TypeEnd: what the service has promised last, and until when its
+	// holder believes in that. Zero: nothing was promised, or it is believed without end.
 	SentAt   backend.Instant `json:"sent_at,omitempty"`
 	TTL      time.Duration   `json:"ttl,omitempty"`
 	Deadline backend.Instant `json:"deadline,omitempty"`

@@ -11,14 +11,14 @@ import (
 	"slices"
 )
 
-// History is what clients did: events in the order of their instants; those of one client in the order in which they were
-// recorded.
+// History is what clients did: events in the order of their instants; those of one client in the order in which they
+// were recorded.
 type History struct {
 	Events []Event
 }
 
-// ReadHistory reads what a Recorder wrote to its Options.Writer, or History.Write. A last line that is cut short, as it is
-// when the writer was killed, is left out.
+// ReadHistory reads what a Recorder wrote to its Options.Writer, or History.Write. A last line that is cut short, as it
+// is when the writer was killed, is left out.
 func ReadHistory(r io.Reader) (History, error) {
 	var h History
 	in := bufio.NewReader(r)

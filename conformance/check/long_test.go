@@ -7,7 +7,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// A long history is checked in a time that grows with its length, also where somebody always waits and some never come back.
+// A long history is checked in a time that grows with its length, also where somebody always waits and some never come
+// back.
 func TestLongHistory(t *testing.T) {
 	s := tell()
 	const turns = 50_000

@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// The model is one name of a lock service, as an object that does one thing at a time. Its state is who holds the name, and
-// the highest token so far. Each operation happens at one instant of its interval:
+// The model is one name of a lock service, as an object that does one thing at a time. Its state is who holds the name,
+// and the highest token so far. Each operation happens at one instant of its interval:
 //
 //	take h     interval of the acquire      nobody holds what excludes h, and h's token is the highest so far
 //	prove h    from sending to the answer   h holds
@@ -24,12 +24,12 @@ import (
 //
 // A release that may have come after the end of the TTL, and one of unknown outcome, are like expire.
 //
-// What may or may not have been done needs no second branch. A release of unknown outcome has an interval without end: one
-// that was never done stands behind everything else. An acquire of unknown outcome does not appear at all: no operation
-// of anybody else needs its hold, so whatever is legal with it is legal without.
+// What may or may not have been done needs no second branch. A release of unknown outcome has an interval without end:
+// one that was never done stands behind everything else. An acquire of unknown outcome does not appear at all: no
+// operation of anybody else needs its hold, so whatever is legal with it is legal without.
 //
-// A hold that was not released expires, at the end of its TTL or at any time later. Before that nobody else may have it:
-// a service that forgets holds (evicted, lost in a failover, a clock that jumped) has no legal history.
+// A hold that was not released expires, at the end of its TTL or at any time later. Before that nobody else may have
+// it: a service that forgets holds (evicted, lost in a failover, a clock that jumped) has no legal history.
 
 // deed is what an operation does.
 type deed uint8

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/internal/facts"
 )
 
-// mutants are ways to get a lock wrong, each with a play that shows it whatever the schedule, and the kinds of violations
-// that must be found then. The service that is not broken plays the same without any.
+// mutants are ways to get a lock wrong, each with a play that shows it whatever the schedule, and the kinds of
+// violations that must be found then. The service that is not broken plays the same without any.
 var mutants = []struct {
 	name    string
 	clients int

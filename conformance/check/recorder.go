@@ -13,12 +13,12 @@ import (
 
 // Options configure a Recorder. The zero value is a recorder in memory with the machine's clock.
 type Options struct {
-	// Clock gives the instants of all events. It must be the clock of the leases. Default backend.SystemClock, which all
-	// processes of one machine share; under testing/synctest, backend.GoClock.
+	// Clock gives the instants of all events. It must be the clock of the leases. Default backend.SystemClock, which
+	// all processes of one machine share; under testing/synctest, backend.GoClock.
 	Clock backend.Clock
 
-	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. Whoever reads a
-	// pipe keeps up, or the clients stand still. Default none.
+	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. Whoever reads
+	// a pipe keeps up, or the clients stand still. Default none.
 	Writer io.Writer
 	// StreamOnly keeps no events in memory: Recorder.History is empty. For child processes that run for long.
 	StreamOnly bool
@@ -207,8 +207,8 @@ func (h *Hold) Renewed(g Grant) {
 }
 
 // Lost records that the holder was told of the loss now, and why. With a deadline in g that has passed before, it ended
-// then; SentAt and TTL are those of the last renewal, if there was one since the last event. A hold that has ended already
-// stays as it is.
+// then; SentAt and TTL are those of the last renewal, if there was one since the last event. A hold that has ended
+// already stays as it is.
 func (h *Hold) Lost(why string, g Grant) { h.lost(why, g, h.r.Now()) }
 
 func (h *Hold) lost(why string, g Grant, at backend.Instant) {

@@ -27,8 +27,8 @@ type Figures struct {
 	// Overlapped is the longest time for which two believed at once, Overlaps how often.
 	Overlapped time.Duration `json:"overlapped"`
 	Overlaps   int           `json:"overlaps"`
-	// Doubled is how many holds were believed in while somebody else's began, Overrun the longest time from that until the
-	// earlier holder believed no longer, however many held meanwhile.
+	// Doubled is how many holds were believed in while somebody else's began, Overrun the longest time from that until
+	// the earlier holder believed no longer, however many held meanwhile.
 	Doubled int           `json:"doubled"`
 	Overrun time.Duration `json:"overrun"`
 	// LateContext is the longest time from a deadline until the holder was told.

@@ -66,8 +66,8 @@ type proof struct{ sent, seen backend.Instant }
 // keeps is until when the service keeps the hold for sure.
 func (h *hold) keeps() backend.Instant { return min(h.relCall, h.expires, h.forced) }
 
-// takenBefore tells whether h may have been taken away by force before at. Who loses a lock so does not know at once, but without
-// a renewal it knows within its TTL.
+// takenBefore tells whether h may have been taken away by force before at. Who loses a lock so does not know at once,
+// but without a renewal it knows within its TTL.
 func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
 	return h.forced <= at && (len(h.taken) == 0 || slices.ContainsFunc(h.taken, func(taken backend.Instant) bool {
 		return taken <= at && h.end <= taken.Add(ttl)

@@ -246,8 +246,8 @@ func (p *Report) idle(r *run, n *name) {
 		busy = append(busy, span{h.ret, h.over(r)})
 	}
 	ttl := r.ttl()
-	// What an acquire of unknown outcome left is looked after for one TTL, and lives for one more. It got lost in a fault, or
-	// where the call was given up.
+	// What an acquire of unknown outcome left is looked after for one TTL, and lives for one more. It got lost in a
+	// fault, or where the call was given up.
 	for _, c := range n.calls {
 		if c.out != Unknown || c.Op != OpAcquire && c.Op != OpTry {
 			continue

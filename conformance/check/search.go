@@ -119,8 +119,8 @@ func (q *part) last() state {
 	return s
 }
 
-// operations makes the operations of the model from what happened to a name. Their intervals are as short as the history
-// allows: each cut of one is a cut of all orders that would have to be tried.
+// operations makes the operations of the model from what happened to a name. Their intervals are as short as the
+// history allows: each cut of one is a cut of all orders that would have to be tried.
 func (r *run) operations(n *name) []porcupine.Operation {
 	clients := map[string]int{} // numbers
 	id := func(client string) int {
@@ -173,8 +173,8 @@ func (r *run) operations(n *name) []porcupine.Operation {
 }
 
 // goneBy returns, for each hold, when it must have ended: the first return of a grant that was asked for after it was
-// granted, and that it would have kept out, alone or with those that were surely kept. An operation that ends it, or finds it
-// ended, can be taken to have happened by then.
+// granted, and that it would have kept out, alone or with those that were surely kept. An operation that ends it, or
+// finds it ended, can be taken to have happened by then.
 func goneBy(holds []*hold) []backend.Instant {
 	gone := make([]backend.Instant, len(holds))
 	returns := make([]int, len(holds))
@@ -206,8 +206,8 @@ func goneBy(holds []*hold) []backend.Instant {
 	return gone
 }
 
-// notBefore returns, for each hold, an instant before which it cannot have been granted: who kept it out until then. If it
-// had been granted earlier it would have had to go on until its acquire returned, beside the other one.
+// notBefore returns, for each hold, an instant before which it cannot have been granted: who kept it out until then. If
+// it had been granted earlier it would have had to go on until its acquire returned, beside the other one.
 func notBefore(holds []*hold) []backend.Instant {
 	ends := slices.Clone(holds)
 	slices.SortStableFunc(ends, func(a, b *hold) int { return cmp.Compare(a.keeps(), b.keeps()) })

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Cutting intervals and dividing the history changes no verdict: random little histories get the same one from a search over
-// everything, as it was recorded. Nor does any scan find that a history is illegal for which there is an order.
+// Cutting intervals and dividing the history changes no verdict: random little histories get the same one from a search
+// over everything, as it was recorded. Nor does any scan find that a history is illegal for which there is an order.
 func TestSearchCutsNothingOff(t *testing.T) {
 	legal, illegal := 0, 0
 	for seed := range uint64(6000) {

@@ -12,16 +12,17 @@ type Rules struct {
 	// Fencing: tokens increase.
 	Fencing bool
 
-	// TTL of the locks: for how long at least an acquire of unknown outcome may keep a name closed. Zero: the longest in
-	// the history.
+	// TTL of the locks: for how long at least an acquire of unknown outcome may keep a name closed. Zero: the longest
+	// in the history.
 	TTL time.Duration
 
 	// Exact: the service keeps a hold for the whole TTL. Otherwise it is held to the deadline only, which lies a margin
-	// before: what a holder may rely on. Exact is for services that are never early: backend.Description.Margin is zero.
+	// before: what a holder may rely on. Exact is for services that are never early: backend.Description.Margin is
+	// zero.
 	Exact bool
 
-	// Patience is how long after its context's end a call may go on. Zero: not checked. A machine that is busy takes its
-	// time, and a process that was stopped too: choose seconds.
+	// Patience is how long after its context's end a call may go on. Zero: not checked. A machine that is busy takes
+	// its time, and a process that was stopped too: choose seconds.
 	Patience time.Duration
 
 	// Recovery is how long a free name may be waited for while there is no fault. Zero: not checked.
@@ -30,7 +31,8 @@ type Rules struct {
 	// Timeout bounds the search for an order, for all names together. Default one minute. Negative: no search.
 	Timeout time.Duration
 
-	// Found are violations that the caller knows of: leftovers, a fault that did not happen. They are put before the others.
+	// Found are violations that the caller knows of: leftovers, a fault that did not happen. They are put before the
+	// others.
 	Found []Violation
 
 	// Seed tells how to repeat the run. It is part of what Report.Dump writes.
@@ -62,8 +64,8 @@ const (
 	Illegal Kind = "illegal history"
 	// Undecided: the search for an order did not end in time.
 	Undecided Kind = "undecided"
-	// Malformed: the history is none: a return without a call, two calls with one ID, an operation, an outcome or a kind
-	// that nobody knows.
+	// Malformed: the history is none: a return without a call, two calls with one ID, an operation, an outcome or a
+	// kind that nobody knows.
 	Malformed Kind = "malformed"
 	// Leftover: something was left in the service after everybody had closed. Found by callers.
 	Leftover Kind = "leftover"
@@ -82,8 +84,9 @@ type Violation struct {
 // String returns kind and text.
 func (v Violation) String() string { return string(v.Kind) + ": " + v.Text }
 
-// Verify checks a history in which all calls have ended, or those who made them were killed. The search ends early, with
-// Undecided, when ctx does. It is not for calls under testing/synctest, whose clock stands still while the search runs.
+// Verify checks a history in which all calls have ended, or those who made them were killed. The search ends early,
+// with Undecided, when ctx does. It is not for calls under testing/synctest, whose clock stands still while the search
+// runs.
 func Verify(ctx context.Context, h History, rules Rules) Report {
 	begin := time.Now()
 	if rules.Timeout == 0 {

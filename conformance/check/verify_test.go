@@ -92,8 +92,8 @@ func (s *story) history() History { return Merge(History{Events: s.events}) }
 // fenced is what most stories are held against.
 var fenced = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// stories are told with the kinds of violations that must be found in them, and no others. In those that are illegal the
-// search, on its own, must find no order.
+// stories are told with the kinds of violations that must be found in them, and no others. In those that are illegal
+// the search, on its own, must find no order.
 var stories = []struct {
 	name    string
 	rules   Rules

@@ -1,5 +1,5 @@
-// Package cluster breaks a lock service that has several nodes, while clients contend for locks on it, and checks that no
-// two of them ever believe in the same lock. It is for the tests of drivers whose service is a cluster; package
+// Package cluster breaks a lock service that has several nodes, while clients contend for locks on it, and checks that
+// no two of them ever believe in the same lock. It is for the tests of drivers whose service is a cluster; package
 // conformance has what a single server can show.
 //
 //	func TestClusterFaults(t *testing.T) {
@@ -14,16 +14,16 @@
 // All calls are recorded, and package check goes through the history afterwards: that beliefs do not overlap, that no
 // token is issued twice and a later hold has a higher one, that nobody is told of a loss while it may believe, that the
 // service knows of every hold that its holder believes in before and after it is asked, that every call ends, and that
-// there is an order in which a lock could have done all of it. A history with violations stays in a folder that the test
-// names. The rivals see besides:
+// there is an order in which a lock could have done all of it. A history with violations stays in a folder that the
+// test names. The rivals see besides:
 //
 //   - A guard admits every write of a holder, and refuses those of holders that were overtaken.
 //   - The fault happened: another leader, bytes that were kept back, a loss that was told.
 //   - What a majority can serve goes on during the fault, and everything goes on after it.
 //   - When all clients are closed the service keeps nothing.
 //
-// A harness whose nodes can be broken in further ways, see Machines, runs the faults that need it too: RunAll. Run says which
-// ones a cluster does not run.
+// A harness whose nodes can be broken in further ways, see Machines, runs the faults that need it too: RunAll. Run says
+// which ones a cluster does not run.
 //
 // FENCELOCK_ROUNDS, which is ROUNDS of "make faults", is the number of rounds per fault, by default 2: the faults with
 // variants alternate between them.
@@ -52,10 +52,12 @@ import (
 type Harness struct {
 	Nodes int
 
-	// Client returns one more client, whose connections to each node pass a link of their own. The suite closes the driver.
+	// Client returns one more client, whose connections to each node pass a link of their own. The suite closes the
+	// driver.
 	Client func(t testing.TB) (backend.FencingDriver, fault.Links)
 
-	// Kill ends a node without warning (SIGKILL), Start starts it again and returns when it serves. Pause freezes a node.
+	// Kill ends a node without warning (SIGKILL), Start starts it again and returns when it serves. Pause freezes a
+	// node.
 	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
 
 	// Leader waits for a leader of a term after the given one that a majority follows.
@@ -88,8 +90,8 @@ const (
 // patience is how long a round waits for what must happen. It is far more than a busy machine needs.
 const patience = time.Minute
 
-// Run breaks clusters that start makes, in every way of Faults that needs no Machines, one subtest for each: Test…/<slug>.
-// The subtests run side by side as far as -parallel allows.
+// Run breaks clusters that start makes, in every way of Faults that needs no Machines, one subtest for each:
+// Test…/<slug>. The subtests run side by side as far as -parallel allows.
 func Run(t *testing.T, start func(t testing.TB) Harness) {
 	var left []string
 	n := rounds(t)
@@ -213,8 +215,8 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 	}
 }
 
-// round breaks the cluster once, and sees that everybody gets a turn afterwards. Where that fails while the machine stood still
-// it does so again, twice at most. What the register or the history tells is never excused.
+// round breaks the cluster once, and sees that everybody gets a turn afterwards. Where that fails while the machine
+// stood still it does so again, twice at most. What the register or the history tells is never excused.
 func (b *bench) round(f Fault) {
 	begin := time.Now()
 	excused, err := stall.Fairly(b.TTL/2, func() error { return b.attempt(f) })

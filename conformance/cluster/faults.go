@@ -114,8 +114,8 @@ func (b *bench) another(broken int, term uint64) func(context.Context) error {
 	}
 }
 
-// underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on, and
-// heals.
+// underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on,
+// and heals.
 func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx context.Context, leader int) error) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		var broken time.Time
@@ -136,8 +136,8 @@ func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx c
 
 func leaderKill(ctx context.Context, b *bench) error { return b.underLeaderFault(ctx, b.Kill, b.Start) }
 
-// leaderPause lets the leader go on when others do, and in every other round not before all that was held has run out by its
-// own clock.
+// leaderPause lets the leader go on when others do, and in every other round not before all that was held has run out
+// by its own clock.
 func leaderPause(ctx context.Context, b *bench) error {
 	var frozen time.Time
 	return b.underLeaderFault(ctx,
@@ -311,8 +311,8 @@ func oneWayClient(ctx context.Context, b *bench) error {
 	return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Requests) }, fault.Requests)
 }
 
-// cutHolder breaks the links of a holder, until it was told of the loss, and rivals hold what it held and go on. Seen is
-// the direction in which the broken links must have taken in something.
+// cutHolder breaks the links of a holder, until it was told of the loss, and rivals hold what it held and go on. Seen
+// is the direction in which the broken links must have taken in something.
 func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fault.Direction) error {
 	h, err := b.hold(ctx)
 	if err != nil {
@@ -349,7 +349,8 @@ func lateAcquire(ctx context.Context, b *bench) error {
 			h, err := b.rivals.acquire(short, b.holder(), b.name())
 			cancel()
 			if err == nil {
-				// Only a name that changes hands within this client could be granted, and no reply of before proves that.
+				// Only a name that changes hands within this client could be granted, and no reply of before proves
+				// that.
 				h.release(ctx, b.TTL)
 				return fmt.Errorf("%v was granted by a request that was not delivered", h)
 			}

@@ -12,8 +12,8 @@ import (
 
 // Machines is what can be done to the machines that the nodes of a cluster run on, where a Harness knows how.
 type Machines struct {
-	// Disk makes the disk of a node that runs behave as told from now on; with DiskWorks, or when the node has ended, it works
-	// again. Hits returns how many operations its disk has refused or delayed since the cluster began.
+	// Disk makes the disk of a node that runs behave as told from now on; with DiskWorks, or when the node has ended,
+	// it works again. Hits returns how many operations its disk has refused or delayed since the cluster began.
 	Disk func(ctx context.Context, node int, how Disk) error
 	Hits func(node int) int64
 	// Ended waits until a node has ended by itself because its disk refused a write. The error says why it has not.
@@ -29,8 +29,8 @@ type Machines struct {
 	Forgotten func(ctx context.Context, node int) error
 	Installed func(node int) int64
 
-	// Backup returns a copy of what the service keeps. Restore ends all nodes, takes away what they have kept, and makes the
-	// cluster anew of such a copy.
+	// Backup returns a copy of what the service keeps. Restore ends all nodes, takes away what they have kept, and
+	// makes the cluster anew of such a copy.
 	Backup  func(ctx context.Context) ([]byte, error)
 	Restore func(ctx context.Context, backup []byte) error
 
@@ -81,7 +81,8 @@ func (b *bench) without(node, leader int, term uint64) steps {
 	return steps{b.goOn}
 }
 
-// back is what must hold of a node that has come back: it catches up, and the cluster can rest on it while another is away.
+// back is what must hold of a node that has come back: it catches up, and the cluster can rest on it while another is
+// away.
 func (b *bench) back(node int) steps {
 	other := b.next(node)
 	return steps{
@@ -179,8 +180,8 @@ func farBehind(ctx context.Context, b *bench) error {
 	})
 }
 
-// restoredBackup: all that happened since the backup is forgotten. Those who took a lock since then believe in it as long as
-// ever, and their tokens are not issued again.
+// restoredBackup: all that happened since the backup is forgotten. Those who took a lock since then believe in it as
+// long as ever, and their tokens are not issued again.
 func restoredBackup(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, _ int, _ uint64) error {
 		var backup []byte
@@ -198,8 +199,8 @@ func restoredBackup(ctx context.Context, b *bench) error {
 	})
 }
 
-// clockJump: nothing that a lock service promises may rest on the date. A hold lives on across the jump, and then a node
-// takes over whose date is an hour off that of its predecessor.
+// clockJump: nothing that a lock service promises may rest on the date. A hold lives on across the jump, and then a
+// node takes over whose date is an hour off that of its predecessor.
 func clockJump(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
 		node := b.victim(leader)

@@ -16,8 +16,8 @@ const Nodes = 3
 // cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
 type cluster struct{ nodes [Nodes]*Server }
 
-// Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: after more than one was
-// stopped, use Start of the cluster.
+// Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: after more than one
+// was stopped, use Start of the cluster.
 func (c *cluster) Node(i int) *Server { return c.nodes[i] }
 
 // On returns act for a node by its number, as packages cluster and nemesis want it: On((*Server).Pause).
@@ -43,8 +43,8 @@ func (c *cluster) Endpoints() []string {
 	return all
 }
 
-// NewLinks returns one more address of each node, for one client, and the links between the client and each node, to cut
-// the client off from all of them or from some. They end with the test t.
+// NewLinks returns one more address of each node, for one client, and the links between the client and each node, to
+// cut the client off from all of them or from some. They end with the test t.
 func (c *cluster) NewLinks(t testing.TB) ([]string, fault.Links) {
 	t.Helper()
 	var addrs []string

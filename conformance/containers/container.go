@@ -157,8 +157,8 @@ func (c *container) kill(ctx context.Context) error {
 	}
 }
 
-// pause tries again where the kernel did not freeze all threads in the time that the runtime gives it, as happens on busy
-// machines with the first version of control groups; the runtime then lets those go on that it had frozen.
+// pause tries again where the kernel did not freeze all threads in the time that the runtime gives it, as happens on
+// busy machines with the first version of control groups; the runtime then lets those go on that it had frozen.
 func (c *container) pause(ctx context.Context) error {
 	for {
 		_, err := c.provider.Client().ContainerPause(ctx, c.id(), client.ContainerPauseOptions{})

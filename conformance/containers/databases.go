@@ -18,8 +18,8 @@ func (s *PostgresServer) URL() string {
 	return "postgres://postgres@" + s.Addr() + "/postgres?sslmode=disable"
 }
 
-// Postgres starts a PostgreSQL of its own for the test t, and stops it at the end. Args are those of postgres. It does not
-// wait for the disk at a commit, which a kill of the server is no reason for.
+// Postgres starts a PostgreSQL of its own for the test t, and stops it at the end. Args are those of postgres. It does
+// not wait for the disk at a commit, which a kill of the server is no reason for.
 //
 // The image is FENCELOCK_IMAGE_POSTGRES, by default the official postgres:17. It runs as a container only: the program
 // refuses to be run by root, as tests in containers often are.
@@ -45,8 +45,8 @@ type MariaDBServer struct{ *Server }
 // DSN returns the data source name of the database test, for go-sql-driver.
 func (s *MariaDBServer) DSN() string { return "root@tcp(" + s.Addr() + ")/test" }
 
-// MariaDB starts a MariaDB of its own for the test t, and stops it at the end. Args are those of mariadbd. It does not wait
-// for the disk at a commit, which a kill of the server is no reason for.
+// MariaDB starts a MariaDB of its own for the test t, and stops it at the end. Args are those of mariadbd. It does not
+// wait for the disk at a commit, which a kill of the server is no reason for.
 //
 // The image is FENCELOCK_IMAGE_MARIADB, by default the official mariadb:11.8. It runs as a container only.
 func MariaDB(t testing.TB, opts ...Option) *MariaDBServer {
@@ -99,7 +99,8 @@ func postgresReady(ctx context.Context, addr string) bool {
 	}
 }
 
-// mariaReady reports whether the server at addr says hello. It does not until it serves, and says so to those it refuses.
+// mariaReady reports whether the server at addr says hello. It does not until it serves, and says so to those it
+// refuses.
 func mariaReady(ctx context.Context, addr string) bool {
 	c, ok := dial(ctx, addr)
 	if !ok {

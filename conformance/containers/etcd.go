@@ -16,12 +16,13 @@ import (
 // EtcdServer is one etcd. What it stores survives Restart.
 type EtcdServer struct{ *Server }
 
-// Etcd starts an etcd of its own for the test t, and stops it at the end. Every call starts another one, with a cluster id
-// of its own. Args are those of etcd:
+// Etcd starts an etcd of its own for the test t, and stops it at the end. Every call starts another one, with a cluster
+// id of its own. Args are those of etcd:
 //
 //	containers.Etcd(t, containers.Args("--election-timeout", "500", "--heartbeat-interval", "50"))
 //
-// The image is FENCELOCK_IMAGE_ETCD, by default the official one; it must have /usr/local/bin/etcd. The program is etcd.
+// The image is FENCELOCK_IMAGE_ETCD, by default the official one; it must have /usr/local/bin/etcd. The program is
+// etcd.
 func Etcd(t testing.TB, opts ...Option) *EtcdServer {
 	t.Helper()
 	sp := etcdSpec()
@@ -33,7 +34,8 @@ func Etcd(t testing.TB, opts ...Option) *EtcdServer {
 			"--listen-peer-urls", "http://127.0.0.1:0", // nobody dials it
 		}
 	}
-	// etcd insists on an address to advertise when it is told where to listen. Drivers use the one that they were given.
+	// etcd insists on an address to advertise when it is told where to listen. Drivers use the one that they were
+	// given.
 	sp.args = append(sp.args, "--advertise-client-urls", "http://etcd.invalid:2379")
 	return &EtcdServer{run(t, sp, opts, newContainer, newProcess)}
 }

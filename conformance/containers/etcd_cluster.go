@@ -13,13 +13,14 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// EtcdNodes is a cluster of three etcd nodes, in which every path can be broken: from a client to a node (NewLinks), and
-// from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent
-// use.
+// EtcdNodes is a cluster of three etcd nodes, in which every path can be broken: from a client to a node (NewLinks),
+// and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe for
+// concurrent use.
 //
-// In containers the nodes share the host's network, because their traffic goes through proxies of the test's own process
-// on the loopback interface: that needs Linux, or a Docker Desktop with host networking switched on. Networks of Docker's,
-// namespaces and packet filters were rejected: they break whole interfaces, not one way of one path, and some need root.
+// In containers the nodes share the host's network, because their traffic goes through proxies of the test's own
+// process on the loopback interface: that needs Linux, or a Docker Desktop with host networking switched on. Networks
+// of Docker's, namespaces and packet filters were rejected: they break whole interfaces, not one way of one path, and
+// some need root.
 type EtcdNodes struct {
 	cluster
 	*peerNet
@@ -87,15 +88,16 @@ func peerHost(i int) string { return fmt.Sprintf("node%d.invalid:2380", i) }
 
 func peerURL(i int) string { return "http://" + peerHost(i) }
 
-// socksEnviron returns the environment that sends the peer traffic of a node, as that of most Go programs, through a SOCKS
-// proxy. Loopback addresses, at which clients and the node itself connect, are never sent through one.
+// socksEnviron returns the environment that sends the peer traffic of a node, as that of most Go programs, through a
+// SOCKS proxy. Loopback addresses, at which clients and the node itself connect, are never sent through one.
 func socksEnviron(addr string) []string {
 	proxy := "socks5://" + addr
 	return []string{"HTTP_PROXY=" + proxy, "http_proxy=" + proxy, "NO_PROXY=none.invalid", "no_proxy=none.invalid"}
 }
 
-// PeerLink returns the link of the connections that node from opens to node to. In each direction raft's messages travel on
-// the connection that their receiver has dialled, and snapshots and probes on one that the sender has: see Cut.
+// PeerLink returns the link of the connections that node from opens to node to. In each direction raft's messages
+// travel on the connection that their receiver has dialled, and snapshots and probes on one that the sender has: see
+// Cut.
 func (c *EtcdNodes) PeerLink(from, to int) fault.Link { return c.links[from][to][0] }
 
 // nodeSpec returns the spec of node i.
@@ -136,8 +138,8 @@ func (c *EtcdNodes) Status(ctx context.Context, i int) (EtcdStatus, error) {
 	return etcdStatus(ctx, c.nodes[i].spec.fixed.Addr())
 }
 
-// Leader waits until a majority of nodes, among them the leader itself, agree on a leader of a term after the given one,
-// and returns it with its term.
+// Leader waits until a majority of nodes, among them the leader itself, agree on a leader of a term after the given
+// one, and returns it with its term.
 func (c *EtcdNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
 	for {
 		var said [Nodes]EtcdStatus

@@ -17,13 +17,14 @@ import (
 // FencelockServer is one bundled lock server. What it stores survives Restart.
 type FencelockServer struct{ *Server }
 
-// Fencelock starts a lock server of its own for the test t, and stops it at the end. Every call starts another one, with a
-// cluster id of its own. Args are those of fencelock serve:
+// Fencelock starts a lock server of its own for the test t, and stops it at the end. Every call starts another one,
+// with a cluster id of its own. Args are those of fencelock serve:
 //
 //	containers.Fencelock(t, containers.Args("--min-ttl", "200ms"))
 //
-// The image is FENCELOCK_IMAGE_FENCELOCK, by default localhost/fencelock, which is never pulled. The program is fencelock on PATH, else it is built with the go command, which
-// finds its source in the module of the test or among that module's dependencies.
+// The image is FENCELOCK_IMAGE_FENCELOCK, by default localhost/fencelock, which is never pulled. The program is
+// fencelock on PATH, else it is built with the go command, which finds its source in the module of the test or among
+// that module's dependencies.
 func Fencelock(t testing.TB, opts ...Option) *FencelockServer {
 	t.Helper()
 	sp := fencelockSpec()

@@ -16,14 +16,14 @@ import (
 // (NewLinks). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent use.
 //
 // The nodes tell clients names that resolve nowhere instead of each other's addresses, so that nothing gets past the
-// links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own tests do
-// that with servers of which they dial for the peers.
+// links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own
+// tests do that with servers of which they dial for the peers.
 //
 // In containers the nodes share the host's network, as those of EtcdCluster.
 type FencelockNodes struct{ cluster }
 
-// FencelockCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about a
-// second after the loss of the former one. Options are as for Fencelock, and apply to each node.
+// FencelockCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about
+// a second after the loss of the former one. Options are as for Fencelock, and apply to each node.
 func FencelockCluster(t testing.TB, opts ...Option) *FencelockNodes {
 	t.Helper()
 	var c *FencelockNodes
@@ -116,8 +116,8 @@ func (c *FencelockNodes) Status(ctx context.Context, i int) (FencelockStatus, er
 	return fencelockStatus(ctx, c.nodes[i].spec.fixed.Addr())
 }
 
-// Leader waits until a majority of nodes, among them the leader itself, agree on a leader that serves, of a term after the
-// given one, and returns it with its term.
+// Leader waits until a majority of nodes, among them the leader itself, agree on a leader that serves, of a term after
+// the given one, and returns it with its term.
 func (c *FencelockNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
 	for {
 		var said [Nodes]FencelockStatus

@@ -15,8 +15,8 @@ type Lifecycle interface {
 	Resume(context.Context) error
 }
 
-// Within makes a step of a test out of one of them, as conformance.Server wants it. It gets a minute, which is long enough
-// for anything on a busy machine.
+// Within makes a step of a test out of one of them, as conformance.Server wants it. It gets a minute, which is long
+// enough for anything on a busy machine.
 func Within(act func(context.Context) error) func(testing.TB) {
 	return func(t testing.TB) {
 		t.Helper()

@@ -16,15 +16,16 @@ import (
 
 // peerNet is the network between the nodes of a cluster, made so that each ordered pair of nodes has links of its own.
 //
-// All nodes must agree on the addresses of all, so an address cannot say who dials. But a node can be told to dial through a
-// SOCKS proxy, and each node is told to use another one of ours, which thereby knows who dials, and which reads whom to dial
-// in the request. It then connects through the fault.Proxy of that pair.
+// All nodes must agree on the addresses of all, so an address cannot say who dials. But a node can be told to dial
+// through a SOCKS proxy, and each node is told to use another one of ours, which thereby knows who dials, and which
+// reads whom to dial in the request. It then connects through the fault.Proxy of that pair.
 //
 //	node 0 ─► SOCKS proxy of node 0 ─┬─► link 0→1 ─► node 1
 //	                                 └─► link 0→2 ─► node 2
 //
-// A path between two nodes is links both ways, as each of them dials the other and messages go both ways on a connection.
-// The links of one port are all that a service with one port for peers has. Methods are safe for concurrent use.
+// A path between two nodes is links both ways, as each of them dials the other and messages go both ways on a
+// connection. The links of one port are all that a service with one port for peers has. Methods are safe for concurrent
+// use.
 type peerNet struct {
 	ports   [Nodes][]*port.Port          // where the nodes listen for their peers
 	named   map[string]peerPort          // by what the nodes dial, host:port
@@ -40,7 +41,8 @@ type peerNet struct {
 // peerPort is a port of a node.
 type peerPort struct{ node, number int }
 
-// newPeerNet makes the network of nodes that listen on so many ports each. Name returns what the others dial for a port.
+// newPeerNet makes the network of nodes that listen on so many ports each. Name returns what the others dial for a
+// port.
 func newPeerNet(ports int, name func(node int, p *port.Port) string) (*peerNet, error) {
 	n := &peerNet{conns: map[net.Conn]struct{}{}, named: map[string]peerPort{}}
 	if err := n.open(ports, name); err != nil {
@@ -243,8 +245,8 @@ func (n *peerNet) each(act func(*fault.Proxy)) {
 	}
 }
 
-// Cut keeps back everything that node from sends to node to until Heal, and nothing that it receives from there: one way.
-// What was kept back is then delivered late. Connections stay open meanwhile.
+// Cut keeps back everything that node from sends to node to until Heal, and nothing that it receives from there: one
+// way. What was kept back is then delivered late. Connections stay open meanwhile.
 func (n *peerNet) Cut(from, to int) {
 	for _, l := range n.links[from][to] { // what from has dialled
 		l.Hold(fault.Requests)

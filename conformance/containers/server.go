@@ -121,8 +121,8 @@ func run(t testing.TB, sp spec, opts []Option, newContainer, newProcess create) 
 	return s
 }
 
-// firstWay calls start with one way after the other until one works, and with the spec as options and environment change
-// it. If none works the test ends.
+// firstWay calls start with one way after the other until one works, and with the spec as options and environment
+// change it. If none works the test ends.
 func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess create, start func(spec, create) error) {
 	t.Helper()
 	o := options{image: sp.image, container: true, process: true}
@@ -194,8 +194,8 @@ func prepare(ctx context.Context, sp spec, create create) (*Server, error) {
 	return s, nil
 }
 
-// endWith closes the server at the end of the test. If the test failed it shows what the server said last, and not as the
-// test's own words: go test prints those at the very end, and they say what failed.
+// endWith closes the server at the end of the test. If the test failed it shows what the server said last, and not as
+// the test's own words: go test prints those at the very end, and they say what failed.
 func (s *Server) endWith(t testing.TB) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// ZooKeeperTick is the tickTime of the servers that this package starts: sessions last between 1.5 s and 15 s. Shorter ticks
-// make shorter tests, and leave less than the half second for which a busy machine may stop a server and its clients.
+// ZooKeeperTick is the tickTime of the servers that this package starts: sessions last between 1.5 s and 15 s. Shorter
+// ticks make shorter tests, and leave less than the half second for which a busy machine may stop a server and its
+// clients.
 const ZooKeeperTick = 750 * time.Millisecond
 
 // ZooKeeperServer is one ZooKeeper. What it stores survives Restart.
@@ -25,7 +26,8 @@ type ZooKeeperServer struct{ *Server }
 // takes some seconds.
 //
 // The image is FENCELOCK_IMAGE_ZOOKEEPER, by default the official one; it must take the variables of the official one.
-// Otherwise Java runs the server from Debian's package libzookeeper-java, or from the folder of the zkServer.sh on PATH.
+// Otherwise Java runs the server from Debian's package libzookeeper-java, or from the folder of the zkServer.sh on
+// PATH.
 func ZooKeeper(t testing.TB, opts ...Option) *ZooKeeperServer {
 	t.Helper()
 	return &ZooKeeperServer{run(t, zooKeeperSpec(), opts, newContainer, newZooKeeperProcess)}
@@ -50,8 +52,8 @@ func zooKeeperSpec() spec {
 	}
 }
 
-// zooKeeperJava makes a small Java that starts quickly. Stopping a server here means to kill it, not the machine, so that
-// nothing is lost without waiting for the disk.
+// zooKeeperJava makes a small Java that starts quickly. Stopping a server here means to kill it, not the machine, so
+// that nothing is lost without waiting for the disk.
 var zooKeeperJava = []string{"-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"}
 
 // newZooKeeperProcess runs the server with the classes that are installed.

@@ -13,13 +13,13 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// ZooKeeperNodes is an ensemble of three ZooKeepers, in which every path can be broken: from a client to a node (NewLinks),
-// and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe for
-// concurrent use.
+// ZooKeeperNodes is an ensemble of three ZooKeepers, in which every path can be broken: from a client to a node
+// (NewLinks), and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are
+// safe for concurrent use.
 //
-// The nodes run in containers that share the host's network, where each has ports of its own and reaches the others through
-// proxies of the test's process: that needs Linux, or a Docker Desktop with host networking switched on. There is no
-// fallback to processes.
+// The nodes run in containers that share the host's network, where each has ports of its own and reaches the others
+// through proxies of the test's process: that needs Linux, or a Docker Desktop with host networking switched on. There
+// is no fallback to processes.
 type ZooKeeperNodes struct {
 	cluster
 	*peerNet
@@ -32,8 +32,9 @@ const (
 	peerPorts // how many
 )
 
-// ZooKeeperCluster starts an ensemble of its own for the test t, and stops it at the end. A node that hears nothing from the
-// leader, or a leader from a majority, gives up after two to three seconds. Options are as for ZooKeeper, and apply to each node.
+// ZooKeeperCluster starts an ensemble of its own for the test t, and stops it at the end. A node that hears nothing
+// from the leader, or a leader from a majority, gives up after two to three seconds. Options are as for ZooKeeper, and
+// apply to each node.
 func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
 	t.Helper()
 	var c *ZooKeeperNodes
@@ -150,7 +151,8 @@ func (c *ZooKeeperNodes) HasLeader(ctx context.Context, i int) (bool, error) {
 	return s.serves, err
 }
 
-// Leader waits until a node leads in an epoch after the given one, which takes a majority, and returns it with its epoch.
+// Leader waits until a node leads in an epoch after the given one, which takes a majority, and returns it with its
+// epoch.
 func (c *ZooKeeperNodes) Leader(ctx context.Context, after uint64) (node int, epoch uint64, err error) {
 	for {
 		var said [Nodes]status

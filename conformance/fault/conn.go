@@ -218,8 +218,8 @@ func (q *pipe) deliver() {
 	}
 }
 
-// connect opens the connection to the server. Only Close cuts it short: an attempt that is given up ends with an orderly
-// close, and Reset owes the server a reset.
+// connect opens the connection to the server. Only Close cuts it short: an attempt that is given up ends with an
+// orderly close, and Reset owes the server a reset.
 func (q *pipe) connect() {
 	c, upstream := q.conn, q.conn.p.upstream
 	c.p.mu.Unlock()

@@ -2,8 +2,8 @@ package fault
 
 import "time"
 
-// Links are the links of one client to several servers, broken together: the client's own cable. Each method acts on all
-// of them, one after the other.
+// Links are the links of one client to several servers, broken together: the client's own cable. Each method acts on
+// all of them, one after the other.
 type Links []Link
 
 var _ Link = Links(nil)

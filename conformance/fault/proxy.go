@@ -187,8 +187,8 @@ func (p *Proxy) Seen(dir Direction) int64 {
 	return n
 }
 
-// Severed returns how many connections Reset, Refuse and Pass have closed abruptly so far. A test asserts with it that there
-// was something to break.
+// Severed returns how many connections Reset, Refuse and Pass have closed abruptly so far. A test asserts with it that
+// there was something to break.
 func (p *Proxy) Severed() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -107,7 +107,8 @@ func (a *attack) last(ctx context.Context, began time.Time) { pause(ctx, a.Lengt
 func (a *attack) outlasted() bool { return a.Length > a.TTL*6/5 }
 
 // goOn waits until those that are not hit get all names that nobody keeps, and also, if rival is set, the one that the
-// victim has kept. It notes how long that took from began. Where a fault stops all that there is, nothing is waited for.
+// victim has kept. It notes how long that took from began. Where a fault stops all that there is, nothing is waited
+// for.
 func (a *attack) goOn(ctx context.Context, began time.Time, rival bool) error {
 	spared := func(id string) bool {
 		a.step.mu.Lock()

@@ -1,6 +1,6 @@
-// Package nemesis breaks a lock service and its clients as chance wills, while the clients contend for locks, and checks
-// everything that they saw. It is for the soak tests of drivers; package conformance/cluster has each fault by itself, and
-// says what must be seen of it.
+// Package nemesis breaks a lock service and its clients as chance wills, while the clients contend for locks, and
+// checks everything that they saw. It is for the soak tests of drivers; package conformance/cluster has each fault by
+// itself, and says what must be seen of it.
 //
 //	func TestMain(m *testing.M) {
 //		fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(open)})
@@ -24,17 +24,18 @@
 //
 // # Who contends
 //
-// Three clients in processes of their own, which the test binary makes of itself (Role), so that SIGSTOP and kill -9 are
-// what they are in production; and two in the test's process. Each contends for three names exclusively, one in shares and
-// one for permits, where the driver has these, with short holds mostly. Every call, grant, renewal and loss is an event of
-// conformance/check, in instants of the machine's boot clock; children write theirs to their standard output, and what
-// a killed one has written is there.
+// Three clients in processes of their own, which the test binary makes of itself (Role), so that SIGSTOP and kill -9
+// are what they are in production; and two in the test's process. Each contends for three names exclusively, one in
+// shares and one for permits, where the driver has these, with short holds mostly. Every call, grant, renewal and loss
+// is an event of conformance/check, in instants of the machine's boot clock; children write theirs to their standard
+// output, and what a killed one has written is there.
 //
 // # What is broken
 //
-// Kinds lists it: holders and waiters are stopped or killed; the links of a holder keep back, lose, delay, reset or refuse,
-// both ways or one; nodes freeze, end and come back, leaders too; nodes are cut off from each other, also one way; an
-// operator takes locks away. Now and then there are two faults at once, never on more nodes than a minority. Each fault
+// Kinds lists it: holders and waiters are stopped or killed; the links of a holder keep back, lose, delay, reset or
+// refuse, both ways or one; nodes freeze, end and come back, leaders too; nodes are cut off from each other, also one
+// way; an operator takes locks away. Now and then there are two faults at once, never on more nodes than a minority.
+// Each fault
 //
 //   - finds its target: a client that holds for sure, since it was told to; the leader of that moment,
 //   - breaks it, and asserts that this happened: the kernel says that the process stands still, bytes were kept back,
@@ -42,30 +43,30 @@
 //   - waits until those that were not hit go on, where a majority of nodes or the end of a TTL lets them,
 //   - lasts as long as was drawn, and heals.
 //
-// Then every client and every name must have a turn within Plan.Recovery. A fault that does not happen fails the run, and
-// so does anything that conformance/check finds, what the service keeps when all have gone, and a wait that is longer than
-// a minute.
+// Then every client and every name must have a turn within Plan.Recovery. A fault that does not happen fails the run,
+// and so does anything that conformance/check finds, what the service keeps when all have gone, and a wait that is
+// longer than a minute.
 //
 // # The seed
 //
-// Schedule is a pure function of the seed, the duration, and what the service can suffer. Two runs with one seed print the same
-// schedule, and break the same things for the same times in the same order. What the clients do between, and which node
-// leads, is not fixed: a failure may need more than one repetition.
+// Schedule is a pure function of the seed, the duration, and what the service can suffer. Two runs with one seed print
+// the same schedule, and break the same things for the same times in the same order. What the clients do between, and
+// which node leads, is not fixed: a failure may need more than one repetition.
 //
 //	make soak BACKEND=etcd DURATION=10m SEED=7
 //
 // runs for longer; without SEED the seed is random. In plain go test a run takes half a minute, with a fixed seed. With
-// FENCELOCK_FAULTS=leader-kill,link-drop in the environment only these kinds are drawn. go test -artifacts keeps the histories of
-// all epochs, the stretches of some steps for which the clients stay with the same names.
+// FENCELOCK_FAULTS=leader-kill,link-drop in the environment only these kinds are drawn. go test -artifacts keeps the
+// histories of all epochs, the stretches of some steps for which the clients stay with the same names.
 //
 // # What comes out
 //
-// A line that begins with "soak:" for the run, and one for each kind of fault with counts and times. A run that fails names
-// a folder: the history as lines of JSON, what check found in words and as a picture, the schedule, the servers' logs and
-// what the children said.
+// A line that begins with "soak:" for the run, and one for each kind of fault with counts and times. A run that fails
+// names a folder: the history as lines of JSON, what check found in words and as a picture, the schedule, the servers'
+// logs and what the children said.
 //
 // # Beyond the promise
 //
-// RunReported does what no driver promises to survive, such as deleting what the service keeps. Violations are then figures
-// of the summary, "reported:", and no failures.
+// RunReported does what no driver promises to survive, such as deleting what the service keeps. Violations are then
+// figures of the summary, "reported:", and no failures.
 package nemesis

@@ -34,8 +34,8 @@ const (
 	onAdmin // nothing breaks; somebody interferes
 )
 
-// Kinds returns what can be done to a service, in the order of the matrix. Those that are reported break what the service
-// rests on, and what comes of it is counted without being a failure.
+// Kinds returns what can be done to a service, in the order of the matrix. Those that are reported break what the
+// service rests on, and what comes of it is counted without being a failure.
 func Kinds(s Service, reported bool) []Kind {
 	if s.resolve() != nil {
 		return nil
@@ -50,8 +50,8 @@ func (s *Service) kinds(reported bool) []Kind {
 	})
 }
 
-// NewKind returns a kind of a service's own. Strike breaks something, waits until it is seen that this has happened, and
-// heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
+// NewKind returns a kind of a service's own. Strike breaks something, waits until it is seen that this has happened,
+// and heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
 func NewKind(slug, what string, least, most float64, strike func(ctx context.Context, variant uint32, length time.Duration) error) Kind {
 	return Kind{Slug: slug, What: what, where: onNode, least: least, most: most, alone: true,
 		strike: func(a *attack, ctx context.Context) error {
@@ -59,8 +59,8 @@ func NewKind(slug, what string, least, most float64, strike func(ctx context.Con
 		}}
 }
 
-// NewLapse returns a kind that no driver promises to survive, for RunReported: forget makes the service forget what a client
-// holds, whose name it gets. The holder must learn of it in the end; what else comes of it is counted.
+// NewLapse returns a kind that no driver promises to survive, for RunReported: forget makes the service forget what a
+// client holds, whose name it gets. The holder must learn of it in the end; what else comes of it is counted.
 func NewLapse(slug, what string, forget func(ctx context.Context, name string) error) Kind {
 	return Kind{Slug: slug, What: what, where: onAdmin, alone: true, reported: true, least: 0, most: 0.1,
 		strike: func(a *attack, ctx context.Context) error { return a.lapse(ctx, forget) }}

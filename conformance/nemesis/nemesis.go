@@ -36,8 +36,8 @@ type run struct {
 	result Result
 }
 
-// Play breaks a service as planned, and returns what that has shown. It fails the test only where the run itself cannot be
-// started.
+// Play breaks a service as planned, and returns what that has shown. It fails the test only where the run itself cannot
+// be started.
 func Play(t testing.TB, s Service, p Plan) Result {
 	t.Helper()
 	if err := s.resolve(); err != nil {

@@ -24,8 +24,8 @@ type Plan struct {
 	// OneByOne never strikes with two faults at once.
 	OneByOne bool
 
-	// Recovery is how long it may take after the end of a fault until every client and every name had a turn. Default 30 s,
-	// which is far more than a busy machine needs.
+	// Recovery is how long it may take after the end of a fault until every client and every name had a turn. Default
+	// 30 s, which is far more than a busy machine needs.
 	Recovery time.Duration
 	// Patience is how long an attack waits for each thing that must be seen of it. Default one minute.
 	Patience time.Duration

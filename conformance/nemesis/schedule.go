@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Schedule is what a run breaks, and when. It is a pure function of a Plan and of what the service under test can suffer:
-// two runs with one seed have the same. What a draw means at run time ("the leader", "a client that holds") is
+// Schedule is what a run breaks, and when. It is a pure function of a Plan and of what the service under test can
+// suffer: two runs with one seed have the same. What a draw means at run time ("the leader", "a client that holds") is
 // looked up when its turn comes.
 type Schedule struct {
 	Seed  uint64
@@ -33,15 +33,16 @@ type Draw struct {
 	Variant uint32        // which variant of the kind, by remainder
 }
 
-// The pace of a schedule, in TTLs: how long clients are left alone before a step, and how long recovery is thought to take.
+// The pace of a schedule, in TTLs: how long clients are left alone before a step, and how long recovery is thought to
+// take.
 const (
 	gapMost      = 0.75
 	recoverySpan = 0.75
 )
 
-// NewSchedule draws from kinds, in the order in which they are given, until d is over. A kind comes again only after all
-// others came. With pairs, every third step or so has two faults at once, never on more nodes than a minority. The name of
-// the driver takes part, so that the usual seed does not mean the same faults for all drivers.
+// NewSchedule draws from kinds, in the order in which they are given, until d is over. A kind comes again only after
+// all others came. With pairs, every third step or so has two faults at once, never on more nodes than a minority. The
+// name of the driver takes part, so that the usual seed does not mean the same faults for all drivers.
 func NewSchedule(driver string, seed uint64, d, ttl time.Duration, kinds []Kind, nodes int, pairs bool) Schedule {
 	s := Schedule{Seed: seed}
 	if len(kinds) == 0 {
@@ -92,8 +93,8 @@ func fraction(r *rand.Rand, d time.Duration, least, most float64) time.Duration 
 	return time.Duration(float64(d) * (least + (most-least)*r.Float64())).Round(time.Millisecond)
 }
 
-// together reports whether two kinds may strike at once: different clients, or clients and servers, or two servers where
-// these are a minority.
+// together reports whether two kinds may strike at once: different clients, or clients and servers, or two servers
+// where these are a minority.
 func together(a, b Kind, nodes int) bool {
 	if a.alone || b.alone || a.Slug == b.Slug {
 		return false

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// Service is one fresh lock service, and what can be done to it. Driver, Client and Open must be set; each further field
-// adds kinds of faults, see Kinds. Nodes are numbered from 0. All functions are safe for concurrent use.
+// Service is one fresh lock service, and what can be done to it. Driver, Client and Open must be set; each further
+// field adds kinds of faults, see Kinds. Nodes are numbered from 0. All functions are safe for concurrent use.
 type Service struct {
 	Driver string // for the summary: "etcd"
 
@@ -24,8 +24,8 @@ type Service struct {
 	// most tests. A service that is not there yet, or is being broken, may answer with an error: it is asked again.
 	Open func(ctx context.Context, target string) (backend.Driver, error)
 
-	// Processes is how many clients run in a process of their own, which Role makes of the test binary, and Inside how many
-	// run in that of the test. Default 3 and 2. Negative: none.
+	// Processes is how many clients run in a process of their own, which Role makes of the test binary, and Inside how
+	// many run in that of the test. Default 3 and 2. Negative: none.
 	Processes, Inside int
 
 	// TTL of all locks. Default 2 s.
@@ -34,9 +34,9 @@ type Service struct {
 	// Nodes is how many nodes the service has. Default 1.
 	Nodes int
 
-	// Kill ends a node without warning (SIGKILL), Start starts it again with what it kept, and returns when it serves; that
-	// must be within the driver's promise. Pause freezes a node, Resume ends that. Start and Resume of a node that runs do
-	// nothing.
+	// Kill ends a node without warning (SIGKILL), Start starts it again with what it kept, and returns when it serves;
+	// that must be within the driver's promise. Pause freezes a node, Resume ends that. Start and Resume of a node that
+	// runs do nothing.
 	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
 
 	// Probe asks a node whether it answers, past all links, and tells what its process has in common with none of its
@@ -46,8 +46,8 @@ type Service struct {
 	// Leader waits for a leader of a term after the given one that a majority follows.
 	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
 
-	// Cut keeps back what node from sends to node to, and nothing else; Heal ends every Cut. Said returns how many bytes
-	// node from has sent to node to, delivered or not.
+	// Cut keeps back what node from sends to node to, and nothing else; Heal ends every Cut. Said returns how many
+	// bytes node from has sent to node to, delivered or not.
 	Cut  func(from, to int)
 	Heal func()
 	Said func(from, to int) int64
@@ -122,8 +122,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Addresses makes what Service.Client returns of one address for each node: the target is the addresses with commas between
-// them.
+// Addresses makes what Service.Client returns of one address for each node: the target is the addresses with commas
+// between them.
 func Addresses(addrs []string, links fault.Links) (target string, same fault.Links) {
 	return strings.Join(addrs, ","), links
 }

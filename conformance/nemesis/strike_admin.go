@@ -12,9 +12,9 @@ import (
 // soon is how fast a holder must learn that somebody took its lock away, a second, with what a busy machine adds.
 const soon = 10 * time.Second
 
-// forceRelease takes away what the victim keeps. The victim is told within a second, and may be mistaken until then: what
-// an operator takes away is over when the operator says so, and the tokens alone protect the data. That it was done by force
-// a driver may have no time to find out.
+// forceRelease takes away what the victim keeps. The victim is told within a second, and may be mistaken until then:
+// what an operator takes away is over when the operator says so, and the tokens alone protect the data. That it was
+// done by force a driver may have no time to find out.
 func (a *attack) forceRelease(ctx context.Context) error {
 	operator, ok := backend.As[backend.ForceReleaser](a.admin)
 	if !ok {

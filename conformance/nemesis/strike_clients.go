@@ -91,8 +91,8 @@ func (a *attack) cut(ctx context.Context, breakIt func(fault.Link), seen fault.D
 	return a.kept(ctx, seen, before)
 }
 
-// cutOff is what must be seen of a victim that cannot reach the service: if that lasts, it is told of its loss, and others
-// get what it kept. Nothing that it asks for since then is granted meanwhile.
+// cutOff is what must be seen of a victim that cannot reach the service: if that lasts, it is told of its loss, and
+// others get what it kept. Nothing that it asks for since then is granted meanwhile.
 func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 	since := a.all.marks.Now()
 	if err := a.goOn(ctx, began, a.outlasted()); err != nil {

@@ -179,8 +179,8 @@ func (w *worker) contendUntilStopped(in <-chan string) {
 	w.stopKeeping()
 }
 
-// startEpoch starts contenders for the names of an epoch. The function that it returns stops them, and returns when they
-// have released.
+// startEpoch starts contenders for the names of an epoch. The function that it returns stops them, and returns when
+// they have released.
 func (w *worker) startEpoch(epoch int) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var all sync.WaitGroup
@@ -230,8 +230,8 @@ func (s slot) options(r *rand.Rand) []fencelock.AcquireOption {
 	return nil
 }
 
-// hold keeps what is held for d, while it is held and ctx lives. It records renewals, since the process may be killed and then
-// nobody else knows of them, and what the service says about the holder.
+// hold keeps what is held for d, while it is held and ctx lives. It records renewals, since the process may be killed
+// and then nobody else knows of them, and what the service says about the holder.
 func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
 	end := time.NewTimer(d)
 	defer end.Stop()

@@ -223,7 +223,8 @@ func (a *actor) byHand(ctx context.Context, n name, opts []fencelock.AcquireOpti
 	a.release(h)
 }
 
-// repeated asks again under the same request id, as after a lost answer: it is the same hold, or a new one if that ended.
+// repeated asks again under the same request id, as after a lost answer: it is the same hold, or a new one if that
+// ended.
 func (a *actor) repeated(ctx context.Context, n name, opts []fencelock.AcquireOption) {
 	id := fencelock.RequestID(fmt.Sprintf("simulated-request-%d-%d-%d", a.node.id, a.names[0].index, a.w.now()))
 	kind, limit, permits := n.draw(a.dice)

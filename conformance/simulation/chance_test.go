@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// chance is the seed of one world. What happens to a message is drawn from what the message is, not from a common sequence:
-// two goroutines that run at the same instant may come in either order, and both orders must draw the same.
+// chance is the seed of one world. What happens to a message is drawn from what the message is, not from a common
+// sequence: two goroutines that run at the same instant may come in either order, and both orders must draw the same.
 type chance uint64
 
 // roll draws from the seed and the keys alone.

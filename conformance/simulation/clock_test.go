@@ -6,8 +6,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// clock is a client's own: it began somewhere else than the service's and goes at another rate, by up to the 1 % that the
-// core reckons with.
+// clock is a client's own: it began somewhere else than the service's and goes at another rate, by up to the 1 % that
+// the core reckons with.
 type clock struct {
 	from   backend.Instant // of the service's clock, when the world began
 	offset time.Duration

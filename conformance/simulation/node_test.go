@@ -12,7 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// node is one machine with a client: its clock, its network, its pauses. The client is replaced when it is closed or dies.
+// node is one machine with a client: its clock, its network, its pauses. The client is replaced when it is closed or
+// dies.
 type node struct {
 	w       *world
 	id      int
@@ -116,7 +117,8 @@ func (n *node) vary(d *memory.Driver, m message) {
 	d.Network().Delay(memory.Both, n.delay/2+time.Duration(roll%uint64(n.delay)))
 }
 
-// stand makes a candidate wait for the longest time that the core's election pause could have drawn, which no seed reaches.
+// stand makes a candidate wait for the longest time that the core's election pause could have drawn, which no seed
+// reaches.
 func (n *node) stand(ctx context.Context) error {
 	for ctx.Err() == nil {
 		n.mu.Lock()
@@ -185,8 +187,8 @@ func (n *node) byHand(t fencing.Token) {
 	n.port.hand[t] = true
 }
 
-// ends notes that a hold is over here: the client lets go of it, or has learnt that it is lost. Renewals that chance lets
-// begin just before do not leave any more.
+// ends notes that a hold is over here: the client lets go of it, or has learnt that it is lost. Renewals that chance
+// lets begin just before do not leave any more.
 func (n *node) ends(t fencing.Token) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

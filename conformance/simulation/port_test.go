@@ -19,8 +19,8 @@ type service struct {
 	release func(context.Context, backend.Grant) error
 }
 
-// port is the driver of one client: the in-process driver behind a process that may be paused and that has a clock of its
-// own. It adds a few microseconds before and after each call, so that no two of them fall on one instant.
+// port is the driver of one client: the in-process driver behind a process that may be paused and that has a clock of
+// its own. It adds a few microseconds before and after each call, so that no two of them fall on one instant.
 type port struct {
 	*memory.Driver
 	node *node
@@ -117,9 +117,9 @@ func (p *port) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.
 
 // Renew implements backend.Driver.
 //
-// The core spreads its retries by chance of its own, which no seed reaches. So a renewal waits here for the latest instant
-// that this chance could have drawn, and is given up at the earliest: the seed decides again. See the package comment for
-// what that does not reach.
+// The core spreads its retries by chance of its own, which no seed reaches. So a renewal waits here for the latest
+// instant that this chance could have drawn, and is given up at the earliest: the seed decides again. See the package
+// comment for what that does not reach.
 func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	byHand := p.byHand(grants)
 	deadline := p.deadline(grants[0]) // the nearest, by the client's clock
@@ -197,8 +197,8 @@ func (p *port) deadline(g backend.Grant) backend.Instant {
 	return g.SentAt.Add(p.Describe().Validity(g.TTL) - o.StopEarly - o.LockDelay)
 }
 
-// Describe implements backend.Driver: the client's clock is its machine's. Nobody looks who holds: the core does so a moment
-// after a wait has begun, and when an election's wait begins is of chance.
+// Describe implements backend.Driver: the client's clock is its machine's. Nobody looks who holds: the core does so a
+// moment after a wait has begun, and when an election's wait begins is of chance.
 func (p *port) Describe() backend.Description {
 	d := p.Driver.Describe()
 	d.Clock = p.node.clock
@@ -225,8 +225,8 @@ func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	if last.next != 0 {
 		return last
 	}
-	// Up to a third of the validity is over, by chance: at least eight tenths of that. The core's timer may be late by its own
-	// slack.
+	// Up to a third of the validity is over, by chance: at least eight tenths of that. The core's timer may be late by
+	// its own slack.
 	c := p.node.clock
 	sent := grants[0].SentAt
 	due := p.node.w.now() + c.real(sent.Add(deadline.Sub(sent)/3).Sub(c.Now()))
@@ -234,8 +234,8 @@ func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	return plan{next: tick(due), end: end}
 }
 
-// lastAttempt is the time before a deadline from which on no renewal leaves any more: retries follow each other so quickly
-// then that chance would show.
+// lastAttempt is the time before a deadline from which on no renewal leaves any more: retries follow each other so
+// quickly then that chance would show.
 const lastAttempt = 40 * time.Millisecond
 
 // tick is a whole millisecond, one or two after d.

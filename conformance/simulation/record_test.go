@@ -236,8 +236,8 @@ func excludes(a, b *hold) bool {
 	return a.kind == backend.KindExclusive || b.kind == backend.KindExclusive
 }
 
-// tokens checks that a grant has a greater token than every one that was granted before it was asked for, and that no two
-// have one.
+// tokens checks that a grant has a greater token than every one that was granted before it was asked for, and that no
+// two have one.
 func (r *record) tokens(holds []*hold) {
 	byCall := slices.Clone(holds)
 	slices.SortStableFunc(byCall, func(a, b *hold) int { return cmp.Compare(a.call, b.call) })
@@ -264,8 +264,9 @@ func (r *record) tokens(holds []*hold) {
 	}
 }
 
-// sorted returns the log in an order that does not depend on which of two goroutines came first at one instant. Tokens are
-// told as their rank among those of the name: which of two names is granted first at one instant is nobody's business.
+// sorted returns the log in an order that does not depend on which of two goroutines came first at one instant. Tokens
+// are told as their rank among those of the name: which of two names is granted first at one instant is nobody's
+// business.
 func (r *record) sorted() []event {
 	r.mu.Lock()
 	defer r.mu.Unlock()

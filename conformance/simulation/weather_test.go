@@ -106,7 +106,8 @@ func (n *node) replace(d dice) {
 		n.w.rec.violation("Close took %v longer than its context", n.w.now()-end)
 	}
 	if dies {
-		// Whether it had begun to give something back, is for the core to choose at one instant, and costs microseconds.
+		// Whether it had begun to give something back, is for the core to choose at one instant, and costs
+		// microseconds.
 		time.Sleep(max(tick(began)-n.w.now(), 0))
 	} else {
 		n.w.rec.note(event{who: n.id, what: "closed", answer: class(err)})

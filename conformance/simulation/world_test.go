@@ -197,15 +197,15 @@ func (w *world) live() {
 	all.Wait()
 }
 
-// heal demands that everybody gets a turn once all is well, at once when the leftovers of the storm are gone, and that nothing
-// is left in the end.
+// heal demands that everybody gets a turn once all is well, at once when the leftovers of the storm are gone, and that
+// nothing is left in the end.
 func (w *world) heal() {
 	for _, n := range w.nodes {
 		n.awake()
 	}
 	w.rec.note(event{who: weather, what: "all is well"})
-	// A lost hold closes its name for its TTL with the lock delay, which Extend may have doubled, after the last of its requests
-	// has arrived, which may have been on the way for three.
+	// A lost hold closes its name for its TTL with the lock delay, which Extend may have doubled, after the last of its
+	// requests has arrived, which may have been on the way for three.
 	leftovers := 8*w.ttl + 30*time.Second
 	w.turns(leftovers)
 	time.Sleep(leftovers)

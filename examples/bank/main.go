@@ -4,12 +4,13 @@
 //	go run ./examples/bank -unsafe
 //
 // Tier: correctness. Three things together conserve money, and none can be left out. AcquireAll takes the locks of both
-// accounts or none, so that transfers in a circle never wait for each other for good. The transaction makes debit and credit
-// one step, whatever kills the process between the two. The guard in it (package sqlguard) refuses what a transfer that was
-// paused for longer than its leases would write over the balances of later ones. The locks of the killed process end with
-// their TTL; nobody has to clean up.
+// accounts or none, so that transfers in a circle never wait for each other for good. The transaction makes debit and
+// credit one step, whatever kills the process between the two. The guard in it (package sqlguard) refuses what a
+// transfer that was paused for longer than its leases would write over the balances of later ones. The locks of the
+// killed process end with their TTL; nobody has to clean up.
 //
-// With -unsafe the locks are of the efficiency tier, and debit and credit are two writes: under a lock, and yet 50 are gone.
+// With -unsafe the locks are of the efficiency tier, and debit and credit are two writes: under a lock, and yet 50 are
+// gone.
 package main
 
 import (
@@ -101,8 +102,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	return nil
 }
 
-// work is the child: transfers in a circle, which come to an end only because AcquireAll does not deadlock, and one that
-// stops half-way.
+// work is the child: transfers in a circle, which come to an end only because AcquireAll does not deadlock, and one
+// that stops half-way.
 func work(ctx context.Context, s *story.Story) error {
 	b, err := open(ctx, s, "child")
 	if err != nil {

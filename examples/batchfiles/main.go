@@ -3,13 +3,13 @@
 //	go run ./examples/batchfiles
 //	go run ./examples/batchfiles -unsafe
 //
-// Tier: efficiency. The result of a conversion depends on the file alone, and is put in its place by a rename: a second run
-// writes the same again and wastes an hour of work. So any driver will do. If a second run did harm, by adding to a sum for
-// example, the tier would be correctness and the sum would check the token: see examples/webhook.
+// Tier: efficiency. The result of a conversion depends on the file alone, and is put in its place by a rename: a second
+// run writes the same again and wastes an hour of work. So any driver will do. If a second run did harm, by adding to a
+// sum for example, the tier would be correctness and the sum would check the token: see examples/webhook.
 //
-// Each file has a lock of its own. A worker that finds one held goes on to the next file, and comes back at the end to wait for
-// those that it left out: should their worker die, its locks end with their TTL, and another converts the file. Whoever gets a
-// lock looks for the result first, since the last holder may have written it.
+// Each file has a lock of its own. A worker that finds one held goes on to the next file, and comes back at the end to
+// wait for those that it left out: should their worker die, its locks end with their TTL, and another converts the
+// file. Whoever gets a lock looks for the result first, since the last holder may have written it.
 //
 // With -unsafe there are no locks: every worker converts every file.
 package main

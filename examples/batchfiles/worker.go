@@ -97,7 +97,8 @@ func (b *batch) done(name string) (bool, error) {
 	return err == nil, err
 }
 
-// convert writes the result of one file, whole or not at all. It stops when ctx ends, as it does when the lease is lost.
+// convert writes the result of one file, whole or not at all. It stops when ctx ends, as it does when the lease is
+// lost.
 func (b *batch) convert(ctx context.Context, worker int, name string) error {
 	b.runs.Add(1)
 	text, err := os.ReadFile(filepath.Join(b.in, name))

@@ -3,14 +3,15 @@
 //	go run ./examples/cron
 //	go run ./examples/cron -unsafe
 //
-// Tier: efficiency. A report that is sent twice is a nuisance and no damage, so any driver with HoldAtLeast will do, Redis
-// among them. If a double run did damage, money paid out for example, this would be a case for the correctness tier and a guard
-// where the money is.
+// Tier: efficiency. A report that is sent twice is a nuisance and no damage, so any driver with HoldAtLeast will do,
+// Redis among them. If a double run did damage, money paid out for example, this would be a case for the correctness
+// tier and a guard where the money is.
 //
-// The job takes less time than the clocks of the replicas differ. A lock that is released when the job is done is free again
-// when a replica with a slow clock wakes up, and the job runs once more. HoldAtLeast keeps the name closed after the release,
-// and also if the replica dies. The name has the time at which the job was due, so that the next run is another lock; the
-// hold need only be longer than clocks differ and replicas sleep. With a name alone it would have to be shorter than a period.
+// The job takes less time than the clocks of the replicas differ. A lock that is released when the job is done is free
+// again when a replica with a slow clock wakes up, and the job runs once more. HoldAtLeast keeps the name closed after
+// the release, and also if the replica dies. The name has the time at which the job was due, so that the next run is
+// another lock; the hold need only be longer than clocks differ and replicas sleep. With a name alone it would have to
+// be shorter than a period.
 //
 // With -unsafe HoldAtLeast is left out: every replica sends the report.
 package main

@@ -1,15 +1,16 @@
-// Command election lets replicas elect a leader, twice over: once because the leader hangs, and once because it resigns.
+// Command election lets replicas elect a leader, twice over: once because the leader hangs, and once because it
+// resigns.
 //
 //	go run ./examples/election
 //	go run ./examples/election -unsafe
 //
 // Tier: correctness. The leader writes the plan that all others follow, so two who believe that they lead must not both
 // write. An election alone cannot see to that: the old leader may be paused when its lease runs out, and wake up in the
-// middle of a write, with a successor at work. Its token is its term; the database takes no write of an earlier term than
-// one that it has seen (package sqlguard). A leader that is merely cut off learns it from its context, in time.
+// middle of a write, with a successor at work. Its token is its term; the database takes no write of an earlier term
+// than one that it has seen (package sqlguard). A leader that is merely cut off learns it from its context, in time.
 //
-// With -unsafe the tier is efficiency, and terms are not compared: the plan of the leader that woke up replaces the present
-// one, and everybody follows it.
+// With -unsafe the tier is efficiency, and terms are not compared: the plan of the leader that woke up replaces the
+// present one, and everybody follows it.
 package main
 
 import (

@@ -24,7 +24,8 @@ func main() {
 	defer locks.Close(ctx)
 
 	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
-		// Renewed meanwhile. ctx ends before the lock can be somebody else's; whatever stores the result checks the token.
+		// Renewed meanwhile. ctx ends before the lock can be somebody else's; whatever stores the result checks the
+		// token.
 		fmt.Println("alone with", lease.Name(), "- it has a token:", lease.Token() > 0)
 		return ctx.Err()
 	})

@@ -3,13 +3,14 @@
 //	go run ./examples/httpservice
 //	go run ./examples/httpservice -unsafe
 //
-// Tier: correctness. Clients change a document: they take a lock, read, and write the whole. The write of a client that was
-// paused for longer than its lease, or whose request was under way for that long, wipes out what others wrote meanwhile. The
-// service takes no locks, and need not know the lock service: each request carries the token of the client's lease (package
-// httpguard), and the service compares it in the transaction in which it reads or writes. A stale client is answered with 409,
-// and learns it as the error fencing.ErrStale.
+// Tier: correctness. Clients change a document: they take a lock, read, and write the whole. The write of a client that
+// was paused for longer than its lease, or whose request was under way for that long, wipes out what others wrote
+// meanwhile. The service takes no locks, and need not know the lock service: each request carries the token of the
+// client's lease (package httpguard), and the service compares it in the transaction in which it reads or writes. A
+// stale client is answered with 409, and learns it as the error fencing.ErrStale.
 //
-// With -unsafe the lock is of the efficiency tier, and the service does not check: the late write succeeds, and bob's is gone.
+// With -unsafe the lock is of the efficiency tier, and the service does not check: the late write succeeds, and bob's
+// is gone.
 package main
 
 import (

@@ -3,12 +3,12 @@
 //	go run ./examples/inventory
 //	go run ./examples/inventory -unsafe
 //
-// Tier: correctness. An item that is sold twice is a broken promise. A reservation looks at what is left, asks a carrier
-// whether it delivers, which takes longer than a transaction should stay open, and writes. The lock keeps others out from the
-// look to the write. A seller that is paused in between for longer than its lease is beyond the lock's reach: so both the look
-// and the write check the token (package sqlguard). The look must, too: from that check on nobody who had the lock earlier
-// writes any more, and what is left stays as it was seen. Where nothing is asked in between, no lock is needed: one
-// transaction with the condition left > 0 will do.
+// Tier: correctness. An item that is sold twice is a broken promise. A reservation looks at what is left, asks a
+// carrier whether it delivers, which takes longer than a transaction should stay open, and writes. The lock keeps
+// others out from the look to the write. A seller that is paused in between for longer than its lease is beyond the
+// lock's reach: so both the look and the write check the token (package sqlguard). The look must, too: from that check
+// on nobody who had the lock earlier writes any more, and what is left stays as it was seen. Where nothing is asked in
+// between, no lock is needed: one transaction with the condition left > 0 will do.
 //
 // With -unsafe there is no lock: all sellers see the same items, and the stock is negative in the end.
 package main

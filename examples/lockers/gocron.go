@@ -20,8 +20,8 @@ type Gocron struct {
 	least time.Duration
 }
 
-// NewGocron returns a locker for schedulers. A job that ends at once stays locked for least, so that a scheduler whose clock
-// is a little behind does not run it again: longer than the clocks differ, shorter than the job's interval.
+// NewGocron returns a locker for schedulers. A job that ends at once stays locked for least, so that a scheduler whose
+// clock is a little behind does not run it again: longer than the clocks differ, shorter than the job's interval.
 func NewGocron(locks fencelock.Locker, least time.Duration) *Gocron { return &Gocron{locks, least} }
 
 // Lock implements gocron.Locker. The error of who comes second wraps fencelock.ErrHeld.

@@ -1,6 +1,6 @@
-// Package lockers has lockers for goose, golang-migrate and gocron, to be copied: a module of its own, so that these libraries
-// stay out of fencelock's go.mod. Each works with any driver; with package postgres nothing is needed beside the database that
-// is migrated.
+// Package lockers has lockers for goose, golang-migrate and gocron, to be copied: a module of its own, so that these
+// libraries stay out of fencelock's go.mod. Each works with any driver; with package postgres nothing is needed beside
+// the database that is migrated.
 package lockers
 
 import (
@@ -18,7 +18,8 @@ import (
 //	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithLocker(lockers.NewGoose(locks, "schema/shop")))
 //	_, err = p.Up(ctx)
 //
-// goose does not look at the lock while it migrates: a lock that was lost meanwhile is the error of Unlock, and so of Up.
+// goose does not look at the lock while it migrates: a lock that was lost meanwhile is the error of Unlock, and so of
+// Up.
 type Goose struct{ held }
 
 // NewGoose returns a locker for providers. Name is the lock's.

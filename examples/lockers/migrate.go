@@ -10,8 +10,8 @@ import (
 	"github.com/fencelock/fencelock"
 )
 
-// Migrate is a database driver of golang-migrate with another lock: one process at a time migrates, and the others wait, for
-// Migrate.LockTimeout at most, 15 s by default.
+// Migrate is a database driver of golang-migrate with another lock: one process at a time migrates, and the others
+// wait, for Migrate.LockTimeout at most, 15 s by default.
 //
 //	inner, err := pgx.WithInstance(db, &pgx.Config{})
 //	m, err := migrate.NewWithInstance("iofs", files, "postgres", lockers.NewMigrate(ctx, inner, locks, "schema/shop"))
@@ -24,7 +24,8 @@ type Migrate struct {
 	ctx context.Context
 }
 
-// NewMigrate wraps a driver. ctx ends the waits for the lock, which golang-migrate has no context for. Name is the lock's.
+// NewMigrate wraps a driver. ctx ends the waits for the lock, which golang-migrate has no context for. Name is the
+// lock's.
 func NewMigrate(ctx context.Context, inner database.Driver, locks fencelock.Locker, name string) *Migrate {
 	return &Migrate{Driver: inner, held: held{locks: locks, name: name}, ctx: ctx}
 }

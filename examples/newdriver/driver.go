@@ -1,5 +1,6 @@
-// Package newdriver is where a driver of your own begins: copy it, put your service's steps in the place of Service, and make
-// the suite pass. It fences, waits by polling, and tells who holds a name; CONTRIBUTING.md says what comes next.
+// Package newdriver is where a driver of your own begins: copy it, put your service's steps in the place of Service,
+// and make the suite pass. It fences, waits by polling, and tells who holds a name; CONTRIBUTING.md says what comes
+// next.
 package newdriver
 
 import (
@@ -32,8 +33,8 @@ func New(service *Service, clock backend.Clock) *Driver {
 	return &Driver{service: service, clock: clock, gate: kit.NewGate()}
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says: the token is made in the step that grants, from a counter that
-// the service never loses.
+// IssuesFencingTokens promises what backend.FencingDriver says: the token is made in the step that grants, from a
+// counter that the service never loses.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe says what the driver can do.
@@ -159,6 +160,6 @@ func (d *Driver) Close(ctx context.Context) error {
 	return kit.CallError(driverName, "close", "", d.gate.Wait(ctx), classOf)
 }
 
-// classOf gives the service's own errors their class: backend.ErrUnavailable if nothing was done, backend.ErrMisconfigured if
-// only an administrator can help. Of what it does not know nothing is certain.
+// classOf gives the service's own errors their class: backend.ErrUnavailable if nothing was done,
+// backend.ErrMisconfigured if only an administrator can help. Of what it does not know nothing is certain.
 func classOf(error) error { return nil }

@@ -7,8 +7,8 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 )
 
-// The suite runs in simulated time, since the service is in this process, and leaves out what would break the service: over a
-// real one write conformance.Run, and tell the harness what can be broken. See package conformance.
+// The suite runs in simulated time, since the service is in this process, and leaves out what would break the service:
+// over a real one write conformance.Run, and tell the harness what can be broken. See package conformance.
 func TestConformance(t *testing.T) {
 	report := conformance.CheckSimulated(t, func(testing.TB) conformance.Harness {
 		service := &Service{}

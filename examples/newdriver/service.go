@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Service stands for the lock service: a map of entries that expire, and a counter that never goes back. Yours is behind a
-// network; each method here is one step that it takes as a whole, such as a script, a transaction or a conditional write.
+// Service stands for the lock service: a map of entries that expire, and a counter that never goes back. Yours is
+// behind a network; each method here is one step that it takes as a whole, such as a script, a transaction or a
+// conditional write.
 type Service struct {
 	mu      sync.Mutex // protects the following fields
 	entries map[string]Entry
@@ -20,8 +21,8 @@ type Entry struct {
 	Ends                     time.Time // by the service's own clock
 }
 
-// take makes an entry unless there is one, and returns the one that is there then. An entry of the same request counts as
-// made: its end moves, and its token stays.
+// take makes an entry unless there is one, and returns the one that is there then. An entry of the same request counts
+// as made: its end moves, and its token stays.
 func (s *Service) take(name string, e Entry, ttl time.Duration) (there Entry, taken bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

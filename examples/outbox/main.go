@@ -1,16 +1,16 @@
-// Command outbox sends one mail and counts one sale for each paid order, although a mail service and a topic of events know no
-// fencing tokens, and whoever does a part of the work is paused in the middle of it.
+// Command outbox sends one mail and counts one sale for each paid order, although a mail service and a topic of events
+// know no fencing tokens, and whoever does a part of the work is paused in the middle of it.
 //
 //	go run ./examples/outbox
 //	go run ./examples/outbox -unsafe
 //
-// Tier: correctness. A guard has no hold on what is outside of its store. So nothing outside is done by who holds the lock of
-// the order: in the guarded transaction that marks it as paid stands the intent, a row of the outbox. A relay, one at a time by
-// a lock of its own, carries intents out and strikes them off. One that is paused between the two is followed by another,
-// which does the same again, with the same idempotency key, made of the intent; so the mail is sent once. The topic has no
-// such keys, and gets the event twice. The consumer, one at a time for each partition, keeps its offset and the keys of what
-// it has counted in the store that it writes to, in the transaction of the count. Claim.At(offset+1) makes a repeat within
-// one hold do nothing, and the guard refuses a consumer that was overtaken.
+// Tier: correctness. A guard has no hold on what is outside of its store. So nothing outside is done by who holds the
+// lock of the order: in the guarded transaction that marks it as paid stands the intent, a row of the outbox. A relay,
+// one at a time by a lock of its own, carries intents out and strikes them off. One that is paused between the two is
+// followed by another, which does the same again, with the same idempotency key, made of the intent; so the mail is
+// sent once. The topic has no such keys, and gets the event twice. The consumer, one at a time for each partition,
+// keeps its offset and the keys of what it has counted in the store that it writes to, in the transaction of the count.
+// Claim.At(offset+1) makes a repeat within one hold do nothing, and the guard refuses a consumer that was overtaken.
 //
 // With -unsafe nobody checks, there are no keys, and offsets are kept apart from the counts.
 package main
@@ -57,8 +57,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	return nil
 }
 
-// paused lets one participant prepare its work under the lock and then be paused for longer than its lease. Another does the
-// whole work meanwhile. Then the first goes on.
+// paused lets one participant prepare its work under the lock and then be paused for longer than its lease. Another
+// does the whole work meanwhile. Then the first goes on.
 func (sh *shop) paused(ctx context.Context, lock, who, what string,
 	prepare func(context.Context, fencing.Claim) (finish func(context.Context) error, err error),
 ) error {

@@ -21,7 +21,8 @@ func (a *account) read() int {
 	return a.balance
 }
 
-// write sets the balance, unless the guard knows a later holder of the lock than the one who wrote token on the request.
+// write sets the balance, unless the guard knows a later holder of the lock than the one who wrote token on the
+// request.
 func (a *account) write(ctx context.Context, token fencing.Token, balance int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

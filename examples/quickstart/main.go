@@ -6,8 +6,8 @@
 // Without a backend it starts the bundled lock server within the process, with its data in a temporary folder.
 //
 // Three workers share an account. They take turns by a lock, and no deposit is lost. Then one of them is paused for
-// longer than its lease, the next one gets the lock, and the paused one wakes up in the middle of its work. It writes: a
-// lock alone cannot stop it. The fencing token does, if the driver issues tokens and the store checks them.
+// longer than its lease, the next one gets the lock, and the paused one wakes up in the middle of its work. It writes:
+// a lock alone cannot stop it. The fencing token does, if the driver issues tokens and the store checks them.
 //
 // The exit code is 0 if all went as told, and 1 otherwise.
 package main
@@ -108,8 +108,8 @@ type worker struct {
 	locks *fencelock.Client
 }
 
-// deposit is how to use a lock: read, compute and write under it, and pass the token with the write. Do renews the lease
-// meanwhile, ends ctx if the lock is lost, and releases.
+// deposit is how to use a lock: read, compute and write under it, and pass the token with the write. Do renews the
+// lease meanwhile, ends ctx if the lock is lost, and releases.
 func (w *worker) deposit(ctx context.Context, acct *account, amount int) (token fencing.Token, err error) {
 	err = w.locks.Do(ctx, accountName, func(ctx context.Context, lease *fencelock.Lease) error {
 		token = lease.Token()
@@ -142,8 +142,8 @@ func (s *story) takeTurns(ctx context.Context, workers []*worker, acct *account)
 	return s.expectBalance(acct, len(workers)*rounds*amount, "none was lost")
 }
 
-// overtake pauses one worker in the middle of its work for longer than its lease. The account must answer its late write
-// with want.
+// overtake pauses one worker in the middle of its work for longer than its lease. The account must answer its late
+// write with want.
 func (s *story) overtake(ctx context.Context, paused, next *worker, acct *account, want error) error {
 	ttl := max(time.Second, paused.locks.Describe().MinTTL) // ZooKeeper's sessions are longer
 	before := acct.read()
@@ -183,8 +183,8 @@ func (s *story) overtake(ctx context.Context, paused, next *worker, acct *accoun
 	return nil
 }
 
-// writeWithoutToken shows that a guarded store takes no write of the efficiency tier at all, so that the mistake shows on
-// the first test run.
+// writeWithoutToken shows that a guarded store takes no write of the efficiency tier at all, so that the mistake shows
+// on the first test run.
 func (s *story) writeWithoutToken(ctx context.Context, w *worker) error {
 	_, err := w.deposit(ctx, &account{guard: new(fencing.Memory)}, 1)
 	if !errors.Is(err, fencing.ErrNoToken) {

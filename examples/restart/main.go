@@ -3,14 +3,15 @@
 //	go run ./examples/restart
 //	go run ./examples/restart -unsafe
 //
-// Tier: correctness. A job of a workflow engine has an id that survives restarts, and uses it as RequestID. Its first process
-// stands still in the middle of its work, and the engine starts a second one with the same id. The id makes a repeat within
-// one client idempotent. For another client it opens nothing: the second process is a contender like any other, and is
-// told in HeldError.SameRequest that it is its own former life that holds the lock. When that has lost its lease, the second
-// gets the lock, with a greater token; and when the first goes on after all, the guard refuses its write.
+// Tier: correctness. A job of a workflow engine has an id that survives restarts, and uses it as RequestID. Its first
+// process stands still in the middle of its work, and the engine starts a second one with the same id. The id makes a
+// repeat within one client idempotent. For another client it opens nothing: the second process is a contender like any
+// other, and is told in HeldError.SameRequest that it is its own former life that holds the lock. When that has lost
+// its lease, the second gets the lock, with a greater token; and when the first goes on after all, the guard refuses
+// its write.
 //
-// If the id alone moved the hold, both would have the same token, and no guard could tell them apart. That is what -unsafe
-// shows: both lives write with one token.
+// If the id alone moved the hold, both would have the same token, and no guard could tell them apart. That is what
+// -unsafe shows: both lives write with one token.
 package main
 
 import (

@@ -28,8 +28,9 @@ func open(ctx context.Context, s *story.Story, postgres string) (b *bank, err er
 	return b, err
 }
 
-// openPostgres opens a PostgreSQL database without the tables of an earlier story, and drops those of this one at its end:
-// each story may have a lock service of its own, whose tokens begin anew. In earnest a guard's table is never dropped.
+// openPostgres opens a PostgreSQL database without the tables of an earlier story, and drops those of this one at its
+// end: each story may have a lock service of its own, whose tokens begin anew. In earnest a guard's table is never
+// dropped.
 func openPostgres(ctx context.Context, s *story.Story, url string) (*sql.DB, *sqlguard.Guard, error) {
 	db, err := sql.Open("pgx", url)
 	if err != nil {

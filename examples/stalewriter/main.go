@@ -4,9 +4,10 @@
 //	go run ./examples/stalewriter -db postgres://user@host/name   # PostgreSQL: two tables story_…
 //	go run ./examples/stalewriter -unsafe
 //
-// Tier: correctness. Two writers at once lose a deposit, and no length of lease prevents it: a process can be paused between
-// its last look at the lock and its write for as long as it pleases the garbage collector, the hypervisor or the disk. Each
-// lease carries a token greater than all before it, and the transaction that writes checks it first (package sqlguard).
+// Tier: correctness. Two writers at once lose a deposit, and no length of lease prevents it: a process can be paused
+// between its last look at the lock and its write for as long as it pleases the garbage collector, the hypervisor or
+// the disk. Each lease carries a token greater than all before it, and the transaction that writes checks it first
+// (package sqlguard).
 //
 // With -unsafe the same lock is of the efficiency tier, and the database does not check: the late write succeeds, and a
 // deposit of 1000 is gone without an error anywhere.
@@ -100,8 +101,8 @@ type bank struct {
 	guard *sqlguard.Guard // nil: writes are not checked
 }
 
-// do runs f in a transaction, unless the guard knows a later holder of the lock than the one who makes the claim. The check
-// comes first, and what it decides goes into the same transaction as the write: both happen, or neither.
+// do runs f in a transaction, unless the guard knows a later holder of the lock than the one who makes the claim. The
+// check comes first, and what it decides goes into the same transaction as the write: both happen, or neither.
 func (b *bank) do(ctx context.Context, claim fencing.Claim, f func(*sql.Tx) error) error {
 	return story.Guarded(ctx, b.db, b.guard, claim, f)
 }

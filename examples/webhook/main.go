@@ -1,14 +1,15 @@
-// Command webhook books a payment once, although its provider delivers the news of it twice, to two replicas, at one time.
+// Command webhook books a payment once, although its provider delivers the news of it twice, to two replicas, at one
+// time.
 //
 //	go run ./examples/webhook
 //	go run ./examples/webhook -unsafe
 //
-// Tier: correctness. Money that is booked twice is wrong. Providers deliver at least once: a replica that answers late is
-// asked again, or another is. A replica looks whether the payment is booked, asks the provider for the amount, and books. The
-// lock keeps the other delivery out meanwhile. It does not wait: the answer 503 makes the provider come again, and by then
-// the payment is booked. Look and booking check the token (package sqlguard), so that a replica that was paused for longer
-// than its lease cannot book after another. A table with one row for each payment needs none of this: its unique key is a
-// guard, and the lock only spares work (efficiency). A ledger has several rows for each.
+// Tier: correctness. Money that is booked twice is wrong. Providers deliver at least once: a replica that answers late
+// is asked again, or another is. A replica looks whether the payment is booked, asks the provider for the amount, and
+// books. The lock keeps the other delivery out meanwhile. It does not wait: the answer 503 makes the provider come
+// again, and by then the payment is booked. Look and booking check the token (package sqlguard), so that a replica that
+// was paused for longer than its lease cannot book after another. A table with one row for each payment needs none of
+// this: its unique key is a guard, and the lock only spares work (efficiency). A ledger has several rows for each.
 //
 // With -unsafe there is no lock. Both replicas find nothing booked, and both book.
 package main

@@ -38,7 +38,8 @@ func (p *provider) deliver(ctx context.Context, replica int) error {
 	return nil
 }
 
-// amount is what replicas ask for. The first is kept waiting for so long that the provider gives it up and tells the other.
+// amount is what replicas ask for. The first is kept waiting for so long that the provider gives it up and tells the
+// other.
 func (p *provider) amount(ctx context.Context) (int, error) {
 	if p.asked.Add(1) == 1 {
 		p.story.Tell("replica 0 is slow to answer; the provider tells replica 1 meanwhile")

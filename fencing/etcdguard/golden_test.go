@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/golden"
 )
 
-// recorder is an etcd that writes down what it is asked. It holds the keys it is given, at revision 3, and says that they
-// are as they were.
+// recorder is an etcd that writes down what it is asked. It holds the keys it is given, at revision 3, and says that
+// they are as they were.
 type recorder struct {
 	clientv3.KV
 	out  strings.Builder

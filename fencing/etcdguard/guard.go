@@ -30,8 +30,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard that uses the client, or a clientv3.KV of it. It does no I/O. The error is a *fencing.InvalidError that
-// names what cannot be used.
+// New returns a guard that uses the client, or a clientv3.KV of it. It does no I/O. The error is a
+// *fencing.InvalidError that names what cannot be used.
 func New(kv clientv3.KV, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -59,10 +59,10 @@ func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 	return err
 }
 
-// Do checks the claims and, if they are admitted and the conditions hold, carries out ops, in one transaction; it returns
-// the responses to ops. They may be at most 125 by etcd's default, less one for each further claim, and write to none of the
-// guard's keys. ErrCondition: a condition does not hold. Where the hold has made the write before (Claim.Sequence) the error
-// is fencing.ErrRepeated: it is there.
+// Do checks the claims and, if they are admitted and the conditions hold, carries out ops, in one transaction; it
+// returns the responses to ops. They may be at most 125 by etcd's default, less one for each further claim, and write
+// to none of the guard's keys. ErrCondition: a condition does not hold. Where the hold has made the write before
+// (Claim.Sequence) the error is fencing.ErrRepeated: it is there.
 //
 //	guard.Do(ctx, claim, []clientv3.Cmp{driver.OwnerCmp(grant)}, clientv3.OpPut("config", "new"))
 func (g *Guard) Do(ctx context.Context, claims fencing.Claims, conditions []clientv3.Cmp, ops ...clientv3.Op,
@@ -70,10 +70,10 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, conditions []clie
 	return g.txn(ctx, "do", claims, conditions, ops)
 }
 
-// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and the
-// key was not changed; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a new one of nil
-// deletes the key. An error of f is Update's, and nothing is written. F may be called more than once, so it has no effects of
-// its own.
+// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and
+// the key was not changed; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a new
+// one of nil deletes the key. An error of f is Update's, and nothing is written. F may be called more than once, so it
+// has no effects of its own.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("etcdguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})

@@ -15,8 +15,9 @@ const Key = "fencing-claim"
 
 const fromMetadata = "metadata " + Key
 
-// UnaryClient returns an interceptor that puts the claims in a call's context (fencing.NewOutgoingContext) into its metadata. A
-// call without claims passes as it is. An error that tells of a refusal is that of the service's guard as well as a status.
+// UnaryClient returns an interceptor that puts the claims in a call's context (fencing.NewOutgoingContext) into its
+// metadata. A call without claims passes as it is. An error that tells of a refusal is that of the service's guard as
+// well as a status.
 func UnaryClient() grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 		options ...grpc.CallOption,

@@ -1,5 +1,5 @@
-// Package grpcguard carries tokens over gRPC: client interceptors put a hold's token into the metadata of each call, and
-// server interceptors show it to a guard before the handler runs.
+// Package grpcguard carries tokens over gRPC: client interceptors put a hold's token into the metadata of each call,
+// and server interceptors show it to a guard before the handler runs.
 //
 //	// the holder
 //	conn, err := grpc.NewClient(target,
@@ -12,12 +12,13 @@
 //		grpc.ChainUnaryInterceptor(grpcguard.UnaryServer(guard, resource)),
 //		grpc.ChainStreamInterceptor(grpcguard.StreamServer(guard, resource)))
 //
-// The claims are in fencing-claim, in the form of the header of package httpguard. What a guard refuses is answered with FailedPrecondition and an ErrorInfo of the domain "fencelock" that tells both tokens. The metadata are no secret and
-// no proof: whoever may call the service may send any token.
+// The claims are in fencing-claim, in the form of the header of package httpguard. What a guard refuses is answered
+// with FailedPrecondition and an ErrorInfo of the domain "fencelock" that tells both tokens. The metadata are no secret
+// and no proof: whoever may call the service may send any token.
 //
-// A check in the interceptor is over before the handler writes, and in between another holder may write; of a stream it is
-// the check at its beginning. Where that matters, give the interceptors no guard. They then only put the claim into the
-// call's context, the handler checks it in the transaction in which it writes, and answers with Status:
+// A check in the interceptor is over before the handler writes, and in between another holder may write; of a stream it
+// is the check at its beginning. Where that matters, give the interceptors no guard. They then only put the claim into
+// the call's context, the handler checks it in the transaction in which it writes, and answers with Status:
 //
 //	claims, _ := fencing.FromIncomingContext(ctx) // none: the guard refuses
 //	if err := guard.Tx(ctx, claims, write); err != nil {

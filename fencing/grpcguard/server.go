@@ -14,16 +14,16 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/wire"
 )
 
-// Resources tells what a call writes to, as the guard knows it. Method is the full name, "/package.Service/Method"; request
-// is nil for streams. None: the call writes nothing, and passes without a check. An error is answered as it is if it is a
-// status, and else with InvalidArgument.
+// Resources tells what a call writes to, as the guard knows it. Method is the full name, "/package.Service/Method";
+// request is nil for streams. None: the call writes nothing, and passes without a check. An error is answered as it is
+// if it is a status, and else with InvalidArgument.
 type Resources func(ctx context.Context, method string, request any) ([]string, error)
 
 // UnaryServer returns an interceptor that reads the claims of each call that writes, asks the guard, and puts them into
 // the handler's context (fencing.FromIncomingContext). Without a guard it asks nobody: the handler does.
 //
-// A refused call is answered as by Status, one that cannot be understood with InvalidArgument. Where the guard itself fails
-// the answer is Unavailable, without a word about the cause, and the handler does not run.
+// A refused call is answered as by Status, one that cannot be understood with InvalidArgument. Where the guard itself
+// fails the answer is Unavailable, without a word about the cause, and the handler does not run.
 func UnaryServer(guard fencing.Guard, resources Resources) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		ctx, err := admit(ctx, guard, resources, info.FullMethod, request)
@@ -88,8 +88,8 @@ func failed(ctx context.Context, err error) error {
 	return status.Error(codes.Unavailable, "the fencing guard cannot tell")
 }
 
-// ClaimsFrom reads the claims of a call that is served, for the resources that it writes to, as httpguard.ClaimsFrom does;
-// for handlers that learn of them late, for example from the messages of a stream.
+// ClaimsFrom reads the claims of a call that is served, for the resources that it writes to, as httpguard.ClaimsFrom
+// does; for handlers that learn of them late, for example from the messages of a stream.
 func ClaimsFrom(ctx context.Context, resources ...string) (fencing.Set, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	claims, err := wire.Read(fromMetadata, md.Get(Key))

@@ -37,8 +37,8 @@ var children struct {
 	opens map[string]Open
 }
 
-// RunChild turns the process into a writer that will be killed, if a clause started it for that, and never returns then. A
-// test binary calls it first thing in TestMain, with the functions that harnesses name.
+// RunChild turns the process into a writer that will be killed, if a clause started it for that, and never returns
+// then. A test binary calls it first thing in TestMain, with the functions that harnesses name.
 func RunChild(opens map[string]Open) {
 	fault.RunRole(map[string]fault.Role{role: func(in <-chan string, args []string) int {
 		if err := write(in, opens, args); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/fencelock/fencelock/fencing/guardtest"
 )
 
-// files is a guarded resource in a folder: the smallest one that lasts, for the suite's own tests. Each resource is a file
-// that is replaced as a whole, under a lock that the kernel gives up for processes that die.
+// files is a guarded resource in a folder: the smallest one that lasts, for the suite's own tests. Each resource is a
+// file that is replaced as a whole, under a lock that the kernel gives up for processes that die.
 type files struct {
 	dir string
 	break_

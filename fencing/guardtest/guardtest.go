@@ -1,5 +1,6 @@
 // Package guardtest tests guards: those of this module, and anybody's own. A guard that passes keeps the promise of
-// fencing.Guard: it admits tokens in one order whatever happens at once, with the write or not at all, and never forgets.
+// fencing.Guard: it admits tokens in one order whatever happens at once, with the write or not at all, and never
+// forgets.
 //
 //	func TestMain(m *testing.M) {
 //		guardtest.RunChild(map[string]guardtest.Open{"mine": open}) // for the clauses that kill a process
@@ -66,32 +67,32 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Client is one client of a guarded resource, as a user of the guard is: with a connection of its own. Its functions may be
-// called from one goroutine at a time.
+// Client is one client of a guarded resource, as a user of the guard is: with a connection of its own. Its functions
+// may be called from one goroutine at a time.
 type Client struct {
-	// Check asks the guard, as a step of its own. Where the guard lives in transactions that is one which commits if the
-	// claim is admitted, and rolls back otherwise.
+	// Check asks the guard, as a step of its own. Where the guard lives in transactions that is one which commits if
+	// the claim is admitted, and rolls back otherwise.
 	Check func(ctx context.Context, c fencing.Claim) error
 
-	// Write checks the claim and writes value to the resource, in one step. Where the check is a step of a transaction that
-	// the caller drives, it calls between after the check and before the write; elsewhere never. Nil: the guard does not
-	// guard writes, only those who ask first, and the clauses W and C do not apply.
+	// Write checks the claim and writes value to the resource, in one step. Where the check is a step of a transaction
+	// that the caller drives, it calls between after the check and before the write; elsewhere never. Nil: the guard
+	// does not guard writes, only those who ask first, and the clauses W and C do not apply.
 	Write func(ctx context.Context, c fencing.Claim, value string, between func()) error
 
 	// Read returns what was written last, or "" if nothing was. Nil if Write is.
 	Read func(ctx context.Context, resource string) (string, error)
 
-	// Update is a guarded section: it shows the claims, reads the resource, and writes what f makes of it, or nothing if f
-	// fails. F may be called more than once. Its context is the one that the section gives, or else Update's. Nil: the guard
-	// has no sections, and the clauses U, S and Q do not apply.
+	// Update is a guarded section: it shows the claims, reads the resource, and writes what f makes of it, or nothing
+	// if f fails. F may be called more than once. Its context is the one that the section gives, or else Update's. Nil:
+	// the guard has no sections, and the clauses U, S and Q do not apply.
 	Update func(ctx context.Context, claims fencing.Claims, resource string, f Change) error
 
 	// Hand drives a transaction by hand, with a check inside. Nil: there are no transactions, and H1, H2 and U4 do not
 	// apply.
 	Hand func(ctx context.Context, c fencing.Claim, h Hand) error
 
-	// Savepoint begins a transaction, shows the claim within a savepoint, rolls that back, calls rival, writes value to the
-	// resource and commits. It gives up if the check does not admit the claim. Nil: H3 does not apply.
+	// Savepoint begins a transaction, shows the claim within a savepoint, rolls that back, calls rival, writes value to
+	// the resource and commits. It gives up if the check does not admit the claim. Nil: H3 does not apply.
 	Savepoint func(ctx context.Context, c fencing.Claim, rival func(), value string) error
 
 	// Keeper is the operator's side of the guard. Nil: the clauses K do not apply.
@@ -104,8 +105,9 @@ type Client struct {
 // Change makes a new value of the old one, "" if there was none.
 type Change func(ctx context.Context, old string) (string, error)
 
-// Hand is what happens in a transaction that is driven by hand: it begins, reads something else than the resource, which may
-// give it its view of the data, calls Early, shows the claim, reads the resource, writes what Change makes of it, commits.
+// Hand is what happens in a transaction that is driven by hand: it begins, reads something else than the resource,
+// which may give it its view of the data, calls Early, shows the claim, reads the resource, writes what Change makes of
+// it, commits.
 type Hand struct {
 	Early  func()
 	Change func(old string) string
@@ -126,25 +128,25 @@ type Harness struct {
 	// Space is told by all claims, so that the guard trusts it and no other. Empty: R4 does not apply.
 	Space string
 
-	// Restart ends the resource as by a crash and starts it again, with what it keeps on disk, at the same address. For one
-	// that lives in its clients' processes, such as a file, it does nothing: clients are closed before. Nil: D1 is skipped
-	// by name, or fails with FENCELOCK_REQUIRE=all in the environment.
+	// Restart ends the resource as by a crash and starts it again, with what it keeps on disk, at the same address. For
+	// one that lives in its clients' processes, such as a file, it does nothing: clients are closed before. Nil: D1 is
+	// skipped by name, or fails with FENCELOCK_REQUIRE=all in the environment.
 	Restart func(t testing.TB)
 
 	// Volatile says that the guard remembers in memory and does not claim more: C1, C2 and D1 do not apply.
 	Volatile bool
 
-	// Again reports whether an error says that the database rolled back for reasons of its own, such as a deadlock, and that
-	// the same may be tried again. Nil: none does.
+	// Again reports whether an error says that the database rolled back for reasons of its own, such as a deadlock, and
+	// that the same may be tried again. Nil: none does.
 	Again func(error) bool
 
-	// Apart says that the claims of a set are judged one after the other, for want of a step that takes them all: S1 does
-	// not apply.
+	// Apart says that the claims of a set are judged one after the other, for want of a step that takes them all: S1
+	// does not apply.
 	Apart bool
 
-	// Checks is how many M1 makes, from Clients of them at once. Default 2000, from 8. FENCELOCK_CHECKS in the environment
-	// takes the place of the former. In U2 and U5 each writer writes once for 400 of them, at least 5 times, and six times as
-	// often with FENCELOCK_DEEP.
+	// Checks is how many M1 makes, from Clients of them at once. Default 2000, from 8. FENCELOCK_CHECKS in the
+	// environment takes the place of the former. In U2 and U5 each writer writes once for 400 of them, at least 5
+	// times, and six times as often with FENCELOCK_DEEP.
 	Checks, Clients int
 }
 
@@ -216,7 +218,8 @@ type Result struct {
 	Notes    []string // what was counted
 }
 
-// Run tests a guard, one subtest for each clause: Test…/<group>/<clause>. A failure prints the clause's number and rule.
+// Run tests a guard, one subtest for each clause: Test…/<group>/<clause>. A failure prints the clause's number and
+// rule.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	for _, c := range Clauses() {

@@ -249,8 +249,8 @@ func mutants() []mutant {
 	}
 }
 
-// TestMutants breaks the guard in one way at a time and wants the suite to see each of them, on the clauses that say what
-// was broken.
+// TestMutants breaks the guard in one way at a time and wants the suite to see each of them, on the clauses that say
+// what was broken.
 func TestMutants(t *testing.T) {
 	var rows []string
 	for _, m := range mutants() {

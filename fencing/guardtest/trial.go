@@ -18,8 +18,8 @@ import (
 // patience bounds what should take no time at all, on a machine that is busy with other things.
 const patience = 30 * time.Second
 
-// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause (fatal
-// and what is documented to end it), which belong to the clause's own.
+// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause
+// (fatal and what is documented to end it), which belong to the clause's own.
 type trial struct {
 	tb    testing.TB
 	h     Harness

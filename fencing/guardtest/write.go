@@ -99,9 +99,9 @@ func neverGoesBack(t *trial) {
 	t.agree(c, name, "after all writes")
 }
 
-// agree reports an error unless the value is of the token that the guard remembers, and returns the token. What a killed
-// process has sent may be carried out after its death, so what the guard remembers must be the same before and after the
-// value is read; otherwise agree looks again.
+// agree reports an error unless the value is of the token that the guard remembers, and returns the token. What a
+// killed process has sent may be carried out after its death, so what the guard remembers must be the same before and
+// after the value is read; otherwise agree looks again.
 func (t *trial) agree(c *Client, name, when string) fencing.Token {
 	for {
 		before := t.highest(c, name)

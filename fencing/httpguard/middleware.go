@@ -8,18 +8,18 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Resources tells what a request writes to, as the guard knows it. None: the request writes nothing, and passes without a
-// check. An error is answered with 400.
+// Resources tells what a request writes to, as the guard knows it. None: the request writes nothing, and passes without
+// a check. An error is answered with 400.
 type Resources func(*http.Request) ([]string, error)
 
-// Path is the Resources of services whose paths name what is written to: the path of a request without a slash at its end.
-// Methods that only read (GET, HEAD, OPTIONS, TRACE) are checked if they come with a claim: a holder that reads before it
-// writes shows its claim with the reading. A path that could be written in another way, with empty or dot segments, or with
-// parameters after a semicolon, is refused: it would be another resource.
+// Path is the Resources of services whose paths name what is written to: the path of a request without a slash at its
+// end. Methods that only read (GET, HEAD, OPTIONS, TRACE) are checked if they come with a claim: a holder that reads
+// before it writes shows its claim with the reading. A path that could be written in another way, with empty or dot
+// segments, or with parameters after a semicolon, is refused: it would be another resource.
 func Path(r *http.Request) ([]string, error) { return resource(r, 0) }
 
-// Segments is Path for services with several paths below the one that names the resource: the first n segments count, so
-// that with 2 both /accounts/42 and /accounts/42/debit write to /accounts/42.
+// Segments is Path for services with several paths below the one that names the resource: the first n segments count,
+// so that with 2 both /accounts/42 and /accounts/42/debit write to /accounts/42.
 func Segments(n int) Resources {
 	return func(r *http.Request) ([]string, error) { return resource(r, n) }
 }
@@ -44,8 +44,9 @@ func resource(r *http.Request, segments int) ([]string, error) {
 	return []string{name}, nil
 }
 
-// Middleware returns what wraps a handler: it reads the claims of each request that writes, asks the guard, and puts the
-// claims into the request's context (fencing.FromIncomingContext). Without a guard it asks nobody: the handler does.
+// Middleware returns what wraps a handler: it reads the claims of each request that writes, asks the guard, and puts
+// the claims into the request's context (fencing.FromIncomingContext). Without a guard it asks nobody: the handler
+// does.
 //
 // A refused request is answered as by Refuse, one that cannot be understood with 400. Where the guard itself fails the
 // answer is 503, without a word about the cause, and the handler does not run.

@@ -73,8 +73,9 @@ func answer(w http.ResponseWriter, p problem) {
 // most is how much of a problem document is read.
 const most = 64 << 10
 
-// ErrorFrom returns the refusal that the service has answered with, as the error that its guard returned, or nil for any
-// other answer. It reads the body of an answer that may be one, and leaves it readable; closing it stays with the caller.
+// ErrorFrom returns the refusal that the service has answered with, as the error that its guard returned, or nil for
+// any other answer. It reads the body of an answer that may be one, and leaves it readable; closing it stays with the
+// caller.
 func ErrorFrom(resp *http.Response) error {
 	media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if resp.StatusCode != http.StatusConflict || err != nil || media != contentType {

@@ -16,8 +16,8 @@ const Header = "Fencing-Claim"
 
 const fromHeader = "header " + Header
 
-// Transport puts the claims in a request's context (fencing.NewOutgoingContext) into its header. A request without claims
-// passes as it is. It is safe for concurrent use.
+// Transport puts the claims in a request's context (fencing.NewOutgoingContext) into its header. A request without
+// claims passes as it is. It is safe for concurrent use.
 //
 // A redirect is a request like any other: the claims go to wherever the service sends the client.
 type Transport struct {
@@ -55,9 +55,9 @@ func SetHeader(h http.Header, claims fencing.Claims) {
 	}
 }
 
-// ClaimsFrom reads what SetHeader wrote, for the resources that the request writes to. If there is one of both, the claim is
-// about it, whatever it names; else each resource gets the claim that names it. A resource without a claim gets one without a
-// token, which guards refuse. A header that cannot be read is a *fencing.InvalidError.
+// ClaimsFrom reads what SetHeader wrote, for the resources that the request writes to. If there is one of both, the
+// claim is about it, whatever it names; else each resource gets the claim that names it. A resource without a claim
+// gets one without a token, which guards refuse. A header that cannot be read is a *fencing.InvalidError.
 func ClaimsFrom(h http.Header, resources ...string) (fencing.Set, error) {
 	claims, err := wire.Read(fromHeader, h.Values(Header))
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Store is what a guard needs of an object store. HTTP is one; around a vendor's SDK it takes a few lines. Methods are safe
-// for concurrent use and return within ctx.
+// Store is what a guard needs of an object store. HTTP is one; around a vendor's SDK it takes a few lines. Methods are
+// safe for concurrent use and return within ctx.
 type Store interface {
-	// Get returns an object and the tag of its content, which is another one for other content (ETag, generation). If there
-	// is none the error wraps ErrNotExist. It must not come from a cache.
+	// Get returns an object and the tag of its content, which is another one for other content (ETag, generation). If
+	// there is none the error wraps ErrNotExist. It must not come from a cache.
 	Get(ctx context.Context, key string) (content []byte, tag string, err error)
 
-	// Put writes the object if its tag is still that one; an empty tag: if there is none. Otherwise it changes nothing, and
-	// the error wraps ErrChanged.
+	// Put writes the object if its tag is still that one; an empty tag: if there is none. Otherwise it changes nothing,
+	// and the error wraps ErrChanged.
 	Put(ctx context.Context, key string, content []byte, tag string) error
 }
 
@@ -30,8 +30,8 @@ var (
 	ErrChanged = errors.New("objectguard: the object has changed")
 	// ErrForeign: the object does not begin with a guard's line.
 	ErrForeign = errors.New("objectguard: not an object that a guard wrote")
-	// ErrRefuses: the store goes on refusing a condition that names the object as it is. A proxy that rewrites ETags, to
-	// tell a compressed answer from another for example, makes it so.
+	// ErrRefuses: the store goes on refusing a condition that names the object as it is. A proxy that rewrites ETags,
+	// to tell a compressed answer from another for example, makes it so.
 	ErrRefuses = errors.New("objectguard: the store refuses the tag that it gave")
 )
 
@@ -63,8 +63,9 @@ func New(store Store, o *Options) (*Guard, error) {
 	return &Guard{store: store, prefix: o.Prefix}, nil
 }
 
-// Check shows the claims, and leaves contents as they are: from then on lower tokens are refused. Objects are shown their
-// claims one after the other, and the first that refuses ends it; what the others then remember is the holder's own token.
+// Check shows the claims, and leaves contents as they are: from then on lower tokens are refused. Objects are shown
+// their claims one after the other, and the first that refuses ends it; what the others then remember is the holder's
+// own token.
 func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 	list, err := fencing.Sorted(claims)
 	if err != nil {
@@ -79,16 +80,17 @@ func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 }
 
 // Put checks the claim and, if it is admitted, replaces the content of the resource's object, in one step. Where others
-// write at the same time it judges again, until ctx ends. Other errors are the store's; whether the content was replaced is
-// then not known, and Put can be called again with the same token. Where the hold has made the write before
+// write at the same time it judges again, until ctx ends. Other errors are the store's; whether the content was
+// replaced is then not known, and Put can be called again with the same token. Where the hold has made the write before
 // (Claim.Sequence) it is there, and Put returns nil.
 func (g *Guard) Put(ctx context.Context, c fencing.Claim, content []byte) error {
 	return done(g.replace(ctx, "put", c, func(object) ([]byte, error) { return content, nil }))
 }
 
-// Update shows the claim, reads the object, and replaces its content by what f makes of it, if it is still the one that was
-// read; otherwise it begins anew, until ctx ends. The old content is nil if there is none. An error of f is Update's, and
-// the content stays. F may be called more than once, so it has no effects of its own. For other errors see Put.
+// Update shows the claim, reads the object, and replaces its content by what f makes of it, if it is still the one that
+// was read; otherwise it begins anew, until ctx ends. The old content is nil if there is none. An error of f is
+// Update's, and the content stays. F may be called more than once, so it has no effects of its own. For other errors
+// see Put.
 func (g *Guard) Update(ctx context.Context, c fencing.Claim, f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("objectguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
@@ -131,8 +133,8 @@ func (g *Guard) Get(ctx context.Context, resource string) ([]byte, fencing.Token
 	return o.content, o.seen.Token, nil
 }
 
-// replace judges the claim, and writes the object with what was judged and what content makes of the old one; nil leaves the
-// content as it is.
+// replace judges the claim, and writes the object with what was judged and what content makes of the old one; nil
+// leaves the content as it is.
 func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, content func(old object) ([]byte, error)) error {
 	fail := func(err error) error { return fmt.Errorf("objectguard: %s %q: %w", call, c.Resource, err) }
 	if err := c.Validate(); err != nil {

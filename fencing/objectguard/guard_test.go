@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// bucket is a server with the conditional writes of S3: the ETag is the MD5 of the content and of nothing else. Objects are
-// files, so that they outlive it.
+// bucket is a server with the conditional writes of S3: the ETag is the MD5 of the content and of nothing else. Objects
+// are files, so that they outlive it.
 type bucket struct {
 	dir    string
 	ignore bool          // the conditions

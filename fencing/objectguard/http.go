@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// HTTP is a Store that speaks plain HTTP: GET with an ETag in the answer, PUT with If-Match or If-None-Match. That is the
-// language of S3 and its likes, of Azure Blob Storage with the header x-ms-blob-type, and of Google Cloud Storage's XML API
-// for objects that are not transcoded. It is safe for concurrent use.
+// HTTP is a Store that speaks plain HTTP: GET with an ETag in the answer, PUT with If-Match or If-None-Match. That is
+// the language of S3 and its likes, of Azure Blob Storage with the header x-ms-blob-type, and of Google Cloud Storage's
+// XML API for objects that are not transcoded. It is safe for concurrent use.
 //
 // Whether the store heeds the conditions is worth a test: one that ignores If-Match admits everybody. See Probe.
 type HTTP struct {

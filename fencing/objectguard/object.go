@@ -22,8 +22,8 @@ type object struct {
 	content []byte
 }
 
-// The line of an object is the magic, epoch, token, sequence, nonce, and one of the two states. That of the terms is their
-// magic, epoch, floor, nonce, and the space, percent-encoded.
+// The line of an object is the magic, epoch, token, sequence, nonce, and one of the two states. That of the terms is
+// their magic, epoch, floor, nonce, and the space, percent-encoded.
 const (
 	magic      = "fencing-token"
 	empty      = "empty"

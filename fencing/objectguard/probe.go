@@ -10,18 +10,19 @@ import (
 var (
 	// ErrUnconditional: the store writes although the condition does not hold. A guard on it admits stale writers.
 	ErrUnconditional = errors.New("objectguard: the store ignores conditions")
-	// ErrNotAtomic: of several writes at once that name the same object the store carries out more than one: it looks at
-	// the condition, and writes in another step. A guard on it loses acknowledged writes.
+	// ErrNotAtomic: of several writes at once that name the same object the store carries out more than one: it looks
+	// at the condition, and writes in another step. A guard on it loses acknowledged writes.
 	ErrNotAtomic = errors.New("objectguard: the store looks at conditions and writes in two steps")
 )
 
-// How often Probe lets writes meet, and how many of them. A store that works answers each round in the time of two requests.
+// How often Probe lets writes meet, and how many of them. A store that works answers each round in the time of two
+// requests.
 const probeRounds, probeWrites = 5, 8
 
-// Probe tries whether the store heeds conditions, with an object of the key: many servers that speak the language of S3 do
-// not know If-Match, and say nothing, and others look at it and write in two steps. It answers ErrUnconditional or
-// ErrNotAtomic if so; the latter is found by chance, as writes at once have to meet between the two steps. It takes about
-// 60 requests. Run it once for each store, before it is used, with a key that nothing else uses.
+// Probe tries whether the store heeds conditions, with an object of the key: many servers that speak the language of S3
+// do not know If-Match, and say nothing, and others look at it and write in two steps. It answers ErrUnconditional or
+// ErrNotAtomic if so; the latter is found by chance, as writes at once have to meet between the two steps. It takes
+// about 60 requests. Run it once for each store, before it is used, with a key that nothing else uses.
 func Probe(ctx context.Context, s Store, key string) error {
 	fail := func(step string, err error) error { return fmt.Errorf("objectguard: probe %q: %s: %w", key, step, err) }
 	first := []byte(rand.Text())

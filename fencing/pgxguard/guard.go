@@ -1,6 +1,6 @@
-// Package pgxguard guards what is kept in PostgreSQL, reached through pgx. It is package sqlguard for a pgx.Tx: the same
-// table and the same statements, so that services with different clients guard the same resources. What its comment says
-// of transactions holds here as well.
+// Package pgxguard guards what is kept in PostgreSQL, reached through pgx. It is package sqlguard for a pgx.Tx: the
+// same table and the same statements, so that services with different clients guard the same resources. What its
+// comment says of transactions holds here as well.
 //
 //	guard, err := pgxguard.New(pool, nil) // its table: guard.Schema()
 //
@@ -25,8 +25,8 @@ type Options struct {
 	// Table is where tokens are remembered, with or without a schema: letters, digits and _. Default fencing_tokens.
 	Table string
 
-	// Isolation is the level of the transactions that Tx begins. Default read committed. Every level keeps the promise; at
-	// repeatable read and above the database gives up more often, and Tx tries again.
+	// Isolation is the level of the transactions that Tx begins. Default read committed. Every level keeps the promise;
+	// at repeatable read and above the database gives up more often, and Tx tries again.
 	Isolation pgx.TxIsoLevel
 }
 
@@ -35,7 +35,8 @@ type DB interface {
 	BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Guard guards the resources of one database. It is safe for concurrent use if the DB is: a pool is, a connection is not.
+// Guard guards the resources of one database. It is safe for concurrent use if the DB is: a pool is, a connection is
+// not.
 type Guard struct {
 	db    DB
 	level pgx.TxIsoLevel
@@ -47,8 +48,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is a
-// *fencing.InvalidError that names what cannot be used.
+// New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is
+// a *fencing.InvalidError that names what cannot be used.
 func New(db DB, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}

@@ -14,13 +14,13 @@ import (
 // sectionKey marks the context of a section; the value is its Guard.
 type sectionKey struct{}
 
-// Tx begins a transaction, shows the claims, calls f in it if they are admitted, and commits if f returns nil. What f reads
-// is the present: until the commit no other holder's transaction commits on these resources.
+// Tx begins a transaction, shows the claims, calls f in it if they are admitted, and commits if f returns nil. What f
+// reads is the present: until the commit no other holder's transaction commits on these resources.
 //
-// If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f fails, or anything
-// else does, the transaction is rolled back. Where the database gave up for reasons of its own Tx begins anew, up to 20
-// times, each after a pause that grows to a quarter of a second: f may be called more than once, so its only effects are
-// those in tx. The error of a commit may leave it open whether the transaction was committed.
+// If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f fails, or
+// anything else does, the transaction is rolled back. Where the database gave up for reasons of its own Tx begins anew,
+// up to 20 times, each after a pause that grows to a quarter of a second: f may be called more than once, so its only
+// effects are those in tx. The error of a commit may leave it open whether the transaction was committed.
 //
 // Where the hold has made the write before (Claim.Sequence) it is there: f is not called, and Tx returns nil.
 //
@@ -87,13 +87,14 @@ func (g *Guard) once(ctx context.Context, f func(pgx.Tx) error) error {
 	return tx.Commit(ctx)
 }
 
-// rollback ends a transaction that was not committed. Where ctx has ended pgx closes the connection, which does the same.
+// rollback ends a transaction that was not committed. Where ctx has ended pgx closes the connection, which does the
+// same.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	tx.Rollback(ctx) //nolint:errcheck // after a commit it does nothing, and a connection that is gone has rolled back
 }
 
-// In returns the guard inside a transaction that the caller drives: for experts, and libraries that begin transactions of
-// their own. Tx does what is said here by itself.
+// In returns the guard inside a transaction that the caller drives: for experts, and libraries that begin transactions
+// of their own. Tx does what is said here by itself.
 //
 //   - Show the claims first, and read afterwards: what was read before may be old.
 //   - A check that is not admitted rolls the transaction back, so that nothing can be committed in it.
@@ -127,8 +128,8 @@ func (i inside) Check(ctx context.Context, claims fencing.Claims) error {
 	return err
 }
 
-// savepoint reports whether the transaction is one inside another. Pgx does not say so but by the type, which has no name
-// outside of it.
+// savepoint reports whether the transaction is one inside another. Pgx does not say so but by the type, which has no
+// name outside of it.
 func savepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
 
 // conn is a transaction as package statement wants it.

@@ -30,8 +30,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard that uses the client, any of go-redis. It does no I/O. The error is a *fencing.InvalidError that names
-// what cannot be used.
+// New returns a guard that uses the client, any of go-redis. It does no I/O. The error is a *fencing.InvalidError that
+// names what cannot be used.
 func New(client redis.UniversalClient, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -69,8 +69,9 @@ func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 }
 
 // Do checks the claims and, if they are admitted, writes, in one step of the server; it returns what write returned, as
-// go-redis reads it, and nil for a nil. An error of the write, raised or returned, is Do's and no refusal; the tokens are
-// remembered all the same. Where the hold has made the write before (Claim.Sequence), Do returns what that returned.
+// go-redis reads it, and nil for a nil. An error of the write, raised or returned, is Do's and no refusal; the tokens
+// are remembered all the same. Where the hold has made the write before (Claim.Sequence), Do returns what that
+// returned.
 func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, keys []string, args ...any) (any, error) {
 	if write == nil {
 		return nil, fmt.Errorf("redisguard: do: %w", &fencing.InvalidError{What: "write", Why: "it is nil"})
@@ -78,10 +79,10 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, key
 	return g.run(ctx, "do", claims, write, keys, args)
 }
 
-// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and the
-// value is still the same; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a new one
-// of nil deletes the key; an expiry stays as it is. An error of f is Update's, and nothing is written. F may be called more
-// than once, so it has no effects of its own.
+// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and
+// the value is still the same; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a
+// new one of nil deletes the key; an expiry stays as it is. An error of f is Update's, and nothing is written. F may be
+// called more than once, so it has no effects of its own.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("redisguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
@@ -193,7 +194,8 @@ func (g *Guard) arguments(ctx context.Context, claims []fencing.Claim) (keys []s
 	return keys, args, nil
 }
 
-// neverSeen returns fencing.ErrTermsLost if one of the resources is known, and the terms, which are set before, are not.
+// neverSeen returns fencing.ErrTermsLost if one of the resources is known, and the terms, which are set before, are
+// not.
 func (g *Guard) neverSeen(ctx context.Context, claims []fencing.Claim) error {
 	for _, c := range claims {
 		if _, known, err := g.look(ctx, g.Key(c.Resource)); err != nil || !known {

@@ -84,8 +84,8 @@ func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (
 	}
 }
 
-// Clean forgets what the floor and the epoch make needless; see fencing.Keeper. It looks at every key of the server, a few
-// at a time.
+// Clean forgets what the floor and the epoch make needless; see fencing.Keeper. It looks at every key of the server, a
+// few at a time.
 func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
 	terms, err := g.Terms(ctx)
 	if err != nil {

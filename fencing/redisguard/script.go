@@ -5,21 +5,25 @@ import "github.com/redis/go-redis/v9"
 // Write is what the caller does where a claim is admitted: a script in Lua. It is safe for concurrent use.
 type Write struct{ script *redis.Script }
 
-// NewWrite returns a Write. The source sees the KEYS and ARGV that were given to Do, and what it returns is Do's result. It
-// must check what can be wrong before it changes anything: Redis does not undo what a script did before an error.
+// NewWrite returns a Write. The source sees the KEYS and ARGV that were given to Do, and what it returns is Do's
+// result. It must check what can be wrong before it changes anything: Redis does not undo what a script did before an
+// error.
 func NewWrite(lua string) *Write {
 	return &Write{redis.NewScript("local function write(KEYS, ARGV)\n" + lua + "\nend\n" + check)}
 }
 
-// check is fencing.JudgeAll in Lua. Numbers are compared as digits: as numbers of Lua they would be exact up to 2⁵³ only.
+// check is fencing.JudgeAll in Lua. Numbers are compared as digits: as numbers of Lua they would be exact up to 2⁵³
+// only.
 //
-// KEYS: one for each claim, that of the terms if ARGV[2] is 1, and the write's. ARGV: the number of claims; whether the key
-// of the terms is among the KEYS, and else epoch, space and floor; token, space and sequence of each claim; the write's.
+// KEYS: one for each claim, that of the terms if ARGV[2] is 1, and the write's. ARGV: the number of claims; whether the
+// key of the terms is among the KEYS, and else epoch, space and floor; token, space and sequence of each claim; the
+// write's.
 //
-// It answers {1, what write returned}; {2, what it returned the first time} for a repeated write; or {0, the claim's number,
-// epoch, space and floor of the terms, epoch, token and sequence of what was seen}, which fencing.Judge turns into the
-// error. Tokens are remembered before the write: should that fail half-way, what is known is higher than what was written,
-// which is the safe side. Sequence and answer are remembered after it: a write that failed may be repeated.
+// It answers {1, what write returned}; {2, what it returned the first time} for a repeated write; or {0, the claim's
+// number, epoch, space and floor of the terms, epoch, token and sequence of what was seen}, which fencing.Judge turns
+// into the error. Tokens are remembered before the write: should that fail half-way, what is known is higher than what
+// was written, which is the safe side. Sequence and answer are remembered after it: a write that failed may be
+// repeated.
 const check = `
 local n = tonumber(ARGV[1])
 local function less(a, b) return #a < #b or (#a == #b and a < b) end

@@ -8,11 +8,11 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/statement"
 )
 
-// Enforce returns statements that make a table refuse every write without a claim, for a migration: writers who forget the
-// guard fail instead of writing. Resource is an SQL expression that names what a row belongs to, with row for the row:
-// 'accounts/' || row.id in PostgreSQL, CONCAT('accounts/', row.id) in MySQL. Table may have a schema; guard is the guard's
-// table, "" for fencing_tokens. The guard's table must be there; the statements may be executed again, and those of one
-// guard are shared by all tables that it protects. SQLite has no such statements.
+// Enforce returns statements that make a table refuse every write without a claim, for a migration: writers who forget
+// the guard fail instead of writing. Resource is an SQL expression that names what a row belongs to, with row for the
+// row: 'accounts/' || row.id in PostgreSQL, CONCAT('accounts/', row.id) in MySQL. Table may have a schema; guard is the
+// guard's table, "" for fencing_tokens. The guard's table must be there; the statements may be executed again, and
+// those of one guard are shared by all tables that it protects. SQLite has no such statements.
 //
 // They stop who forgets, not who cheats: owners of the tables may switch triggers off, or write to the guard's table
 // themselves. TRUNCATE runs no triggers.
@@ -20,11 +20,12 @@ import (
 // In PostgreSQL 13 and later the trigger looks for a row of the guard that this transaction has written, so claims are
 // shown outside of savepoints.
 //
-// MySQL and MariaDB do not tell a trigger which transaction it runs in. There the check leaves a mark, in the session and
-// with the resource, and a trigger compares the two: a session writes only while nobody else has shown a claim for the
-// resource since, and a rollback takes the mark back. Tx ends it before the commit. After a bare check (In) it stays until
-// another session shows a claim, or this one executes SET @fencing_mark = NULL: till then the session may write to that
-// resource without a claim of its own. What a foreign key's ON DELETE and ON UPDATE change runs no triggers there.
+// MySQL and MariaDB do not tell a trigger which transaction it runs in. There the check leaves a mark, in the session
+// and with the resource, and a trigger compares the two: a session writes only while nobody else has shown a claim for
+// the resource since, and a rollback takes the mark back. Tx ends it before the commit. After a bare check (In) it
+// stays until another session shows a claim, or this one executes SET @fencing_mark = NULL: till then the session may
+// write to that resource without a claim of its own. What a foreign key's ON DELETE and ON UPDATE change runs no
+// triggers there.
 func Enforce(d Dialect, table, resource, guard string) ([]string, error) {
 	fail := func(err error) ([]string, error) { return nil, fmt.Errorf("sqlguard: enforce: %w", err) }
 	guard, err := statement.Table(guard)
@@ -82,8 +83,8 @@ $fencing$`,
 	`CREATE TRIGGER fencing BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_fencing()`,
 }
 
-// The mark is read with a lock: who has shown no claim waits for who has, and then sees that it has not. Triggers run after
-// the row was changed, when it has its AUTO_INCREMENT; what they refuse is undone.
+// The mark is read with a lock: who has shown no claim waits for who has, and then sees that it has not. Triggers run
+// after the row was changed, when it has its AUTO_INCREMENT; what they refuse is undone.
 var enforceMySQL = []string{
 	fmt.Sprintf(`CREATE TABLE IF NOT EXISTS {guard}_shown (
 	resource VARBINARY(%d) NOT NULL PRIMARY KEY,

@@ -37,12 +37,13 @@ type Options struct {
 	// Table is where tokens are remembered, with or without a schema: letters, digits and _. Default fencing_tokens.
 	Table string
 
-	// Isolation is the level of the transactions that Tx begins. Default read committed, and in SQLite the only one there
-	// is. Every level keeps the promise; at repeatable read and above the database gives up more often, and Tx tries again.
+	// Isolation is the level of the transactions that Tx begins. Default read committed, and in SQLite the only one
+	// there is. Every level keeps the promise; at repeatable read and above the database gives up more often, and Tx
+	// tries again.
 	Isolation sql.IsolationLevel
 
-	// Again reports whether the database gave up for reasons of its own, so that Tx tries again. Nil: what the errors of
-	// pgx, lib/pq, go-sql-driver/mysql, modernc.org/sqlite and mattn/go-sqlite3 say.
+	// Again reports whether the database gave up for reasons of its own, so that Tx tries again. Nil: what the errors
+	// of pgx, lib/pq, go-sql-driver/mysql, modernc.org/sqlite and mattn/go-sqlite3 say.
 	Again func(error) bool
 }
 
@@ -65,8 +66,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is a
-// *fencing.InvalidError that names what cannot be used.
+// New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is
+// a *fencing.InvalidError that names what cannot be used.
 func New(db DB, d Dialect, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -104,8 +105,8 @@ func New(db DB, d Dialect, o *Options) (*Guard, error) {
 // Schema returns the statement that creates the table unless it exists, for a migration.
 func (g *Guard) Schema() string { return g.sql.Schema }
 
-// Create executes Schema, for programs without migrations. In PostgreSQL it refuses to make a second table of that name in
-// another schema, where search_path would decide which one remembers.
+// Create executes Schema, for programs without migrations. In PostgreSQL it refuses to make a second table of that name
+// in another schema, where search_path would decide which one remembers.
 func (g *Guard) Create(ctx context.Context) error {
 	err := g.tx(ctx, func(tx *sql.Tx) error {
 		if g.dialect == PostgreSQL {

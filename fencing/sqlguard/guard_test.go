@@ -213,8 +213,8 @@ func (d database) open(_ context.Context, dsn string) (*guardtest.Client, error)
 			})
 		},
 		Hand: func(ctx context.Context, c fencing.Claim, h guardtest.Hand) error {
-			// In SQLite a transaction that begins with the lock on writing, or reads where there is no write-ahead log, keeps
-			// everybody else from writing, and its view is never old.
+			// In SQLite a transaction that begins with the lock on writing, or reads where there is no write-ahead log,
+			// keeps everybody else from writing, and its view is never old.
 			hand, err := sql.Open(d.driver, strings.ReplaceAll(dsn, "_txlock=immediate&", ""))
 			if err != nil {
 				return err
@@ -292,8 +292,8 @@ func in(t testing.TB, db *sql.DB, f func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// At every level of isolation, a transaction that has read something before it shows its claim, and whose view of the data is
-// older than a rival's commit, is either not admitted or reads what the rival has written.
+// At every level of isolation, a transaction that has read something before it shows its claim, and whose view of the
+// data is older than a rival's commit, is either not admitted or reads what the rival has written.
 func (d database) levels(t *testing.T, dsn string) {
 	db := d.connect(t, dsn)
 	guard := must(t, db, d.dialect, nil)

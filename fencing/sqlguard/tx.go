@@ -13,13 +13,13 @@ import (
 // sectionKey marks the context of a section; the value is its Guard.
 type sectionKey struct{}
 
-// Tx begins a transaction, shows the claims, calls f in it if they are admitted, and commits if f returns nil. What f reads
-// is the present: until the commit no other holder's transaction commits on these resources.
+// Tx begins a transaction, shows the claims, calls f in it if they are admitted, and commits if f returns nil. What f
+// reads is the present: until the commit no other holder's transaction commits on these resources.
 //
-// If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f fails, or anything
-// else does, the transaction is rolled back. Where the database gave up for reasons of its own Tx begins anew, up to 20
-// times, each after a pause that grows to a quarter of a second: f may be called more than once, so its only effects are
-// those in tx. The error of a commit may leave it open whether the transaction was committed.
+// If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f fails, or
+// anything else does, the transaction is rolled back. Where the database gave up for reasons of its own Tx begins anew,
+// up to 20 times, each after a pause that grows to a quarter of a second: f may be called more than once, so its only
+// effects are those in tx. The error of a commit may leave it open whether the transaction was committed.
 //
 // Where the hold has made the write before (Claim.Sequence) it is there: f is not called, and Tx returns nil.
 //
@@ -92,8 +92,8 @@ func (g *Guard) once(ctx context.Context, f func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
-// Tx is the caller's transaction, a *sql.Tx or what wraps one. It has to be able to commit so that the compiler refuses a
-// *sql.DB: on that, check and write would be two transactions.
+// Tx is the caller's transaction, a *sql.Tx or what wraps one. It has to be able to commit so that the compiler refuses
+// a *sql.DB: on that, check and write would be two transactions.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
@@ -101,15 +101,15 @@ type Tx interface {
 	Rollback() error
 }
 
-// ErrOldView: the caller's transaction has read something before it showed its claim, and would go on reading what was true
-// then. MySQL and MariaDB do so at repeatable read, their default.
+// ErrOldView: the caller's transaction has read something before it showed its claim, and would go on reading what was
+// true then. MySQL and MariaDB do so at repeatable read, their default.
 var ErrOldView = statement.ErrOldView
 
-// In returns the guard inside a transaction that the caller drives: for experts, and libraries that begin transactions of
-// their own. Tx does what is said here by itself.
+// In returns the guard inside a transaction that the caller drives: for experts, and libraries that begin transactions
+// of their own. Tx does what is said here by itself.
 //
-//   - Show the claims first, and read afterwards: what was read before may be old. On MySQL and MariaDB at repeatable read,
-//     their default, what is read afterwards is then old as well; the check sees that and answers ErrOldView.
+//   - Show the claims first, and read afterwards: what was read before may be old. On MySQL and MariaDB at repeatable
+//     read, their default, what is read afterwards is then old as well; the check sees that and answers ErrOldView.
 //   - A check that is not admitted rolls the transaction back, so that nothing can be committed in it.
 //   - Check outside of savepoints: rolling one back takes back the check, and keeps what was written before.
 //   - Where the database gives up, begin anew with the same claim.

@@ -78,8 +78,9 @@ var drivers = map[string][]string{
 	"builtin":        {"github.com/hashicorp/", "google.golang.org/grpc", "go.etcd.io/bbolt"},
 }
 
-// guards are the folders of package fencing that need more than it does, and the clients that each may import: a program
-// that uses one guard links that guard's client only. They know package fencing, and nothing else of the module.
+// guards are the folders of package fencing that need more than it does, and the clients that each may import: a
+// program that uses one guard links that guard's client only. They know package fencing, and nothing else of the
+// module.
 var guards = map[string][]string{
 	"fencing/internal":    nil,
 	"fencing/sqlguard":    nil,

@@ -1,4 +1,5 @@
-// Package chance lets a simulation decide what the core leaves to chance: how renewals, repetitions and elections are spread.
+// Package chance lets a simulation decide what the core leaves to chance: how renewals, repetitions and elections are
+// spread.
 package chance
 
 import "math/rand/v2"

@@ -16,7 +16,8 @@ import (
 	"testing"
 )
 
-// Env is the variable that asks for everything: clusters that are broken, soaks, long simulations, mutants in real time.
+// Env is the variable that asks for everything: clusters that are broken, soaks, long simulations, mutants in real
+// time.
 const Env = "FENCELOCK_DEEP"
 
 // Mark is how the messages of tests that are left out begin.
@@ -33,7 +34,8 @@ func Only(t testing.TB) {
 	}
 }
 
-// Some returns nil, for all, if everything is to run. Otherwise it leaves the rest out, which a subtest says, and returns some.
+// Some returns nil, for all, if everything is to run. Otherwise it leaves the rest out, which a subtest says, and
+// returns some.
 func Some(t *testing.T, some ...string) []string {
 	t.Helper()
 	if Wanted() {
@@ -54,8 +56,8 @@ func NotShort(t testing.TB) {
 }
 
 // Wide lets n tests that call t.Parallel run side by side, or as many as -parallel says. Go's default is the number of
-// processors, which is far too few for tests that wait for servers. It is for TestMain. If everything is to run it is half as
-// many: the suites are longer, and the race detector takes its share.
+// processors, which is far too few for tests that wait for servers. It is for TestMain. If everything is to run it is
+// half as many: the suites are longer, and the race detector takes its share.
 func Wide(n int) {
 	if Wanted() {
 		n /= 2

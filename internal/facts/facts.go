@@ -1,5 +1,5 @@
-// Package facts is how tests tell programs what they have found: as JSON in the attributes of `go test -json`. The report,
-// internal/reliability, reads them.
+// Package facts is how tests tell programs what they have found: as JSON in the attributes of `go test -json`. The
+// report, internal/reliability, reads them.
 package facts
 
 import (

@@ -8,8 +8,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended. Requests
-// that say the same with the same id meet in it: a poll for the place in the queue, and a repeat after a lost answer.
+// attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended.
+// Requests that say the same with the same id meet in it: a poll for the place in the queue, and a repeat after a lost
+// answer.
 //
 // The fields after done are protected by Gateway.mu.
 type attempt struct {

@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/internal/gateway"
 )
 
-// BenchmarkCycle is an acquire and a release on one durable server: through the SDK, and through a gateway over HTTP/1.1.
+// BenchmarkCycle is an acquire and a release on one durable server: through the SDK, and through a gateway over
+// HTTP/1.1.
 func BenchmarkCycle(b *testing.B) {
 	quiet := slog.New(slog.DiscardHandler)
 	server, err := embedded.Start(b.Context(), embedded.Options{DataDir: b.TempDir(), Logger: quiet})

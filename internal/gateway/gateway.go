@@ -1,19 +1,19 @@
-// Package gateway is the HTTP door to a lock service: JSON over the calls of a backend.Driver, for every language. docs/HTTP.md
-// is its documentation, openapi.json its specification, which is generated from the types here.
+// Package gateway is the HTTP door to a lock service: JSON over the calls of a backend.Driver, for every language.
+// docs/HTTP.md is its documentation, openapi.json its specification, which is generated from the types here.
 //
-// A gateway keeps no locks. A lock token is the driver's grant, encrypted with a key that all replicas share, so that any
-// replica renews and releases what another one was granted, as far as the driver allows it:
+// A gateway keeps no locks. A lock token is the driver's grant, encrypted with a key that all replicas share, so that
+// any replica renews and releases what another one was granted, as far as the driver allows it:
 //
 //   - Where holds end by themselves in the service (Redis, Redlock) a replica that dies takes nothing with it.
-//   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through another
-//     replica brings the hold there. Until then it lives for one TTL after its replica died.
+//   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
+//     another replica brings the hold there. Until then it lives for one TTL after its replica died.
 //   - Where it is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that was granted a hold renews it
 //     (HELD_ELSEWHERE from the others), and any releases it.
 //
 // In both latter cases the replica itself ends a hold that its client has not renewed for one TTL.
 //
-// Time. What a client may rely on is validForMillis, which counts from the instant at which it sent the request: earlier than
-// any instant that the service counts from. No wall clock decides anything.
+// Time. What a client may rely on is validForMillis, which counts from the instant at which it sent the request:
+// earlier than any instant that the service counts from. No wall clock decides anything.
 package gateway
 
 import (
@@ -45,8 +45,8 @@ type Options struct {
 	// Authorizer decides who may force-release. Default TrustListener.
 	Authorizer Authorizer
 
-	// Waits bounds the requests that wait at one time; WaitsPerPrincipal those of one principal: a client certificate, or
-	// else an address. Defaults 10,000 and 1,000.
+	// Waits bounds the requests that wait at one time; WaitsPerPrincipal those of one principal: a client certificate,
+	// or else an address. Defaults 10,000 and 1,000.
 	Waits, WaitsPerPrincipal int
 
 	// Version is told in the specification.
@@ -179,9 +179,9 @@ func (g *Gateway) Handler() http.Handler { return g.handler }
 // End ends waits and watches with an answer, so that a server can be shut down. New ones are refused.
 func (g *Gateway) End() { g.close() }
 
-// Close ends the gateway. Holds stay: other replicas renew them, or they end with their TTL. It gives back what was granted
-// and never delivered, as far as ctx allows. It returns how many holds the driver still keeps alive: if there are any, closing
-// the driver would end them.
+// Close ends the gateway. Holds stay: other replicas renew them, or they end with their TTL. It gives back what was
+// granted and never delivered, as far as ctx allows. It returns how many holds the driver still keeps alive: if there
+// are any, closing the driver would end them.
 func (g *Gateway) Close(ctx context.Context) (held int) {
 	g.close()
 	defer g.stop()

@@ -315,7 +315,8 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 	return false, err
 }
 
-// mine returns this replica's own hold of a grant, kept from ending until unbusy, with what is known of it here alone; or nil.
+// mine returns this replica's own hold of a grant, kept from ending until unbusy, with what is known of it here alone;
+// or nil.
 func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backend.Grant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -368,8 +368,8 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	return out, nil
 }
 
-// validity is for how long a client may rely on a hold from the instant at which it sent a request that had arrived at the
-// given instant, and when that ends for people.
+// validity is for how long a client may rely on a hold from the instant at which it sent a request that had arrived at
+// the given instant, and when that ends for people.
 func (g *Gateway) validity(sentAt backend.Instant, ttl time.Duration, arrived backend.Instant) (int64, time.Time) {
 	valid := sentAt.Add(g.driver.Describe().Validity(ttl)).Sub(arrived)
 	expires := time.Now().Add(sentAt.Add(ttl).Sub(g.clock.Now()))
@@ -518,8 +518,8 @@ func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *for
 	return err
 }
 
-// readBody reads the body before anything else happens: while a request waits, nothing but the end of its connection is then
-// expected of it.
+// readBody reads the body before anything else happens: while a request waits, nothing but the end of its connection is
+// then expected of it.
 func readBody(w http.ResponseWriter, r *http.Request) (io.ReadCloser, *Problem) {
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError

@@ -21,8 +21,8 @@ const (
 	shutdownTime    = 5 * time.Second
 )
 
-// Serve serves g at l, with TLS if config is not nil, until ctx ends; then it ends the waits with an answer and waits for
-// other requests to be answered. It closes l.
+// Serve serves g at l, with TLS if config is not nil, until ctx ends; then it ends the waits with an answer and waits
+// for other requests to be answered. It closes l.
 func (g *Gateway) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
 	s := &http.Server{
 		Handler: g.Handler(), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headersMost,

@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Sealer turns a grant into the lock token that a client keeps, and back. All replicas of a gateway have the same key, so
-// that each of them can renew and release what another one was granted.
+// Sealer turns a grant into the lock token that a client keeps, and back. All replicas of a gateway have the same key,
+// so that each of them can renew and release what another one was granted.
 type Sealer struct {
 	aead cipher.AEAD
 	mac  []byte // key for the nonce
@@ -107,8 +107,8 @@ func (s *Sealer) Open(text string) (backend.Grant, time.Duration, error) {
 	}, t.MinHold, nil
 }
 
-// requestID derives the secret key of one attempt at one name from what the client says. The same request at any replica is
-// the same attempt, and nobody without the gateway's key can make it up.
+// requestID derives the secret key of one attempt at one name from what the client says. The same request at any
+// replica is the same attempt, and nobody without the gateway's key can make it up.
 func (s *Sealer) requestID(parts ...string) string {
 	all := make([][]byte, len(parts))
 	for i, p := range parts {

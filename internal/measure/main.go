@@ -1,6 +1,6 @@
-// Command measure prints the size of each package: lines of code that are no tests, the share of whole-line comments, exported
-// names, functions over 80 lines, lines over 120 columns, and blocks of six lines that stand in two places. Generated files do
-// not count.
+// Command measure prints the size of each package: lines of code that are no tests, the share of whole-line comments,
+// exported names, functions over 80 lines, lines over 120 columns, and blocks of six lines that stand in two places.
+// Generated files do not count.
 //
 //	go run ./internal/measure [FOLDER...]
 package main

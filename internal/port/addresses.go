@@ -2,8 +2,8 @@ package port
 
 import "testing"
 
-// Addresses returns n addresses of the loopback interface that stay reserved until the test ends, for servers that the test
-// starts, stops and starts again.
+// Addresses returns n addresses of the loopback interface that stay reserved until the test ends, for servers that the
+// test starts, stops and starts again.
 func Addresses(t testing.TB, n int) []string {
 	t.Helper()
 	all := make([]string, n)

@@ -27,8 +27,8 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return conn, err
 }
 
-// connect connects. A TLS handshake that fails says so: a server that does not speak TLS waits for the end of what it takes
-// for a command, and all that shows is that time is over.
+// connect connects. A TLS handshake that fails says so: a server that does not speak TLS waits for the end of what it
+// takes for a command, and all that shows is that time is over.
 func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()

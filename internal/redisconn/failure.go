@@ -1,6 +1,6 @@
 // Package redisconn is what the Redis drivers have in common beside the script: what a failed exchange means, whether a
-// server is fit for locks, the subscription on which pushes arrive, and the words of requests and answers. Package redis
-// uses it on one server or cluster, package redlock on several servers at once.
+// server is fit for locks, the subscription on which pushes arrive, and the words of requests and answers. Package
+// redis uses it on one server or cluster, package redlock on several servers at once.
 package redisconn
 
 import (
@@ -46,8 +46,8 @@ var refusals = map[string]bool{
 	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
-// settings are answers that only an administrator, or whoever configures the client, can change. Some have no code and are
-// known by their text.
+// settings are answers that only an administrator, or whoever configures the client, can change. Some have no code and
+// are known by their text.
 var settings = []struct{ code, text, setting, value, want, why string }{
 	{"WRONGTYPE", "", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
 	{"NOPERM", "", "ACL", "restricted", "INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
@@ -63,8 +63,8 @@ var settings = []struct{ code, text, setting, value, want, why string }{
 		"the server is not a node of a cluster (cluster-enabled no)"},
 }
 
-// FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a check
-// that was made while connecting, is believed.
+// FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a
+// check that was made while connecting, is believed.
 func FailureOf(err error) *Failure {
 	var known *Failure
 	switch {
@@ -92,7 +92,8 @@ func FailureOf(err error) *Failure {
 	return &Failure{Cause: err, Fatal: true}
 }
 
-// codeOf finds the code in an error text: the first word in capitals. Old servers put the place in the script before it.
+// codeOf finds the code in an error text: the first word in capitals. Old servers put the place in the script before
+// it.
 func codeOf(text string) string {
 	for _, word := range strings.Fields(text) {
 		word = strings.TrimLeft(word, "-")
@@ -123,8 +124,8 @@ func Ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of. ctx
-// is the caller's: its own error stays in the chain.
+// CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of.
+// ctx is the caller's: its own error stays in the chain.
 func CallError(ctx context.Context, driver, call, name string, err error) error {
 	var f *Failure
 	if errors.As(err, &f) && !f.Fatal {

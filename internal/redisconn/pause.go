@@ -18,8 +18,8 @@ func Pause(ctx context.Context, n int) bool { return PauseFor(ctx, Backoff(n)) }
 // attempt is the least that a context has to leave for another attempt.
 const attempt = 20 * time.Millisecond
 
-// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for anything lasts until ctx
-// ends: whoever made an attempt then could only say that time is over, and not why the ones before failed.
+// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for anything lasts until
+// ctx ends: whoever made an attempt then could only say that time is over, and not why the ones before failed.
 func PauseFor(ctx context.Context, d time.Duration) bool {
 	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+attempt {
 		d = time.Until(at) + time.Second // bounded, for a context that never ends although its deadline has passed

@@ -27,8 +27,8 @@ type probing struct {
 // Passed reports whether a look has ended well.
 func (p *Probe) Passed() bool { return p.passed.Load() }
 
-// Join joins the look that is under way, or starts one among gate. It returns within ctx; the look may go on without its
-// caller.
+// Join joins the look that is under way, or starts one among gate. It returns within ctx; the look may go on without
+// its caller.
 func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return &Failure{Cause: err, Fatal: true}
@@ -63,8 +63,8 @@ func (p *Probe) end(run *probing, err error) {
 	close(run.done)
 }
 
-// Begin calls begin, which probes what has to be probed before a call, and after a fault again if the call waits. When ctx
-// ends meanwhile, the last fault is the answer: it says why nothing was asked for.
+// Begin calls begin, which probes what has to be probed before a call, and after a fault again if the call waits. When
+// ctx ends meanwhile, the last fault is the answer: it says why nothing was asked for.
 func Begin(ctx context.Context, wait bool, begin func(context.Context) error) error {
 	var last error
 	for n := 1; ; n++ {

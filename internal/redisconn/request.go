@@ -17,8 +17,8 @@ func Metadata(r backend.Request) (string, error) {
 	return string(text), err
 }
 
-// Grant is the answer to r, which got the hold h by what was sent at sentAt. A minimum hold counts from now, which is not
-// before the server's grant. The incarnation carries the metadata along, for ValueOf.
+// Grant is the answer to r, which got the hold h by what was sent at sentAt. A minimum hold counts from now, which is
+// not before the server's grant. The incarnation carries the metadata along, for ValueOf.
 func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) backend.Grant {
 	g := backend.Grant{
 		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID, HoldID: r.HoldID,

@@ -31,7 +31,8 @@ type Server struct {
 	aof          bool // appendonly yes
 }
 
-// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as one that forgets.
+// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as one that
+// forgets.
 func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	text, err := c.Info(ctx).Result()
 	if err != nil {

@@ -66,8 +66,8 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	}, nil
 }
 
-// Explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected when
-// the time was over, and what the URL's author may have overlooked.
+// Explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected
+// when the time was over, and what the URL's author may have overlooked.
 func (u *URL) Explain(err error) error {
 	last := u.failed.Load()
 	if last != nil && !errors.Is(err, *last) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {

@@ -47,7 +47,8 @@ type Refused struct {
 	State    State // of that name, unless it is a mismatch
 }
 
-// ParseRefused reads {number, value, time to live} and {number} of one among so many names. It is false for anything else.
+// ParseRefused reads {number, value, time to live} and {number} of one among so many names. It is false for anything
+// else.
 func ParseRefused(answer any, names int) (Refused, bool) {
 	list, _ := answer.([]any)
 	if len(list) != 1 && len(list) != 3 {

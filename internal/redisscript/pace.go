@@ -21,8 +21,8 @@ const (
 // FirstLook is how long to wait from the first place in a queue to a look.
 func FirstLook() time.Duration { return Jitter(firstLook) }
 
-// FirstSettle is how long to wait from the first place in a queue to a settlement: what stands in the queue of a free lock is
-// gone, and asking about it in every step would cost more than this wait.
+// FirstSettle is how long to wait from the first place in a queue to a settlement: what stands in the queue of a free
+// lock is gone, and asking about it in every step would cost more than this wait.
 func FirstSettle() time.Duration { return Jitter(firstSettle) }
 
 // NextLook is how long to wait from a look that found so many places in the queue to the next one.
@@ -30,8 +30,8 @@ func NextLook(places int) time.Duration {
 	return Jitter(min(lookEvery+time.Duration(places)*lookPerSpot, lookAtMost))
 }
 
-// SettleIn is when to settle a hold that ends in d unless it is renewed: soon afterwards, at a time of this client's own,
-// so that of many clients one is first and the others find it done.
+// SettleIn is when to settle a hold that ends in d unless it is renewed: soon afterwards, at a time of this client's
+// own, so that of many clients one is first and the others find it done.
 func SettleIn(d time.Duration) time.Duration {
 	return d + settleFirst + mathrand.N(settleLast-settleFirst)
 }

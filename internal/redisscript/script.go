@@ -30,8 +30,8 @@ var SHA = func() string {
 	return hex.EncodeToString(sum[:])
 }()
 
-// The steps of the script, with their arguments. Those of requests and holds exist twice: the ones that start with "g" are
-// for shared holds and permits.
+// The steps of the script, with their arguments. Those of requests and holds exist twice: the ones that start with "g"
+// are for shared holds and permits.
 const (
 	Wait        = "w" // value, px
 	WaitAgain   = "W" // value, px, request
@@ -67,8 +67,8 @@ const (
 // Mismatch is the answer to a request for a name that is in use with another kind or limit.
 const Mismatch = -1
 
-// Offered is the answer to a release that offered the lock to the next in line, and OfferTime how long an offer stands that
-// is not accepted.
+// Offered is the answer to a release that offered the lock to the next in line, and OfferTime how long an offer stands
+// that is not accepted.
 const (
 	Offered   = 3
 	OfferTime = 2 * time.Second
@@ -87,7 +87,8 @@ const (
 )
 
 // KeysOf returns the keys of name. The name is escaped so that it holds neither brace: a hash tag ends at the first
-// closing brace, and a name that brought its own would put its keys in different slots. The prefix has no braces either.
+// closing brace, and a name that brought its own would put its keys in different slots. The prefix has no braces
+// either.
 func KeysOf(prefix, name string) Keys {
 	return KeysOfLock(prefix + "{" + escape(name) + "}")
 }
@@ -104,7 +105,8 @@ func (k Keys) Marks() Keys {
 	return k
 }
 
-// Pattern is a pattern for SCAN that matches the lock keys of all names that start with namePrefix, and maybe other keys.
+// Pattern is a pattern for SCAN that matches the lock keys of all names that start with namePrefix, and maybe other
+// keys.
 func Pattern(prefix, namePrefix string) string {
 	return glob.Replace(prefix+"{"+escape(namePrefix)) + "*}"
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// tag is what a cluster hashes of a key: the text between the first opening brace and the first closing one after it, if
-// there is any, else all of it.
+// tag is what a cluster hashes of a key: the text between the first opening brace and the first closing one after it,
+// if there is any, else all of it.
 func tag(key string) string {
 	if _, rest, ok := strings.Cut(key, "{"); ok {
 		if inside, _, ok := strings.Cut(rest, "}"); ok && inside != "" {

@@ -37,8 +37,9 @@ type conclusive struct{ error }
 
 func (c conclusive) Unwrap() error { return c.error }
 
-// Fairly calls attempt again, twice at most, where it failed while the machine lost time that Matters, unless the error is
-// Conclusive. It returns what was excused, and the error of the last attempt, which is an InconclusiveError if none was fair.
+// Fairly calls attempt again, twice at most, where it failed while the machine lost time that Matters, unless the error
+// is Conclusive. It returns what was excused, and the error of the last attempt, which is an InconclusiveError if none
+// was fair.
 func Fairly(slack time.Duration, attempt func() error) (excused []string, err error) {
 	return fairly(slack, func() func() Lost { return Begin().End }, attempt)
 }
@@ -59,8 +60,9 @@ func fairly(slack time.Duration, measure func() (end func() Lost), attempt func(
 	}
 }
 
-// Report tells t of what Fairly returned. What is inconclusive is logged as such and does not fail: a machine that is too busy
-// for a verdict says nothing against what is tested. The CI fails if there is more of it than a few in a hundred tests.
+// Report tells t of what Fairly returned. What is inconclusive is logged as such and does not fail: a machine that is
+// too busy for a verdict says nothing against what is tested. The CI fails if there is more of it than a few in a
+// hundred tests.
 func Report(t testing.TB, what string, excused []string, err error) {
 	t.Helper()
 	switch inconclusive := (*InconclusiveError)(nil); {
@@ -84,9 +86,9 @@ func (w *Window) Errorf(t testing.TB, slack time.Duration, format string, args .
 	t.Errorf(format, args...)
 }
 
-// Late starts to measure something that should be over within a bound, and returns what to call at its end. That returns how
-// long it took. Where it took longer it fails t, unless the machine lost at least half of the time by which it came late: then
-// the log says that nothing is known.
+// Late starts to measure something that should be over within a bound, and returns what to call at its end. That
+// returns how long it took. Where it took longer it fails t, unless the machine lost at least half of the time by which
+// it came late: then the log says that nothing is known.
 func Late(t testing.TB) (end func(bound time.Duration, what string) (took time.Duration)) {
 	w, began := Begin(), time.Now()
 	t.Cleanup(func() { w.End() })

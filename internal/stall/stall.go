@@ -1,12 +1,13 @@
 // Package stall measures for how long the machine did not let this process, or a process beside it, run when it should
 // have. Tests whose verdict rests on time ask it before they blame what they test. It has three probes:
 //
-//   - A goroutine, and a child process, should wake every few milliseconds. What they wake late by is lost to the test, too.
-//   - On Linux the kernel says for how long the threads of this process were ready to run and got no processor. This tells of
-//     a machine that wakes who sleeps at once and lets who works wait.
+//   - A goroutine, and a child process, should wake every few milliseconds. What they wake late by is lost to the test,
+//     too.
+//   - On Linux the kernel says for how long the threads of this process were ready to run and got no processor. This
+//     tells of a machine that wakes who sleeps at once and lets who works wait.
 //
-// The child is the program itself: package initialisation turns it into one. Where it cannot be started the others measure
-// alone.
+// The child is the program itself: package initialisation turns it into one. Where it cannot be started the others
+// measure alone.
 package stall
 
 import (
@@ -36,8 +37,8 @@ func (l Lost) String() string {
 	return fmt.Sprintf("%v, %v of it at once", l.Total.Round(time.Millisecond), l.Longest.Round(time.Millisecond))
 }
 
-// Matters reports whether what was lost of a time that took so long may be why something in it came late: more than slack at
-// once, or more than slack and a tenth of all. A quiet machine loses a hundredth.
+// Matters reports whether what was lost of a time that took so long may be why something in it came late: more than
+// slack at once, or more than slack and a tenth of all. A quiet machine loses a hundredth.
 func (l Lost) Matters(slack, took time.Duration) bool {
 	return l.Longest > slack || l.Total > max(slack, took/10)
 }

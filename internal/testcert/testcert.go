@@ -1,5 +1,5 @@
-// Package testcert makes certificates for the tests of drivers: an authority, and what it signs, as files in PEM form. They
-// are valid for an hour.
+// Package testcert makes certificates for the tests of drivers: an authority, and what it signs, as files in PEM form.
+// They are valid for an hour.
 package testcert
 
 import (

@@ -10,13 +10,14 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// Disk is a disk that can be broken while a server uses it: what lies between the server and the real one. The zero value
-// is a disk that works. It is safe for concurrent use.
+// Disk is a disk that can be broken while a server uses it: what lies between the server and the real one. The zero
+// value is a disk that works. It is safe for concurrent use.
 type Disk struct {
 	mu   sync.Mutex
 	ails Ailment
 
-	// Hit is called, if not nil, after each operation that the present ailment refused or delayed. Set it before the first.
+	// Hit is called, if not nil, after each operation that the present ailment refused or delayed. Set it before the
+	// first.
 	Hit func()
 	hit atomic.Int64
 }

@@ -1,5 +1,5 @@
-// Package rig lets the tests of this module come between a server and what it stands on: its disk, its clock, and how much
-// log it keeps. It is internal: no program gets at it by mistake.
+// Package rig lets the tests of this module come between a server and what it stands on: its disk, its clock, and how
+// much log it keeps. It is internal: no program gets at it by mistake.
 package rig
 
 import (

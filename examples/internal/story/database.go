@@ -21,8 +21,8 @@ func (s *Story) Database(ctx context.Context) (*sql.DB, error) {
 	return db, db.PingContext(ctx)
 }
 
-// DSN names the SQLite database in a story's folder. Transactions begin with the lock on writing, and wait for each other;
-// statements outside of one do, too.
+// DSN names the SQLite database in a story's folder. Transactions begin with the lock on writing, and wait for each
+// other; statements outside of one do, too.
 func DSN(dir string) string {
 	return "file:" + filepath.ToSlash(filepath.Join(dir, "story.db")) + "?_txlock=immediate&_pragma=busy_timeout(30000)"
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/server"
 )
 
-// serve starts the bundled lock server in this process, with its data in the story's folder, and makes it the backend. It
-// listens on loopback, so that stories of several processes can use it; a program whose goroutines alone need locks takes
-// package builtin/embedded, which is the same server without a socket.
+// serve starts the bundled lock server in this process, with its data in the story's folder, and makes it the backend.
+// It listens on loopback, so that stories of several processes can use it; a program whose goroutines alone need locks
+// takes package builtin/embedded, which is the same server without a socket.
 func (s *Story) serve(ctx context.Context) error {
 	locks, err := server.Start(ctx, server.Config{
 		DataDir: filepath.Join(s.Dir, "locks"), Listen: "127.0.0.1:0",

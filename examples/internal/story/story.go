@@ -1,5 +1,5 @@
-// Package story is what the examples share: flags, a lock service, a folder for data, and a voice. What a lock is for, and how
-// to use it, stands in the examples themselves.
+// Package story is what the examples share: flags, a lock service, a folder for data, and a voice. What a lock is for,
+// and how to use it, stands in the examples themselves.
 package story
 
 import (
@@ -79,8 +79,8 @@ type Story struct {
 	mu   sync.Mutex                    // keeps lines apart
 }
 
-// Open returns a client of the lock service that goes by the name owner. Each participant of a story has one of its own, as if
-// it were a process of its own. It is closed when the story ends.
+// Open returns a client of the lock service that goes by the name owner. Each participant of a story has one of its
+// own, as if it were a process of its own. It is closed when the story ends.
 func (s *Story) Open(ctx context.Context, tier fencelock.Tier, owner string) (*fencelock.Client, error) {
 	locks, err := fencelock.OpenURL(ctx, s.Backend, tier, &fencelock.Options{Owner: owner, Namespace: s.Namespace})
 	if err != nil {

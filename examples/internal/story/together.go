@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Together calls f for 0 to n-1, all at once, and joins what they return. Each may call meet, which returns when all have
-// called it or have returned: so they meet in the worst moment, whatever the scheduler does.
+// Together calls f for 0 to n-1, all at once, and joins what they return. Each may call meet, which returns when all
+// have called it or have returned: so they meet in the worst moment, whatever the scheduler does.
 func Together(n int, f func(i int, meet func()) error) error {
 	var all, start sync.WaitGroup
 	start.Add(n)

@@ -11,9 +11,9 @@ import (
 // Attempts is how often a guarded section is tried before the database's refusal is the caller's.
 const Attempts = 20
 
-// Again reports whether the database rolled back, or will if asked, for reasons of its own, so that the same transaction
-// may be tried again: serialization failures, deadlocks, waits for a lock that took too long, a busy file. It knows the
-// errors of the usual drivers by their methods and fields, and links none of them.
+// Again reports whether the database rolled back, or will if asked, for reasons of its own, so that the same
+// transaction may be tried again: serialization failures, deadlocks, waits for a lock that took too long, a busy file.
+// It knows the errors of the usual drivers by their methods and fields, and links none of them.
 func Again(err error) bool {
 	for _, each := range chain(err) {
 		if e, ok := each.(interface{ SQLState() string }); ok { // pgx, lib/pq
@@ -67,7 +67,8 @@ var (
 // sqlite is true of SQLITE_BUSY and SQLITE_LOCKED, with whatever extends them.
 func sqlite(code int64) bool { return code&0xff == 5 || code&0xff == 6 }
 
-// Pause waits before the nth repetition, about 2 ms, doubling to 256 ms, or until ctx ends, and reports whether it has not.
+// Pause waits before the nth repetition, about 2 ms, doubling to 256 ms, or until ctx ends, and reports whether it has
+// not.
 func Pause(ctx context.Context, n int) bool {
 	d := 2 * time.Millisecond << min(n, 7)
 	timer := time.NewTimer(d/2 + rand.N(d))

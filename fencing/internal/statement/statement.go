@@ -1,9 +1,9 @@
-// Package statement is the check of the guards in SQL: one table, and what each dialect says to it. docs/FENCING-SPEC.md
-// specifies both for writers in other languages.
+// Package statement is the check of the guards in SQL: one table, and what each dialect says to it.
+// docs/FENCING-SPEC.md specifies both for writers in other languages.
 //
-// The row of a resource is locked first, and created if it is not there; the caller's transaction keeps that lock until it
-// ends, so writers of one resource come one after the other. Then the guard's terms are read from the row of the empty
-// name, the claim is judged by fencing.Judge, and what to remember is written into the resource's row.
+// The row of a resource is locked first, and created if it is not there; the caller's transaction keeps that lock until
+// it ends, so writers of one resource come one after the other. Then the guard's terms are read from the row of the
+// empty name, the claim is judged by fencing.Judge, and what to remember is written into the resource's row.
 package statement
 
 import (
@@ -96,13 +96,13 @@ ON CONFLICT (resource) DO UPDATE SET epoch = excluded.epoch, space = excluded.sp
 
 // MySQL is the dialect of MySQL 5.7 to 9 and MariaDB.
 //
-// Names are binary: with a collation of its own the table would take "a" and "A", or "a" and "a ", for one resource. The
-// engine is named because one without transactions would remember what was rolled back.
+// Names are binary: with a collation of its own the table would take "a" and "A", or "a" and "a ", for one resource.
+// The engine is named because one without transactions would remember what was rolled back.
 //
 // End takes back the mark by which triggers know a session that has shown a claim; see sqlguard.Enforce.
 //
-// Lock changes nothing in a row that is there. So View, read before Remember, is what the transaction's view of the data
-// tells: a view that is older than the last check is one in which the caller would read the past.
+// Lock changes nothing in a row that is there. So View, read before Remember, is what the transaction's view of the
+// data tells: a view that is older than the last check is one in which the caller would read the past.
 func MySQL(table string) Set {
 	s := common(table)
 	s.Schema = s.fill(fmt.Sprintf(`CREATE TABLE IF NOT EXISTS {table} (

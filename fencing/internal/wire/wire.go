@@ -3,8 +3,8 @@
 //	33
 //	33; space=etcd-d1cfaf99; resource=%2Faccounts%2F42; seq=7
 //
-// The token is what Token.String writes; values are percent-encoded as in a URL's path, so that no value holds a comma, a
-// semicolon or what is not plain ASCII. A list of them is joined by commas, or comes as several values.
+// The token is what Token.String writes; values are percent-encoded as in a URL's path, so that no value holds a comma,
+// a semicolon or what is not plain ASCII. A list of them is joined by commas, or comes as several values.
 package wire
 
 import (
@@ -30,7 +30,8 @@ func Text(c fencing.Claim) string {
 	return b.String()
 }
 
-// Read reads what was sent, in one or several values. What cannot be read is a *fencing.InvalidError that names from where.
+// Read reads what was sent, in one or several values. What cannot be read is a *fencing.InvalidError that names from
+// where.
 func Read(from string, values []string) ([]fencing.Claim, error) {
 	var all []fencing.Claim
 	for _, value := range values {
@@ -81,9 +82,9 @@ func read(text string) (c fencing.Claim, why string) {
 	return c, ""
 }
 
-// Match returns the claims for the resources that a request writes to: one claim for one resource, whatever name it came
-// with, and else for each resource the claim that names it. A resource without a claim gets one without a token, which every
-// guard refuses. What no guard could remember, or two claims for one resource, is a *fencing.InvalidError.
+// Match returns the claims for the resources that a request writes to: one claim for one resource, whatever name it
+// came with, and else for each resource the claim that names it. A resource without a claim gets one without a token,
+// which every guard refuses. What no guard could remember, or two claims for one resource, is a *fencing.InvalidError.
 func Match(from string, claims []fencing.Claim, resources []string) (fencing.Set, error) {
 	set := make(fencing.Set, 0, len(resources))
 	for _, resource := range resources {

@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/examples/internal/story"
 )
 
-// Tell runs a story, which must go as it should, and returns what it printed. Its data stay in o.Dir, a new folder unless it
-// is given, until the test ends.
+// Tell runs a story, which must go as it should, and returns what it printed. Its data stay in o.Dir, a new folder
+// unless it is given, until the test ends.
 func Tell(t *testing.T, o *story.Options, tell func(context.Context, *story.Story) error) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
