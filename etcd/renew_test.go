@@ -136,7 +136,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 func TestALearnersAnswerIsRefusedAndTriedElsewhere(t *testing.T) {
 	t.Parallel()
 	err := rpctypes.ErrGRPCNotSupportedForLearner
-	if !refused(err) || !transient(err) || classOf(err) != backend.ErrUnavailable {
+	if !refused(err) || !transient(err) || !errors.Is(classOf(err), backend.ErrUnavailable) {
 		t.Errorf("refused %v, transient %v, %v", refused(err), transient(err), classOf(err))
 	}
 }

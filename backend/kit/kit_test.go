@@ -143,7 +143,7 @@ func TestCallError(t *testing.T) {
 	} {
 		err := CallError("some", test.call, "n", test.err, classOf)
 		for _, class := range all {
-			if want := class == test.want || class == test.wantToo; errors.Is(err, class) != want {
+			if want := slices.Contains([]error{test.want, test.wantToo}, class); errors.Is(err, class) != want {
 				t.Errorf("%s: %v becomes %v: %v is %v", test.call, test.err, err, class, !want)
 			}
 		}

@@ -64,7 +64,7 @@ func main() {
 		}
 	}
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	defer out.Flush()
+	defer func() { _ = out.Flush() }()
 	fmt.Fprintln(out, "lines\tcomments\texported\tlong functions\twide lines\trepeated blocks\t  package")
 	total := &size{}
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
