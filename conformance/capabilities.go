@@ -84,7 +84,7 @@ func undeclaredIsUnsupported(t *trial) {
 		c.change(&r)
 		for _, wait := range []bool{false, true} {
 			r.Wait = wait
-			if _, err := d.Acquire(t.within(slack), r); !errors.Is(err, backend.ErrUnsupported) {
+			if _, err := d.Acquire(t.within(ample), r); !errors.Is(err, backend.ErrUnsupported) {
 				t.Errorf("acquire with %s, undeclared (wait %v) = %v, want ErrUnsupported", what, wait, err)
 			}
 		}

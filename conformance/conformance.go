@@ -70,7 +70,8 @@ type Clause struct {
 
 	caps   backend.Capabilities // applies only to drivers that declare all of them
 	needs  need
-	serial bool       // not beside other clauses
+	serial bool       // not beside other clauses: it breaks the service
+	crowd  bool       // not beside other clauses: they would wait for its hundreds of calls, and it for theirs
 	rounds func() int // how often as long as others it may take; nil: once
 	run    func(t *trial)
 }

@@ -84,7 +84,7 @@ func lostBeforeARivalHolds(t *trial) {
 		for _, margin := range []time.Duration{0, t.ttl / 3} {
 			d, link := t.linked()
 			c := t.core(d, func(o *fencelock.Options) { o.StopEarly = margin })
-			lease, err := c.Acquire(t.within(slack), t.name())
+			lease, err := c.Acquire(t.within(ample), t.name())
 			if err != nil {
 				t.Fatalf("Acquire = %v", err)
 			}
@@ -136,7 +136,7 @@ func (t *trial) lostWith(lease *fencelock.Lease, d time.Duration, when string) *
 func deletionIsNoticed(t *trial) {
 	ttl := t.times(3)
 	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = ttl })
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -172,7 +172,7 @@ func doIsCancelledByLoss(t *trial) {
 func releaseAfterLossIsLost(t *trial) {
 	d, link := t.linked()
 	c := t.core(d, nil)
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -190,7 +190,7 @@ func releaseAfterLossIsLost(t *trial) {
 
 func releaseOutlivesItsContext(t *trial) {
 	c := t.core(t.client(), func(o *fencelock.Options) { o.TTL = t.long() })
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -245,7 +245,7 @@ func faultIsNoLoss(t *trial) {
 	d, link := t.linked()
 	ttl := t.times(3)
 	c := t.core(d, func(o *fencelock.Options) { o.TTL = ttl })
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -271,7 +271,7 @@ func closeGivesBack(t *trial) {
 	rival := t.client()
 	var leases []*fencelock.Lease
 	for range 10 {
-		lease, err := c.Acquire(t.within(slack), t.name())
+		lease, err := c.Acquire(t.within(ample), t.name())
 		if err != nil {
 			t.Fatalf("Acquire = %v", err)
 		}
@@ -286,7 +286,7 @@ func closeGivesBack(t *trial) {
 		}
 		t.mustBeFree(rival, lease.Name(), "after Close")
 	}
-	if _, err := c.TryAcquire(t.within(slack), t.name()); !errors.Is(err, fencelock.ErrClosed) {
+	if _, err := c.TryAcquire(t.within(ample), t.name()); !errors.Is(err, fencelock.ErrClosed) {
 		t.Errorf("TryAcquire after Close = %v, want ErrClosed", err)
 	}
 }

@@ -48,7 +48,7 @@ func cycleIsRefused(t *trial) {
 		}
 		last := under(t.request(names[0]), grants[n-1])
 		last.Wait = true
-		_, err := drivers[n-1].Acquire(t.within(slack), last)
+		_, err := drivers[n-1].Acquire(t.within(ample), last)
 		var cycle *backend.DeadlockError
 		if !errors.Is(err, backend.ErrDeadlock) || !errors.As(err, &cycle) {
 			t.Fatalf("closing a cycle of %d = %v, want a *DeadlockError", n, err)
@@ -122,7 +122,7 @@ func cycleOverReaders(t *trial) {
 	t.queued(c, x, 1)
 	r := under(t.request(y), mine)
 	r.Wait = true
-	if _, err := a.Acquire(t.within(slack), r); !errors.Is(err, backend.ErrDeadlock) {
+	if _, err := a.Acquire(t.within(ample), r); !errors.Is(err, backend.ErrDeadlock) {
 		t.Errorf("a reader that waits for the writer behind it = %v, want ErrDeadlock", err)
 	}
 	t.release(a, mine, "by a reader")

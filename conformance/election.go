@@ -158,7 +158,7 @@ func lockDelayKeepsItClosed(t *trial) {
 	}
 	c := t.core(d, func(o *fencelock.Options) { o.LockDelay = delay })
 	name := t.name()
-	lease, err := c.Acquire(t.within(2*slack), name)
+	lease, err := c.Acquire(t.within(ample), name)
 	if err != nil {
 		t.Fatalf("Acquire with a lock delay = %v", err)
 	}
@@ -166,7 +166,7 @@ func lockDelayKeepsItClosed(t *trial) {
 		t.Errorf("Release = %v", err)
 	}
 	t.mustBeFree(rival, name, "after a release with a lock delay")
-	lease, err = c.Acquire(t.within(2*slack), name)
+	lease, err = c.Acquire(t.within(ample), name)
 	if err != nil {
 		t.Fatalf("Acquire with a lock delay = %v", err)
 	}

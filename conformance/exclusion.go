@@ -16,7 +16,7 @@ import (
 
 var exclusionClauses = []Clause{
 	{
-		ID: "X1", Group: "exclusion", Slug: "one-holder-at-a-time", run: oneHolderAtATime,
+		ID: "X1", Group: "exclusion", Slug: "one-holder-at-a-time", crowd: true, run: oneHolderAtATime,
 		Rule: "of a hundred contenders from several clients, one holds the lock at a time, and each gets its turn",
 	},
 	{

@@ -53,7 +53,7 @@ var leaseClauses = []Clause{
 		Rule: "a renewal with a shorter TTL does not bring the end of the hold forward",
 	},
 	{
-		ID: "L11", Group: "lease", Slug: "hundreds-outlive-one-renew", run: hundredsOutliveOneRenew,
+		ID: "L11", Group: "lease", Slug: "hundreds-outlive-one-renew", crowd: true, run: hundredsOutliveOneRenew,
 		Rule: "of hundreds of grants in one Renew each that is confirmed outlives its TTL",
 	},
 	{

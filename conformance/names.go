@@ -105,7 +105,7 @@ func invalidNamesAreRefused(t *trial) {
 		"a delete":            "a\x7f",
 		"a lone carriage ret": "\r",
 	} {
-		if _, err := c.TryAcquire(t.within(slack), name); !errors.Is(err, fencelock.ErrInvalidName) {
+		if _, err := c.TryAcquire(t.within(ample), name); !errors.Is(err, fencelock.ErrInvalidName) {
 			t.Errorf("acquire of a name with %s = %v, want ErrInvalidName", what, err)
 		}
 	}

@@ -111,7 +111,7 @@ func pausedService(t *trial) {
 func restartedService(t *trial) {
 	a, b := t.client(), t.client()
 	c := t.core(a, nil)
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -182,7 +182,7 @@ func increasesAcrossAWipe(t *trial) {
 func wipedService(t *trial) {
 	a, b := t.client(), t.client()
 	c := t.core(a, func(o *fencelock.Options) { o.TTL = t.times(3) })
-	lease, err := c.Acquire(t.within(slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}

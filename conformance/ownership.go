@@ -170,7 +170,7 @@ func sameRequestIsTheSameHold(t *trial) {
 	for _, d := range []backend.Driver{a, b} {
 		for _, wait := range []bool{false, true} {
 			r.Wait = wait
-			again, err := d.Acquire(t.within(slack), r)
+			again, err := d.Acquire(t.within(ample), r)
 			if err != nil {
 				t.Fatalf("acquire with the id of a living hold (wait %v) = %v, want the same hold", wait, err)
 			}

@@ -131,7 +131,7 @@ func limitIsAgreed(t *trial) {
 		t.Helper()
 		for _, wait := range []bool{false, true} {
 			r.Wait = wait
-			g, err := d.Acquire(t.within(slack), r)
+			g, err := d.Acquire(t.within(ample), r)
 			if !errors.Is(err, backend.ErrLimitMismatch) {
 				t.Errorf("%s (wait %v) = %v, want ErrLimitMismatch", when, wait, err)
 			}

@@ -61,22 +61,22 @@ func sameRequestElsewhereContends(t *trial) {
 	}
 	one, two := t.core(t.client(), long), t.core(t.client(), long)
 	name, id := t.name(), fencelock.RequestID(backend.NewRequestID())
-	first, err := one.Acquire(t.within(slack), name, id)
+	first, err := one.Acquire(t.within(ample), name, id)
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
-	_, err = two.TryAcquire(t.within(slack), name, id)
+	_, err = two.TryAcquire(t.within(ample), name, id)
 	t.meetsItsFormerLife("an attempt with the request id of another client's hold", err)
-	_, err = two.Acquire(t.within(2*slack), name, id, fencelock.WaitAtMost(300*time.Millisecond))
+	_, err = two.Acquire(t.within(ample), name, id, fencelock.WaitAtMost(300*time.Millisecond))
 	t.meetsItsFormerLife("a wait with the request id of another client's hold", err)
-	_, err = two.TryAcquire(t.within(slack), name)
+	_, err = two.TryAcquire(t.within(ample), name)
 	if held := (*fencelock.HeldError)(nil); !errors.As(err, &held) || held.SameRequest {
 		t.Errorf("an attempt with an id of its own = %v, want a *HeldError without SameRequest", err)
 	}
 	if err := first.Err(); err != nil {
 		t.Errorf("the hold, after another client came with its request id = %v", err)
 	}
-	again, err := one.Acquire(t.within(slack), name, id)
+	again, err := one.Acquire(t.within(ample), name, id)
 	if err != nil {
 		t.Fatalf("the same request through the same client = %v, want the same hold", err)
 	}
@@ -92,7 +92,7 @@ func sameRequestElsewhereContends(t *trial) {
 	if err := again.Release(t.within(slack)); err != nil {
 		t.Errorf("Release = %v", err)
 	}
-	next, err := two.TryAcquire(t.within(slack), name, id)
+	next, err := two.TryAcquire(t.within(ample), name, id)
 	if err != nil {
 		t.Fatalf("the same request through another client, after the release = %v, want a grant", err)
 	}
@@ -121,7 +121,7 @@ func releaseEndsWithItsContext(t *trial) {
 	d, link := t.linked()
 	c := t.core(d, func(o *fencelock.Options) { o.TTL = t.long() })
 	names := []string{t.name(), t.name()}
-	lease, err := c.Acquire(t.within(slack), names[0])
+	lease, err := c.Acquire(t.within(ample), names[0])
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -205,7 +205,7 @@ func attemptsHaveKeysOfTheirOwn(t *trial) {
 	c := t.core(d, func(o *fencelock.Options) { o.TTL = t.long() })
 	name, id := t.name(), backend.NewRequestID()
 	for range 2 {
-		lease, err := c.Acquire(t.within(slack), name, fencelock.RequestID(id))
+		lease, err := c.Acquire(t.within(ample), name, fencelock.RequestID(id))
 		if err != nil {
 			t.Fatalf("Acquire = %v", err)
 		}
@@ -213,7 +213,7 @@ func attemptsHaveKeysOfTheirOwn(t *trial) {
 			t.Errorf("Release = %v", err)
 		}
 	}
-	lease, err := c.Acquire(t.within(slack), name, fencelock.RequestID(id))
+	lease, err := c.Acquire(t.within(ample), name, fencelock.RequestID(id))
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}

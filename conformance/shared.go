@@ -51,7 +51,7 @@ var sharedClauses = []Clause{
 		Rule: "of several shared holds each is renewed, released and repeated by its own request alone",
 	},
 	{
-		ID: "R9", Group: "shared", Slug: "hundreds-of-readers", caps: backend.CapShared, run: hundredsOfReaders,
+		ID: "R9", Group: "shared", Slug: "hundreds-of-readers", crowd: true, caps: backend.CapShared, run: hundredsOfReaders,
 		Rule: "hundreds of readers hold together, and a writer gets in only when the last has left",
 	},
 }

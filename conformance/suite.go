@@ -77,7 +77,7 @@ func (s *suite) describe() {
 // startParallel starts the chosen clauses that may run beside others.
 func (s *suite) startParallel(chosen func(*Clause) bool) {
 	for _, c := range s.cases {
-		if !c.clause.serial && chosen(&c.clause) {
+		if !c.clause.serial && !c.clause.crowd && chosen(&c.clause) {
 			s.parallel.Add(1)
 			go func() {
 				defer s.parallel.Done()
@@ -91,7 +91,7 @@ func (s *suite) startParallel(chosen func(*Clause) bool) {
 
 // result returns the outcome of c, and runs it now if nobody has.
 func (s *suite) result(c *oneCase) Result {
-	if c.clause.serial {
+	if c.clause.serial || c.clause.crowd {
 		s.parallel.Wait()
 	}
 	s.start(c)

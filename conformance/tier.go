@@ -39,7 +39,7 @@ func correctnessNeedsFencing(t *trial) {
 	if err != nil {
 		t.Fatalf("Open for correctness of a driver that fences = %v", err)
 	}
-	lease, err := c.Acquire(t.within(2*slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
@@ -59,7 +59,7 @@ func correctnessNeedsFencing(t *trial) {
 
 func efficiencyCarriesNoToken(t *trial) {
 	c := t.core(t.client(), nil)
-	lease, err := c.Acquire(t.within(2*slack), t.name())
+	lease, err := c.Acquire(t.within(ample), t.name())
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}

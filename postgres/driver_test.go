@@ -252,3 +252,33 @@ func TestBehindATransactionPooler(t *testing.T) {
 		t.Errorf("behind the pooler %v and polling every %v are declared", desc.Capabilities, desc.Polling)
 	}
 }
+
+// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for good if
+// its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find it.
+func TestHoldMovesUnheard(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	d, rival := postgres.New(newPool(t, server.URL()), nil), postgres.New(newPool(t, server.URL()), nil)
+	defer d.Close(t.Context())
+	defer rival.Close(t.Context())
+	r := request("moves", 10*time.Second)
+	r.Lost = func(reason backend.Reason) { t.Errorf("told a loss: %s", reason) }
+	g, err := d.Acquire(soon(t, 30*time.Second), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.MoveUnheard(soon(t, 30*time.Second), g, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rival.Acquire(soon(t, 30*time.Second), request("moves", time.Minute)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("beside a hold that has moved: %v", err)
+	}
+	for range 2 {
+		if renewed := d.Renew(soon(t, 30*time.Second), []backend.Grant{g})[0]; renewed.Err != nil || renewed.TTL != time.Minute {
+			t.Errorf("renewed: %+v", renewed)
+		}
+	}
+	if err := d.Release(soon(t, 30*time.Second), g); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,6 +1,30 @@
 package postgres
 
-import "github.com/jackc/pgx/v5/pgxpool"
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelock/fencelock/backend"
+)
 
 // IgnoreNotices makes a driver that believes a commit whose wait for the standbys was cancelled.
 func IgnoreNotices(d *Driver, pool *pgxpool.Pool) { d.pool = pool }
+
+// MoveUnheard moves a hold to a session with another TTL in the service, as a call does whose answer is lost, and lets the
+// driver look after what nobody may know.
+func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Duration) error {
+	to := d.sessionFor(ttl)
+	defer to.leave(1)
+	if err := to.fresh(ctx); err != nil {
+		return err
+	}
+	names, ids, tokens := columns([]backend.Grant{g})
+	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
+		return err
+	}
+	to.doubted(context.DeadlineExceeded)
+	d.checkHolds(ctx, "")
+	return d.exec(ctx, d.sql.sweep, to.id, d.known(), false)
+}

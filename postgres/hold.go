@@ -74,15 +74,14 @@ func (d *Driver) loseAll(reason backend.Reason) {
 	}
 }
 
-// knownTo lists the requests on s that somebody here knows, or may come to know.
-func (d *Driver) knownTo(s *session) []string {
+// known lists the requests that somebody here knows, or may come to know: on every session, since one that moves is on
+// either.
+func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	known := []string{}
-	for k, h := range d.holds {
-		if h.session == s {
-			known = append(known, k.requestID)
-		}
+	for k := range d.holds {
+		known = append(known, k.requestID)
 	}
 	for id := range d.calls {
 		known = append(known, id)
@@ -205,7 +204,7 @@ func (d *Driver) renewOn(
 	if len(stay) == 0 {
 		return nil
 	}
-	gone, reasons, err := s.renew(ctx, holds, 0)
+	seen, err := s.renew(ctx, holds, 0)
 	if errors.Is(err, errNoSession) {
 		return &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
 	}
@@ -216,9 +215,9 @@ func (d *Driver) renewOn(
 	for _, i := range stay {
 		out[i] = backend.Renewal{SentAt: proved, TTL: s.ttl}
 	}
-	for j, place := range gone {
+	for j, place := range seen.gone {
 		i := stay[place-1]
-		reason := backend.Reason(reasons[j])
+		reason := backend.Reason(seen.reasons[j])
 		if reason == "" {
 			reason = backend.ReasonEvicted
 		}
@@ -226,7 +225,51 @@ func (d *Driver) renewOn(
 		notHeld := &backend.NotHeldError{Name: grants[i].Name, Reason: reason}
 		out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, notHeld)}
 	}
+	elsewhere := map[*session][]int{}
+	for j, place := range seen.moved {
+		i := stay[place-1]
+		other := d.sessionOf(seen.sessions[j])
+		if other == nil {
+			err := fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable)
+			out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, err)}
+			continue
+		}
+		elsewhere[other] = append(elsewhere[other], i)
+	}
+	for other, some := range elsewhere {
+		d.moved(s, other, grants, some)
+		if err := d.renewOn(ctx, other, grants, some, out); err != nil {
+			for _, i := range some {
+				out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, err)}
+			}
+		}
+	}
 	return nil
+}
+
+// sessionOf returns the session with that id, if it is one of this driver's in use.
+func (d *Driver) sessionOf(id string) *session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if s.id == id && !s.over {
+			return s
+		}
+	}
+	return nil
+}
+
+// moved notes that grants at some places live on another session now.
+func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, i := range at {
+		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == from {
+			h.session.users--
+			h.session = to
+			to.users++
+		}
+	}
 }
 
 // longer finds the grants that want a longer TTL than their session has. One that wants a shorter one stays: a renewal
@@ -263,15 +306,7 @@ func (d *Driver) move(
 		to.doubted(err)
 		return err
 	}
-	d.mu.Lock()
-	for _, i := range at {
-		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == from {
-			h.session.users--
-			h.session = to
-			to.users++
-		}
-	}
-	d.mu.Unlock()
+	d.moved(from, to, grants, at)
 	return d.renewOn(ctx, to, grants, at, out)
 }
 
@@ -287,8 +322,8 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 	}
 	d.mu.Unlock()
 	for s, grants := range bySession {
-		gone, reasons, err := s.renew(ctx, grants, 0)
-		for j, place := range gone {
+		seen, err := s.renew(ctx, grants, 0)
+		for j, place := range seen.gone {
 			if err != nil {
 				break
 			}
@@ -300,7 +335,7 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 				continue
 			}
 			d.forget(g)
-			reason := backend.Reason(reasons[j])
+			reason := backend.Reason(seen.reasons[j])
 			if reason == "" {
 				reason = backend.ReasonEvicted
 			}

@@ -42,7 +42,8 @@ func queriesFor(schema string) queries {
 				$4::text[], $5::int[], $6::int[], $7::int[], $8::text[]) u(name, req, hid, own, knd, prm, lim, meta)),
 			nullif($10::bigint, 0) * interval '1 ms')`),
 		release: in(`select ` + answerFields + ` from fencelock.release($1, $2, $3, $4)`),
-		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), here
+		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(moved, '{}'),
+				coalesce(sessions, '{}'), here
 			from fencelock.renew($1, $2::text[], $3::text[], $4::bigint[])`),
 		move:    in(`select fencelock.move($1, $2::text[], $3::text[], $4::bigint[])`),
 		begin:   in(`select fencelock.begin_session($1, $2, $3)`),

@@ -86,33 +86,41 @@ func (s *session) fresh(ctx context.Context) error {
 		case !proved.IsZero() && s.d.clock.Now().Sub(proved) < s.ttl/2:
 			return nil
 		}
-		if _, _, err := s.renew(ctx, nil, s.ttl/2); err != nil {
+		if _, err := s.renew(ctx, nil, s.ttl/2); err != nil {
 			return err
 		}
 	}
 }
 
+// missing is what a renewal says of holds that are not on its session any more, by their places in what was asked, from 1.
+type missing struct {
+	gone     []int // with the reasons why
+	reasons  []string
+	moved    []int // to these sessions: a call that moves them is under way, or was not answered
+	sessions []string
+}
+
 // renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are
 // none.
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
-	gone []int, reasons []string, err error,
+	seen missing, err error,
 ) {
 	select {
 	case s.renewing <- struct{}{}:
 		defer func() { <-s.renewing }()
 	case <-ctx.Done():
-		return nil, nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, ctx.Err())
+		return seen, fmt.Errorf("%w: %w", backend.ErrUnavailable, ctx.Err())
 	}
 	proved, over := s.state()
 	now := s.d.clock.Now()
 	switch {
 	case over:
-		return nil, nil, errNoSession
+		return seen, errNoSession
 	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
-		return nil, nil, nil
+		return seen, nil
 	case proved.IsZero():
 		if err := s.begin(ctx); err != nil || len(holds) == 0 {
-			return nil, nil, err
+			return seen, err
 		}
 		now = s.d.clock.Now()
 	}
@@ -120,21 +128,22 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	var state string
 	var here int64
 	before := s.d.position()
-	err = s.d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&state, &gone, &reasons, &here) },
-		s.d.sql.renew, s.id, names, ids, tokens)
+	err = s.d.query(ctx, func(rows pgx.Rows) error {
+		return rows.Scan(&state, &seen.gone, &seen.reasons, &seen.moved, &seen.sessions, &here)
+	}, s.d.sql.renew, s.id, names, ids, tokens)
 	if err == nil {
 		err = s.d.saw(before, here)
 	}
 	if err != nil {
-		return nil, nil, err
+		return seen, err
 	}
 	if state == "no-session" {
-		return nil, nil, s.expired(ctx)
+		return seen, s.expired(ctx)
 	}
 	s.d.mu.Lock()
 	s.proved = max(s.proved, now)
 	s.d.mu.Unlock()
-	return gone, reasons, nil
+	return seen, nil
 }
 
 func (s *session) begin(ctx context.Context) error {
@@ -207,8 +216,8 @@ func (s *session) keepAlive(ctx context.Context) {
 			}
 		}
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
-		if _, _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
-			_ = d.exec(bounded, d.sql.sweep, s.id, d.knownTo(s), false) // what fails is done after the next renewal
+		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
+			_ = d.exec(bounded, d.sql.sweep, s.id, d.known(), false) // what fails is done after the next renewal
 		}
 		if beats++; beats%4 == 0 {
 			_ = d.exec(bounded, d.sql.reap)

@@ -417,9 +417,11 @@ begin
 end $$;
 
 -- Prolongs a session, never shortens it, and says which of the holds are no longer there: their places in the arrays,
--- from 1, and why. state is no-session if the session is over, and with it all of its holds.
+-- from 1, and why; and which are on another session, and on which. state is no-session if the session is over, and with it
+-- all of its holds.
 create function fencelock.renew(ses text, nms text[], reqs text[], toks bigint[],
-	out state text, out gone int[], out reasons text[], out here bigint) language plpgsql as $$
+	out state text, out gone int[], out reasons text[], out moved int[], out sessions text[], out here bigint)
+	language plpgsql as $$
 begin
 	here := fencelock.enter();
 	update fencelock.sessions set expires_at = greatest(expires_at, clock_timestamp() + ttl)
@@ -429,12 +431,13 @@ begin
 		return;
 	end if;
 	state := 'renewed';
-	select array_agg(u.i), array_agg(coalesce(v.reason, '')) into gone, reasons
+	select array_agg(u.i) filter (where h.name is null), array_agg(coalesce(v.reason, '')) filter (where h.name is null),
+			array_agg(u.i) filter (where h.name is not null), array_agg(h.session) filter (where h.name is not null)
+		into gone, reasons, moved, sessions
 		from unnest(nms, reqs, toks) with ordinality u(name, request_id, token, i)
-		left join fencelock.holds h
-			on h.name = u.name and h.request_id = u.request_id and h.token = u.token and h.session = ses
+		left join fencelock.holds h on h.name = u.name and h.request_id = u.request_id and h.token = u.token
 		left join fencelock.revoked v on v.name = u.name and v.token = u.token
-		where h.name is null;
+		where h.name is null or h.session <> ses;
 end $$;
 
 -- Moves holds to another session of their client, with another TTL. What the old session had left stays, as a minimum: a
