@@ -111,7 +111,7 @@ func refusedIsUnavailable(t *trial) {
 		r := t.request(t.name())
 		r.Wait = wait
 		began := time.Now()
-		_, err := d.Acquire(t.within(ample), r)
+		_, err := d.Acquire(t.within(slack), r)
 		if !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("acquire (wait %v) without a connection = %v, want ErrUnavailable", wait, err)
 		}
