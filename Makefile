@@ -10,7 +10,7 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What `make quick` runs besides a driver.
-QUICK := . ./backend/... ./conformance ./builtin/machine
+QUICK := . ./backend/... ./conformance ./internal/machine
 
 .PHONY: quick
 quick: ## what to run after every save, in ten seconds: the core, the memory driver, and DRIVER=redis, redlock, etcd, zookeeper, postgres or builtin
@@ -27,12 +27,12 @@ times: ## where the time of the tests goes: the slowest packages and tests of PK
 
 .PHONY: race
 race: ## what make quick runs, with two drivers, with the race detector; make deep runs all with it
-	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./builtin/server
+	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./internal/server
 
 .PHONY: deep
 deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -race -timeout 60m ./...
-	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./builtin/machine ./conformance/simulation ./conformance/check
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./internal/machine ./conformance/simulation ./conformance/check
 
 .PHONY: vet
 vet: ## go vet, and whether gofmt would change anything
@@ -52,7 +52,7 @@ faults: ## break a cluster under contending clients: BACKEND=etcd, zookeeper or 
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 0 -parallel 4 -run 'ClusterFaults' ./$(BACKEND)
 
 .PHONY: soak
-soak: ## break a service as chance wills: BACKEND=redis, redlock, etcd, zookeeper or builtin, DURATION=10m, SEED= (else random)
+soak: ## break a service at random: BACKEND=redis, redlock, etcd, zookeeper or builtin, DURATION=10m, SEED= (else random)
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
 
 .PHONY: report
@@ -74,6 +74,10 @@ measure: ## print the size of each package: lines, comments, exported names, lon
 .PHONY: bench
 bench: ## run the benchmarks beside the peers (module bench)
 	cd bench && go run .
+
+.PHONY: generate
+generate: ## write the Go code of the wire protocol anew; needs protoc 3.21.12 (Debian: protobuf-compiler)
+	go generate ./builtin/lockpb
 
 .PHONY: images
 images: ## build the server images for machines without an image registry; prints their environment

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/history"
 )
 
 // lateGrace is how long a call goes on with a context that has already ended: long enough for a healthy service, short
@@ -160,7 +161,7 @@ func (c *Client) obtain(
 ) (*Lease, error) {
 	h := lease.of
 	for tries := 1; ; tries++ {
-		sent, err := c.history.now()
+		sent, err := c.history.Now()
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func (c *Client) obtain(
 			return nil, err
 		}
 		err = c.accept(r, &g, sent)
-		if err != nil && !errors.Is(err, errOvertaken) {
+		if err != nil && !errors.Is(err, history.ErrOvertaken) {
 			c.remember(err)
 			c.undo(bounded, h.values, r.Grant()) // by request: it may lack its mark too
 			return nil, err
@@ -218,7 +219,7 @@ func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (e
 
 // again decides whether an acquire asks again after a grant that was of no use, and returns the error if not.
 func (c *Client) again(bounded context.Context, r *backend.Request, err error, tries int) error {
-	useless := errors.Is(err, ErrLost) || errors.Is(err, errOvertaken)
+	useless := errors.Is(err, ErrLost) || errors.Is(err, history.ErrOvertaken)
 	switch {
 	case bounded.Err() != nil:
 		return fmt.Errorf("%w: %w", endOf(bounded), err)
@@ -253,7 +254,7 @@ func withoutMinimum(g backend.Grant) backend.Grant {
 	return g
 }
 
-// undo gives back what a call was granted in vain, and waits for that as long as ctx allows: the next request of the
+// undo gives back grants that a call will not use, and waits for that as long as ctx allows: the next request of the
 // same call must not meet it.
 func (c *Client) undo(ctx, values context.Context, grants ...backend.Grant) {
 	jobs := make([]*cleanJob, len(grants))

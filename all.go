@@ -248,7 +248,7 @@ func (a *several) atOnce(bounded context.Context) (Leases, error) {
 		return nil, ErrUnsupported
 	}
 	for tries := 1; ; tries++ {
-		seen, err := c.history.now()
+		seen, err := c.history.Now()
 		if err != nil {
 			return nil, err
 		}

@@ -97,8 +97,8 @@ func ExampleReentrant() {
 	})
 	fmt.Println(err)
 	// Output:
-	// post with token 1
-	// audit with token 1
+	// post with token 2
+	// audit with token 2
 	// <nil>
 }
 

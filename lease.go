@@ -274,11 +274,11 @@ type extension struct {
 }
 
 // Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that turns out
-// longer. To more, it asks the service at once and waits until that has confirmed; attempts that fail are repeated, and
-// the old deadline stands until one succeeds. To less, it takes effect here and now, and later renewals ask for less;
-// the service may keep the name for the old length if the process dies before that. ErrLost or ErrNotHeld if the lease
-// is dead. If ctx ends first, its error is returned with that of the last attempt; a lease that renews itself goes on
-// asking for d. Some drivers grant another length than d: see Deadline.
+// longer. A longer length is asked of the service at once; Extend waits until the service has confirmed it, repeats
+// attempts that fail, and keeps the old deadline until one succeeds. A shorter length takes effect here and now, and
+// later renewals ask for it; the service may keep the name for the old length if the process dies before that. ErrLost
+// or ErrNotHeld if the lease is dead. If ctx ends first, its error is returned with that of the last attempt; a lease
+// that renews itself goes on asking for d. Some drivers grant another length than d: see Deadline.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.zero() {
 		return callError("extend", "", ErrNotHeld)

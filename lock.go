@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/chance"
+	"github.com/fencelock/fencelock/internal/history"
 )
 
 // Locker is what code that needs a lock should accept. *Client implements it, and says there what the methods promise.
@@ -159,12 +160,12 @@ type Client struct {
 	tier   Tier
 	set    settings
 
-	heart   heart   // renews holds and declares them lost
-	cleaner cleaner // gives back in the background
-	telling telling // events to the observer
-	repeats repeats // holds by the request ids of callers
-	history history // what the service has acknowledged
-	work    work    // what is under way
+	heart   heart          // renews holds and declares them lost
+	cleaner cleaner        // gives back in the background
+	telling telling        // events to the observer
+	repeats repeats        // holds by the request ids of callers
+	history history.Tokens // what the service has acknowledged
+	work    work           // what is under way
 	chance  func() float64
 
 	closed   chan struct{} // closed when Close is done

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What those see who look at locks; they are the types of package backend.
+// What Client.Look, List and Watch yield; the types are those of package backend.
 type (
 	// State is what is known of a name at one moment: its holders and how many wait.
 	State = backend.State

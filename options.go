@@ -252,9 +252,9 @@ func NoRenew() AcquireOption {
 	})
 }
 
-// Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers take
-// it, and writers the lock without it. A writer that waits stops new readers. The lease's token is marked as not
-// exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+// Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers ask
+// for it; writers acquire the lock without it. A writer that waits stops new readers. The lease's token is marked as
+// not exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
 func Shared() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if o.kind == backend.KindPermits {

@@ -101,7 +101,7 @@ type Driver interface {
 	// wraps ctx.Err(), and the wait leaves nothing behind.
 	//
 	// Acquire is idempotent by r.RequestID: if that request holds the lock already, the answer is that same hold with
-	// the same token and a fresh validity, never a second hold and never ErrHeld. The later grant replaces the earlier
+	// the same token and a fresh validity, never a second hold and never ErrHeld. The later grant may replace the earlier
 	// one; a Release with the replaced grant may answer ErrNotHeld.
 	//
 	// If the service cannot be reached and nothing was sent, the error wraps ErrUnavailable; if something may have

@@ -118,11 +118,11 @@ type MultiAcquirer interface {
 	AcquireAll(ctx context.Context, rs []Request) ([]Grant, error)
 }
 
-// Expirer ends holds that their holder no longer renews. A driver with Description.KeepsHolds that is an Expirer lets
-// holds wander between drivers: Acquire by the same request id, or Renew, brings them to the driver that is called, and
-// the one that had them can no longer end them by mistake.
+// Expirer ends holds that nobody relies on, as far as its caller knows: another driver may have been asked for the same
+// request since. Acquire by the same request id makes them that one's, and so does Renew where Description.KeepsHolds is
+// set; the driver that had them can no longer end them by mistake, and what it sent before and comes late moves nothing.
 type Expirer interface {
-	// Expire ends g if it still hangs on a session of this driver at the instant at which the service carries that out.
-	// A hold that has wandered to another driver, or is over, is ErrNotHeld, and stays as it is.
+	// Expire ends g if no other driver has come for it at the instant at which the service carries that out. Otherwise, and
+	// if it is over, that is ErrNotHeld, and it stays as it is.
 	Expire(ctx context.Context, g Grant) error
 }

@@ -101,6 +101,7 @@ func (p peer) contends() bool { return p.waits && (p.role == roleOurs || p.role 
 type clientOptions struct {
 	addr string        // of the server, or of a proxy in front of it
 	ttl  time.Duration // of every lock
+	user string        // and password, where etcd wants them
 
 	proxied bool // addr is a proxy: nothing else is dialled, whatever servers tell about each other
 

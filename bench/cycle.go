@@ -13,7 +13,7 @@ func cycle(callers int) scenario {
 		name:  fmt.Sprint("tput", callers),
 		about: fmt.Sprintf("%d callers, a name each, one client: acquire + release", callers),
 		columns: []column{
-			{key: "x", title: "x floor"}, {key: "x2", title: "x piped"}, {key: "ops", title: "cycles/s"},
+			{key: "x", title: "x floor"}, {key: "x2", title: "x second"}, {key: "ops", title: "cycles/s"},
 			{key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
 			{key: "trips", title: "trips/op"}, {key: "commands", title: "commands/op"},
 			{key: "client-us", title: "client CPU us/op"}, {key: "cpu-x", title: "CPU x floor"},
@@ -25,17 +25,29 @@ func cycle(callers int) scenario {
 		suits: func(_ system, p peer) bool { return p.role != roleFloor || !p.waits },
 		all:   interleaved(func(ctx context.Context, l *lab, p peer) (sample, error) { return runCycle(ctx, l, p, callers) }),
 	}
+	if callers == 1 {
+		sc.second = append(sc.second, "redsync-5")
+	}
 	switch callers {
 	case 1:
 		sc.targets = map[string][]target{"redis": {
 			atMost("trips", 2.02, "round trips per acquire + release (2, rounded)"),
 			atMost("cpu-x", 1.3, "client CPU, x pooled floor"),
+			atLeast("x", 0.87, "cycles/s, x pooled floor (1.15 x its latency)"),
+		}, "redlock": {
+			atLeast("x2", 1.67, "cycles/s, x redsync (0.6 x its latency)"),
 		}, "etcd": {
 			atMost("trips", 2.05, "messages per acquire + release (2, and a keepalive now and then)"),
 		}, "builtin": {
 			atMost("commands", 2.05, "log entries per acquire + release"),
+		}, "http": {
+			atLeast("x", 0.333, "cycles/s, x the SDK on the same server (3 x its time)"),
 		}}
 		sc.name, sc.about = "seq", "1 caller, 1 name: acquire + release (the curve's first point)"
+	case 16:
+		sc.targets = map[string][]target{"redis-cluster": {
+			atLeast("x", 1.3, "cycles/s, x pooled floor"),
+		}}
 	case 32:
 		sc.targets = map[string][]target{"postgres": {
 			atLeast("x", 0.8, "cycles/s, x raw UPDATE, of which a cycle has two"),
@@ -44,10 +56,12 @@ func cycle(callers int) scenario {
 		sc.targets = map[string][]target{"redis": {
 			atLeast("x", 2, "cycles/s, x pooled floor"),
 			atLeast("x2", 0.8, "cycles/s, x autopipelined floor"),
+		}, "redis-cluster": {
+			atLeast("x", 1.5, "cycles/s, x pooled floor"),
 		}, "etcd": {
-			atLeast("x", 0.9, "cycles/s, x raw floor"),
+			atLeast("x", 1, "cycles/s, x raw put + delete"),
 		}, "zookeeper": {
-			atLeast("x", 0.7, "cycles/s, x raw floor"),
+			atLeast("x", 1, "cycles/s, x raw create and delete on one session"),
 		}, "builtin": {
 			atLeast("x", 5, "cycles/s, x raw etcd of three members"),
 		}}
@@ -66,8 +80,6 @@ func runCycle(ctx context.Context, l *lab, p peer, callers int) (sample, error) 
 		return nil, err
 	}
 	defer closeAll()
-	c := clients[0]
-
 	names := make([]string, callers)
 	for i := range names {
 		names[i] = l.fresh("cycle")
@@ -75,6 +87,12 @@ func runCycle(ctx context.Context, l *lab, p peer, callers int) (sample, error) 
 			return nil, err
 		}
 	}
+	return runCallers(ctx, l, p, clients[0], names,
+		l.length(150*time.Millisecond, 50*time.Millisecond), l.length(500*time.Millisecond, 200*time.Millisecond))
+}
+
+// runCallers acquires and releases names on one client, each by a caller of its own.
+func runCallers(ctx context.Context, l *lab, p peer, c client, names []string, warmUp, length time.Duration) (sample, error) {
 	m := newMeter()
 	var wg sync.WaitGroup
 	for _, name := range names {
@@ -88,8 +106,7 @@ func runCycle(ctx context.Context, l *lab, p peer, callers int) (sample, error) 
 			})
 		})
 	}
-	d, err := m.measure(ctx, l, p,
-		l.length(150*time.Millisecond, 50*time.Millisecond), l.length(500*time.Millisecond, 200*time.Millisecond))
+	d, err := m.measure(ctx, l, p, warmUp, length)
 	wg.Wait()
 	if err := firstError(m.err(), err); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -12,12 +13,14 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 )
 
 // etcdSystem is an etcd server or a cluster of them, started here, or one server that was running already. Clients use
 // the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
 // and so is each message of a stream (watches, keepalives). Its commands are raft entries.
 type etcdSystem struct {
+	args      []string   // of the servers, beside those that every one has
 	addresses []string   // for clients, by member
 	servers   []*process // by member; none if it was running already
 	admin     *clientv3.Client
@@ -67,10 +70,10 @@ func (s *etcdSystem) startMembers(ctx context.Context, members int) error {
 	for i, peer := range addrs[members:] {
 		client, peer := "http://"+s.addresses[i], "http://"+peer
 		server, err := startProcess("etcd", func(dir string) []string {
-			return []string{"--data-dir", dir + "/data", "--log-level", "error", "--name", fmt.Sprint("bench", i),
+			return append([]string{"--data-dir", dir + "/data", "--log-level", "error", "--name", fmt.Sprint("bench", i),
 				"--listen-client-urls", client, "--advertise-client-urls", client,
 				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-				"--initial-cluster", strings.Join(cluster, ",")}
+				"--initial-cluster", strings.Join(cluster, ",")}, s.args...)
 		})
 		if err != nil {
 			return err
@@ -120,9 +123,15 @@ func (s *etcdSystem) serving(ctx context.Context, member int) error {
 
 // dialEtcd returns a client with the library's defaults.
 func dialEtcd(o clientOptions) (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{
+	config := clientv3.Config{
 		Endpoints: strings.Split(o.addr, ","), DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
-	})
+		Username: o.user, Password: o.user,
+	}
+	if o.dial != nil {
+		config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(
+			func(ctx context.Context, addr string) (net.Conn, error) { return o.dial(ctx, "tcp", addr) }))
+	}
+	return clientv3.New(config)
 }
 
 func (s *etcdSystem) name() string    { return "etcd" }
@@ -166,37 +175,41 @@ func (s *etcdSystem) counters(ctx context.Context) (counters, error) {
 	return sum, nil
 }
 
-func etcdCounters(ctx context.Context, address string) (counters, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		return counters{}, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return counters{}, err
-	}
-	defer resp.Body.Close()
-	var c counters
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		received := strings.HasPrefix(name, "grpc_server_msg_received_total") && !strings.Contains(name, "Maintenance")
-		if !received && name != "process_cpu_seconds_total" && name != "etcd_server_proposals_committed_total" {
-			continue
-		}
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return counters{}, fmt.Errorf("metric %s: %w", name, err)
-		}
+func etcdCounters(ctx context.Context, address string) (c counters, err error) {
+	err = etcdMetrics(ctx, address, func(name string, v float64) {
 		switch {
-		case received:
+		case strings.HasPrefix(name, etcdReceived) && !strings.Contains(name, "Maintenance"):
 			c.trips += v
 		case name == "process_cpu_seconds_total":
 			c.cpu = time.Duration(v * float64(time.Second))
-		default:
+		case name == "etcd_server_proposals_committed_total":
 			c.commands = v
 		}
+	})
+	return c, err
+}
+
+// etcdReceived begins the metric of messages received, by the method.
+const etcdReceived = "grpc_server_msg_received_total"
+
+// etcdMetrics reads what a member counts, with the labels in the names.
+func etcdMetrics(ctx context.Context, address string, each func(name string, value float64)) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return err
 	}
-	return c, nil
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			each(name, v)
+		}
+	}
+	return nil
 }
 
 func (s *etcdSystem) reset(ctx context.Context) error {

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,7 +29,7 @@ type fencelockSystem struct {
 	servers   []*process
 	lines     []*grpc.ClientConn // to each member, for operators
 	operator  *builtin.Driver
-	turns     atomic.Int64
+	traffic   traffic
 	info      string
 }
 
@@ -147,7 +146,7 @@ func (s *fencelockSystem) status(ctx context.Context, member int) (*lockpb.Membe
 
 // counters implements system.
 func (s *fencelockSystem) counters(ctx context.Context) (counters, error) {
-	sum := counters{trips: float64(s.turns.Load()), commands: math.NaN()}
+	sum := counters{trips: float64(s.traffic.turns.Load()), commands: math.NaN()}
 	for _, p := range s.servers {
 		spent, err := p.cpu()
 		if err != nil {
@@ -283,7 +282,7 @@ func (s *fencelockSystem) driver(o clientOptions) *builtin.Driver {
 			if err != nil {
 				return nil, err
 			}
-			return &turnConn{Conn: c, turns: &s.turns}, nil
+			return &countedConn{Conn: c, t: &s.traffic}, nil
 		},
 	})
 }

@@ -57,8 +57,8 @@ func held(n int) scenario {
 }
 
 func runHeld(ctx context.Context, l *lab, p peer, n int, ttl, window time.Duration) (sample, error) {
-	var turns atomic.Int64
-	clients, closeAll, err := l.open(ctx, p, 1, clientOptions{ttl: ttl, dial: countTurns(&turns)})
+	var t traffic
+	clients, closeAll, err := l.open(ctx, p, 1, clientOptions{ttl: ttl, dial: t.dial})
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +84,11 @@ func runHeld(ctx context.Context, l *lab, p peer, n int, ttl, window time.Durati
 		return nil, err
 	}
 	now := takeFootprint()
-	turnsBefore := turns.Load()
+	turnsBefore := t.turns.Load()
 	before, err := takeUsage(ctx, l.at(p))
 	sleep(ctx, window)
 	after, err2 := takeUsage(ctx, l.at(p))
-	turned := turns.Load() - turnsBefore
+	turned := t.turns.Load() - turnsBefore
 	expired, err3 := l.at(p).missing(ctx, keys)
 	if err := firstError(err, err2, err3); err != nil {
 		return nil, err
@@ -164,34 +164,37 @@ func each(n int, f func(i int) error) error {
 	return nil
 }
 
-// countTurns dials connections that count their round trips: writes that follow a read. The server's counter of read
-// events does not show them, because it reads one large pipeline in pieces of 16 KB.
-func countTurns(turns *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		var d net.Dialer
-		c, err := d.DialContext(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return &turnConn{Conn: c, turns: turns}, nil
+// traffic is what passes over connections: round trips, which are writes that follow a read, and bytes. The server's
+// counter of read events does not show the former, because it reads one large pipeline in pieces of 16 KB.
+type traffic struct{ turns, bytes atomic.Int64 }
+
+func (t *traffic) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
 	}
+	return &countedConn{Conn: c, t: t}, nil
 }
 
-type turnConn struct {
+type countedConn struct {
 	net.Conn
-	turns *atomic.Int64
+	t     *traffic
 	wrote atomic.Bool // more recently than read
 }
 
-func (c *turnConn) Write(p []byte) (int, error) {
+func (c *countedConn) Write(p []byte) (int, error) {
 	if !c.wrote.Swap(true) {
-		c.turns.Add(1)
+		c.t.turns.Add(1)
 	}
-	return c.Conn.Write(p)
+	n, err := c.Conn.Write(p)
+	c.t.bytes.Add(int64(n))
+	return n, err
 }
 
-func (c *turnConn) Read(p []byte) (int, error) {
+func (c *countedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.wrote.Store(false)
+	c.t.bytes.Add(int64(n))
 	return n, err
 }

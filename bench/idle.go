@@ -3,36 +3,62 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 )
 
-// idle is what waiting costs while nothing happens: 200 waiters on one client, the holder is another client.
-func idle() scenario {
-	return scenario{
-		name:  "idle200",
-		about: "200 waiters on one client, nothing happens; per second, in all (the holder's renewals included)",
+// idle is what waiting costs while nothing happens: the waiters share one client, the holder is another client.
+func idle(waiters int) scenario {
+	sc := scenario{
+		name:  fmt.Sprint("idle", waiters),
+		about: fmt.Sprintf("%d waiters on one client, nothing happens; per second, in all (the holder's renewals included)", waiters),
 		columns: []column{
-			{key: "commands/s", title: "commands/s"}, {key: "trips/s", title: "trips/s"},
+			{key: "commands/s", title: "commands/s"}, {key: "trips/s", title: "trips/s"}, {key: "kb/s", title: "KB/s"},
 			{key: "client-cpu", title: "client CPU %"}, {key: "server-cpu", title: "server CPU %"},
 			{key: "goroutines", title: "goroutines/waiter"}, {key: "kb", title: "KB/waiter"},
-			{key: "cancel-ms", title: "200 cancels ms"},
+			{key: "cancel-ms", title: "all cancel ms"},
 		},
 		targets: map[string][]target{"redis": {
 			atMost("commands/s", 5, "commands/s in all"), atMost("client-cpu", 1, "client CPU %"),
 			atMost("goroutines", 2.01, "goroutines per waiter (2, rounded; one is the caller's)"),
 			atMost("kb", 15, "KB per waiter"),
-		}},
+		}, "etcd": {atMost("trips/s", 5, "requests/s in all")}},
 		rounds: 1, quickRounds: 1,
 		suits: func(_ system, p peer) bool { return p.waits },
-		all:   interleaved(runIdle),
+		all: interleaved(func(ctx context.Context, l *lab, p peer) (sample, error) {
+			return runIdle(ctx, l, p, waiters, 1)
+		}),
 	}
+	if waiters == 2000 {
+		sc.targets = map[string][]target{"zookeeper": {atMost("kb/s", 1000, "KB/s in all")}}
+	}
+	return sc
 }
 
-func runIdle(ctx context.Context, l *lab, p peer) (sample, error) {
-	const waiters = 200
-	o := clientOptions{ttl: 12 * time.Second}
-	if p.renewEvery == nil {
+// idleNames is the same with a name for each waiter, all held for so long that nobody renews.
+func idleNames(waiters int) scenario {
+	sc := idle(waiters)
+	sc.name = fmt.Sprint("idlenames", waiters)
+	sc.about = fmt.Sprintf("%d waiters on one client, a name each, nothing happens; per second, in all", waiters)
+	most := 40.0
+	if waiters > 200 {
+		most = 500
+	}
+	sc.targets = map[string][]target{"redis": {atMost("commands/s", most, "commands/s in all")}}
+	sc.suits = func(_ system, p peer) bool { return p.waits && (p.role == roleOurs || waiters <= 200) }
+	sc.all = interleaved(func(ctx context.Context, l *lab, p peer) (sample, error) {
+		return runIdle(ctx, l, p, waiters, waiters)
+	})
+	return sc
+}
+
+func runIdle(ctx context.Context, l *lab, p peer, waiters, names int) (sample, error) {
+	var t traffic
+	o := clientOptions{ttl: 12 * time.Second, dial: t.dial}
+	if names > 1 {
+		o.ttl = time.Hour
+	} else if p.renewEvery == nil {
 		o.ttl = time.Minute // the hold must outlive the window without help
 	}
 	clients, closeAll, err := l.open(ctx, p, 2, o)
@@ -40,13 +66,18 @@ func runIdle(ctx context.Context, l *lab, p peer) (sample, error) {
 		return nil, err
 	}
 	defer closeAll()
-	name := l.fresh("idle")
-	if err := l.seed(ctx, p, name); err != nil {
-		return nil, err
-	}
-	held, err := clients[0].lock(ctx, name)
-	if err != nil {
-		return nil, err
+	var all []string
+	var holds []hold
+	for range names {
+		name := l.fresh("idle")
+		if err := l.seed(ctx, p, name); err != nil {
+			return nil, err
+		}
+		held, err := clients[0].lock(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		all, holds = append(all, name), append(holds, held)
 	}
 
 	foot := takeFootprint()
@@ -54,9 +85,9 @@ func runIdle(ctx context.Context, l *lab, p peer) (sample, error) {
 	defer cancel()
 	var wg sync.WaitGroup
 	got := make(chan error, waiters)
-	for range waiters {
+	for i := range waiters {
 		wg.Go(func() {
-			h, err := clients[1].lock(waiting, name)
+			h, err := clients[1].lock(waiting, all[i%names])
 			if err == nil {
 				err = fmt.Errorf("two holders of one lock: %v", h)
 			}
@@ -65,15 +96,23 @@ func runIdle(ctx context.Context, l *lab, p peer) (sample, error) {
 			}
 		})
 	}
-	sleep(ctx, l.length(1500*time.Millisecond, 500*time.Millisecond))
+	// Until all stand in the queue, and those who look whether they do, after 1.5 s at most, have looked.
+	entered := l.length(1500*time.Millisecond, 500*time.Millisecond) * time.Duration(max(1, waiters/200))
+	sleep(ctx, entered+l.length(2500*time.Millisecond, 0))
 	now := takeFootprint() // before the window: collecting garbage uses CPU
+	passed := t.bytes.Load()
 	before, err := takeUsage(ctx, l.at(p))
 	sleep(ctx, l.length(8*time.Second, time.Second))
 	after, err2 := takeUsage(ctx, l.at(p))
+	passed = t.bytes.Load() - passed
 	began := time.Now()
 	cancel()
+	deaf := time.AfterFunc(5*time.Second, clients[1].close) // it knows no contexts
 	wg.Wait()
-	cancelled := time.Since(began)
+	cancelled := float64(time.Since(began).Microseconds()) / 1000
+	if !deaf.Stop() {
+		cancelled = math.Inf(1)
+	}
 	if err := firstError(err, err2); err != nil {
 		return nil, err
 	}
@@ -82,8 +121,17 @@ func runIdle(ctx context.Context, l *lab, p peer) (sample, error) {
 		return nil, fmt.Errorf("a waiter returned: %w", err)
 	default:
 	}
-	s := sample{"cancel-ms": float64(cancelled.Microseconds()) / 1000}
-	after.since(before).perSecond(s)
+	s := sample{"cancel-ms": cancelled}
+	d := after.since(before)
+	d.perSecond(s)
+	if passed > 0 { // the peer dials as it is told
+		s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()
+	}
 	now.each(s, foot, waiters)
-	return s, held.unlock(ctx)
+	for _, held := range holds {
+		if err := held.unlock(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }

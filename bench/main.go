@@ -44,8 +44,8 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.backend, "backend", "redis,redlock,etcd,zookeeper,postgres,builtin,memory,core",
-		"what to measure, `list` of redis, redlock, etcd, zookeeper, postgres, builtin, memory, core")
+	flag.StringVar(&o.backend, "backend", "redis,redis-cluster,redlock,etcd,zookeeper,postgres,builtin,http-redis,http-builtin,memory,core",
+		"what to measure, `list` of redis, redis-cluster, redlock, etcd, zookeeper, postgres, builtin, http-redis, http-builtin, memory, core")
 	flag.StringVar(&o.addr, "addr", "", "`host:port` of a running, empty Redis; its database 0 is flushed. Default: start one")
 	flag.StringVar(&o.only, "only", "", "`list` of scenarios, or the beginnings of their names. Default: all")
 	flag.StringVar(&o.peers, "peers", "", "`list` of rows, or the beginnings of their names. Default: all")
@@ -154,9 +154,17 @@ func open(ctx context.Context, name string, o options) (system, []scenario, erro
 		if err != nil {
 			return nil, nil, err
 		}
-		all := append(costs, contended...)
-		all = append(all, idle(), held(1000), held(10_000), held(100_000), partition(), wipe(), stop(), crash())
+		all := append(costs, distance(100), distance(400), distance(1000))
+		all = append(all, contended...)
+		all = append(all, idle(200), idleNames(200), idleNames(10_000), held(1000), held(10_000), held(100_000),
+			partition(), wipe(), stop(), crash())
 		return s, all, nil
+	case "redis-cluster":
+		s, err := startRedisCluster(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, []scenario{cycle(1), cycle(16), cycle(64)}, nil
 	case "redlock":
 		s, err := startRedlock(ctx)
 		if err != nil {
@@ -169,15 +177,15 @@ func open(ctx context.Context, name string, o options) (system, []scenario, erro
 			return nil, nil, err
 		}
 		all := append(costs, contended...)
-		all = append(all, idle(), held(1000), partition(), wipe(), stop(), crash())
-		return s, all, nil
+		all = append(all, idle(200), held(1000), partition(), wipe(), stop(), crash())
+		return s, append(append(all, growth()), etcdTroubles()...), nil
 	case "zookeeper":
 		s, err := startZooKeeper(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
 		all := append(costs, contended...)
-		all = append(all, idle(), held(1000), partition(), wipe(), stop(), crash())
+		all = append(all, idle(200), idle(2000), held(1000), partition(), wipe(), stop(), crash())
 		return s, all, nil
 	case "postgres":
 		s, err := startPostgres(ctx)
@@ -191,16 +199,22 @@ func open(ctx context.Context, name string, o options) (system, []scenario, erro
 			return nil, nil, err
 		}
 		all := append(costs, contended...)
-		all = append(all, renewals(256), renewals(1024), idle(), held(1000), held(10_000), held(100_000), restarts(),
+		all = append(all, renewals(256), renewals(1024), idle(200), held(1000), held(10_000), held(100_000), restarts(),
 			watching(1), watching(100), watching(1000), failover(true), failover(false),
 			partition(), wipe(), crash(), stop())
 		return s, all, nil
+	case "http-redis", "http-builtin":
+		s, err := startHTTP(ctx, strings.TrimPrefix(name, "http-"), o.addr)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, costs, nil
 	case "memory":
 		return newMemory(), append(costs, contended...), nil
 	case "core":
 		return &coreSystem{}, []scenario{core()}, nil
 	}
-	return nil, nil, fmt.Errorf("no backend %q: want redis, redlock, etcd, zookeeper, postgres, builtin, memory or core", name)
+	return nil, nil, fmt.Errorf("no backend %q: want redis, redis-cluster, redlock, etcd, zookeeper, postgres, builtin, http-redis, http-builtin, memory or core", name)
 }
 
 // describeMachine says where this runs, without its name.

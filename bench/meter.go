@@ -51,6 +51,20 @@ func (m *meter) repeat(op func() error) {
 	m.latencies = append(m.latencies, mine...)
 }
 
+// once is one operation of an open loop. It counts if it began while the measurement ran.
+func (m *meter) once(op func() error) {
+	counts, began := m.counting(), time.Now()
+	if err := op(); err != nil {
+		m.fail(err)
+		return
+	}
+	if took := time.Since(began); counts {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.latencies = append(m.latencies, took)
+	}
+}
+
 // measure lets the callers run for the warm-up and then for length, and returns what was spent in the latter. They have
 // been started before, and have to be awaited after it.
 func (m *meter) measure(ctx context.Context, l *lab, p peer, warmUp, length time.Duration) (spent, error) {

@@ -31,10 +31,8 @@ func startRedis(ctx context.Context, running string) (*redisSystem, error) {
 			return nil, err
 		}
 	}
-	s.admin = goredis.NewClient(&goredis.Options{Addr: s.address, PoolSize: 1})
-	err := s.server.answers(ctx, func(ctx context.Context) error { return s.admin.Ping(ctx).Err() })
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("redis at %s: %w", s.address, err), s.close())
+	if err := s.connect(ctx); err != nil {
+		return nil, errors.Join(err, s.close())
 	}
 	if running != "" {
 		// Every scenario begins with an empty store: that must not be somebody's data.
@@ -47,16 +45,22 @@ func startRedis(ctx context.Context, running string) (*redisSystem, error) {
 			return nil, err
 		}
 	}
-	fields, err := s.fields(ctx, "server")
-	if err != nil {
-		s.close()
-		return nil, err
-	}
-	s.info = "redis " + fields["redis_version"]
 	return s, nil
 }
 
-func (s *redisSystem) start() error {
+// connect waits until the server answers, and learns its version.
+func (s *redisSystem) connect(ctx context.Context) error {
+	s.admin = goredis.NewClient(&goredis.Options{Addr: s.address, PoolSize: 1})
+	err := s.server.answers(ctx, func(ctx context.Context) error { return s.admin.Ping(ctx).Err() })
+	if err != nil {
+		return fmt.Errorf("redis at %s: %w", s.address, err)
+	}
+	fields, err := s.fields(ctx, "server")
+	s.info = "redis " + fields["redis_version"]
+	return err
+}
+
+func (s *redisSystem) start(more ...string) error {
 	addrs, err := freeAddrs(1)
 	if err != nil {
 		return err
@@ -64,8 +68,8 @@ func (s *redisSystem) start() error {
 	s.address = addrs[0]
 	_, port, _ := net.SplitHostPort(s.address)
 	s.server, err = startProcess("redis-server", func(dir string) []string {
-		return []string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}
+		return append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+			"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}, more...)
 	})
 	return err
 }

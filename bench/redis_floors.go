@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -48,7 +49,7 @@ type rawClient struct {
 		goredis.Scripter
 		SetNX(ctx context.Context, key string, value any, ttl time.Duration) *goredis.BoolCmd
 	}
-	pool  *goredis.Client
+	pool  io.Closer
 	ttl   time.Duration
 	count atomic.Uint64
 }
@@ -70,7 +71,7 @@ func (c *rawClient) tryLock(ctx context.Context, name string) (hold, error) {
 	return rawHold{c, name, value}, nil
 }
 
-func (c *rawClient) close() { c.pool.Close() }
+func (c *rawClient) close() { _ = c.pool.Close() }
 
 type rawHold struct {
 	c           *rawClient

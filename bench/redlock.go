@@ -14,7 +14,7 @@ import (
 
 // redlockSystem is five independent Redis servers of which a majority decides. It has no single address, so scenarios
 // that break the network do not apply.
-type redlockSystem struct{ servers []*redisSystem }
+type redlockSystem struct{ redisSystems }
 
 func startRedlock(ctx context.Context) (*redlockSystem, error) {
 	s := &redlockSystem{}
@@ -24,14 +24,13 @@ func startRedlock(ctx context.Context) (*redlockSystem, error) {
 			s.close()
 			return nil, err
 		}
-		s.servers = append(s.servers, one)
+		s.redisSystems = append(s.redisSystems, one)
 	}
 	return s, nil
 }
 
 func (s *redlockSystem) name() string    { return "redlock" }
-func (s *redlockSystem) version() string { return "5 × " + s.servers[0].version() }
-func (s *redlockSystem) addr() string    { return "" }
+func (s *redlockSystem) version() string { return "5 × " + s.redisSystems[0].version() }
 
 func (s *redlockSystem) peers() []peer {
 	return []peer{
@@ -42,7 +41,7 @@ func (s *redlockSystem) peers() []peer {
 
 func (s *redlockSystem) openOurs(o clientOptions) (client, error) {
 	var clients []goredis.UniversalClient
-	for _, one := range s.servers {
+	for _, one := range s.redisSystems {
 		c := goredis.NewClient(&goredis.Options{Addr: one.address})
 		clients = append(clients, c)
 	}
@@ -57,7 +56,7 @@ func (s *redlockSystem) openOurs(o clientOptions) (client, error) {
 func (s *redlockSystem) openRedsync(o clientOptions) (client, error) {
 	var clients manyClients
 	var pools []syncbackend.Pool
-	for _, one := range s.servers {
+	for _, one := range s.redisSystems {
 		c := goredis.NewClient(&goredis.Options{Addr: one.address})
 		clients = append(clients, c)
 		pools = append(pools, syncredis.NewPool(c))
@@ -71,48 +70,6 @@ func (m manyClients) Close() error {
 	var errs []error
 	for _, c := range m {
 		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// counters are the sums over all servers.
-func (s *redlockSystem) counters(ctx context.Context) (counters, error) {
-	var sum counters
-	for _, one := range s.servers {
-		c, err := one.counters(ctx)
-		if err != nil {
-			return counters{}, err
-		}
-		sum.commands += c.commands
-		sum.trips += c.trips
-		sum.cpu += c.cpu
-	}
-	return sum, nil
-}
-
-func (s *redlockSystem) reset(ctx context.Context) error {
-	return s.each(func(one *redisSystem) error { return one.reset(ctx) })
-}
-
-func (s *redlockSystem) erase(ctx context.Context, key string) error {
-	return s.each(func(one *redisSystem) error { return one.erase(ctx, key) })
-}
-
-func (s *redlockSystem) missing(context.Context, []string) (int, error) {
-	return 0, errors.ErrUnsupported
-}
-
-func (s *redlockSystem) pause() bool { return false }
-func (s *redlockSystem) resume()     {}
-
-func (s *redlockSystem) close() error {
-	return s.each(func(one *redisSystem) error { return one.close() })
-}
-
-func (s *redlockSystem) each(act func(*redisSystem) error) error {
-	var errs []error
-	for _, one := range s.servers {
-		errs = append(errs, act(one))
 	}
 	return errors.Join(errs...)
 }

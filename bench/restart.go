@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/builtin/machine"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // restarts is what locks that are held cost the bundled server: memory, snapshots, and the time that it needs to come

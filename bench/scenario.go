@@ -18,9 +18,10 @@ type scenario struct {
 	columns []column
 	targets map[string][]target // by the name of the system
 
-	// floor names the peer to which the keys x (operations per second) and cpu-x (client CPU) relate. Where there is
-	// none of that name, that is the first floor in the table. Empty: no ratio.
-	floor string
+	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Where
+	// there is none of that name, that is the first floor in the table. Empty: no ratio.
+	floor   string
+	ratioOf string
 	// second names the peers of which the first one in the table is what x2 relates to.
 	second []string
 
@@ -303,7 +304,11 @@ func (sc scenario) relate(rows []row) {
 		if floor < 0 {
 			floor = find(func(r row) bool { return r.role == roleFloor })
 		}
-		ratio(floor, "x", "ops")
+		of := sc.ratioOf
+		if of == "" {
+			of = "ops"
+		}
+		ratio(floor, "x", of)
 		ratio(floor, "cpu-x", "client-us")
 	}
 	ratio(find(func(r row) bool { return slices.Contains(sc.second, r.name) }), "x2", "ops")

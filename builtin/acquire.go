@@ -13,7 +13,10 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock, with a token that is higher than all that the service ever issued. With Wait the request stands
+// in the name's queue until it is granted or ctx ends, and survives changes of leader. The same RequestID again gets
+// the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, nothing done; a LimitError says which limit is
+// reached), ErrUnknown (what the request may have taken could not be given back), DeadlockError, or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.acquire(ctx, []backend.Request{r})
 	if err != nil {
@@ -22,7 +25,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// AcquireAll implements backend.MultiAcquirer, for any set of distinct names that the server takes in one step: 64,
+// AcquireAll takes all names in one step or none, for any set of distinct names that the server takes in one step: 64,
 // unless it is told otherwise. One log entry grants them all. Who waits has one place in all of their queues: it holds
 // none of them before it can have all, and whoever comes later waits behind it. More names, or more than 256 KiB of
 // names and metadata, are backend.ErrUnsupported.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +21,8 @@ import (
 var (
 	// ErrNoMember: the cluster has no member with that id.
 	ErrNoMember = errors.New("the cluster has no such member")
+	// ErrNoSession: no session with that name is open.
+	ErrNoSession = errors.New("the cluster has no such session")
 	// ErrRefused: the change would leave the cluster without a working majority, or the server cannot join.
 	ErrRefused = errors.New("the cluster refuses the change")
 )
@@ -197,6 +200,74 @@ func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader strin
 	return leader, adminError("transfer leadership", id, err)
 }
 
+// SetMaintenance has the member with the node id lead no more, or again; where id is empty, the one at the only address
+// of the Admin. Between on and off, or until it is started anew, that member leads only if nobody else does. It returns
+// once another one leads. Locks and sessions stay as they are. Errors wrap ErrNoMember; ErrRefused, if the member leads
+// and no other can; backend.ErrInvalidOption; or backend.ErrUnavailable: the member, or one to lead in its place, was not
+// found, and it may be in maintenance or not.
+func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
+	ctx, cancel := context.WithTimeout(ctx, changeTime)
+	defer cancel()
+	err := a.setMaintenance(ctx, id, on)
+	if status.Code(err) == codes.DeadlineExceeded {
+		err = status.Error(codes.Unavailable, status.Convert(err).Message())
+	}
+	return adminError("maintenance", id, err)
+}
+
+func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
+	if id == "" && len(a.addresses) != 1 {
+		return status.Error(codes.InvalidArgument, "there are several members: which one?")
+	}
+	m, err := a.member(ctx, id)
+	if err != nil {
+		return err
+	}
+	err = a.at(ctx, m.Address, changeTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+		_, err := c.SetMaintenance(ctx, &lockpb.SetMaintenanceRequest{On: on})
+		return err
+	})
+	for on && err == nil {
+		m, err = a.member(ctx, m.NodeId)
+		if err != nil || m.LeaderId != "" && m.LeaderId != m.NodeId {
+			break
+		}
+		if !pause(ctx) {
+			err = status.Error(codes.Unavailable, "no other member leads yet")
+		}
+	}
+	return err
+}
+
+// member is the one with the id; where that is empty, the one at the only address.
+func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
+	var silent error
+	for _, m := range a.Status(ctx) {
+		switch {
+		case m.Err == nil && (m.NodeId == id || id == "" && m.Named):
+			return m, nil
+		case m.Err != nil && (m.NodeId == id || m.NodeId == ""):
+			silent = errors.Join(silent, fmt.Errorf("%s: %w", m.Address, m.Err))
+		}
+	}
+	if silent != nil {
+		return MemberStatus{}, status.Error(codes.Unavailable, silent.Error())
+	}
+	return MemberStatus{}, status.Error(codes.NotFound, "no member that answers knows it")
+}
+
+// pause reports whether ctx has not ended meanwhile.
+func pause(ctx context.Context) bool {
+	timer := time.NewTimer(spread(busyPause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
 // it can be done twice.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
@@ -210,11 +281,7 @@ func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.Ad
 		if code := status.Code(err); code != codes.Unavailable && code != codes.Unknown {
 			return err
 		}
-		timer := time.NewTimer(spread(busyPause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause(ctx) {
 			return err
 		}
 	}
@@ -272,4 +339,47 @@ func adminError(call, name string, err error) error {
 		err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 	}
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
+}
+
+// Sessions lists the open sessions: what clients hold and wait for hangs on them. client, if not empty, asks for those
+// of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
+func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionInfo, error) {
+	var all []*lockpb.SessionInfo
+	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+		all = nil
+		stream, err := c.ListSessions(ctx, &lockpb.ListSessionsRequest{Client: client})
+		for err == nil {
+			var piece *lockpb.SessionList
+			if piece, err = stream.Recv(); err == nil {
+				all = append(all, piece.Sessions...)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, adminError("list sessions", "", status.Error(codes.Unavailable, status.Convert(err).Message()))
+	}
+	return all, nil
+}
+
+// EndSession ends the session with that name, of SessionInfo, with all that hangs on it. Its client is told that its
+// holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended.
+func (a *Admin) EndSession(ctx context.Context, name string) error {
+	asked := false
+	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+		_, err := c.EndSession(ctx, &lockpb.EndSessionRequest{Name: name})
+		if status.Code(err) == codes.NotFound && asked {
+			return nil // by an earlier attempt, whose answer did not come
+		}
+		asked = true
+		return err
+	})
+	if status.Code(err) == codes.NotFound {
+		err = fmt.Errorf("%w: %s", ErrNoSession, status.Convert(err).Message())
+		return &backend.CallError{Driver: driverName, Call: "end session", Name: name, Err: err}
+	}
+	return adminError("end session", name, err)
 }

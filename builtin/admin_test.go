@@ -10,8 +10,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // startMembers starts a cluster of n servers in this process.

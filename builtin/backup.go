@@ -18,18 +18,56 @@ import (
 const pieceTime = 30 * time.Second
 
 // Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes
-// from the leader, for which it looks for up to 15 seconds. An error wraps backend.ErrUnavailable, or is that of w;
+// from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds. An error wraps backend.ErrUnavailable, or is that of w;
 // what was written is then of no use, and cannot be restored by mistake: a backup ends with its checksum.
 //
-// server.Restore, or "fencelock restore", makes a new cluster of it.
+// "fencelock restore", or embedded.Restore, makes a new cluster of it.
 func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	const call = "backup"
-	address, err := a.awaitLeader(ctx)
+	sources, err := a.awaitSources(ctx)
 	if err != nil {
 		return adminError(call, "", err)
 	}
-	var writing error
-	err = a.at(ctx, address, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+	to := &counted{Writer: w}
+	for _, address := range sources {
+		// What was written cannot be taken back, so another one is asked only before the first byte.
+		if err = a.backupFrom(ctx, address, to); err == nil || to.bytes > 0 || to.err != nil || ctx.Err() != nil {
+			break
+		}
+	}
+	text := status.Convert(err).Message()
+	switch {
+	case err == nil:
+		return nil
+	case to.err != nil:
+		err = to.err
+	case status.Code(err) == codes.Unimplemented:
+		err = fmt.Errorf("%w: %s", backend.ErrUnsupported, text)
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%w: %w: %s", backend.ErrUnavailable, ctx.Err(), text)
+	default:
+		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, text)
+	}
+	return &backend.CallError{Driver: driverName, Call: call, Err: err}
+}
+
+// counted knows how much was written, and why no more was.
+type counted struct {
+	io.Writer
+	bytes int
+	err   error
+}
+
+// Write implements io.Writer.
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.Writer.Write(p)
+	c.bytes += n
+	c.err = err
+	return n, err
+}
+
+func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) error {
+	return a.at(ctx, address, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		silence := time.AfterFunc(pieceTime, cancel)
@@ -47,45 +85,37 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 				return err
 			}
 			silence.Reset(pieceTime)
-			if _, writing = w.Write(piece.Data); writing != nil {
-				return writing
+			if _, err := w.Write(piece.Data); err != nil {
+				return err
 			}
 		}
 	})
-	text := status.Convert(err).Message()
-	switch {
-	case err == nil:
-		return nil
-	case writing != nil:
-		err = writing
-	case status.Code(err) == codes.Unimplemented:
-		err = fmt.Errorf("%w: %s", backend.ErrUnsupported, text)
-	case ctx.Err() != nil:
-		err = fmt.Errorf("%w: %w: %s", backend.ErrUnavailable, ctx.Err(), text)
-	default:
-		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, text)
-	}
-	return &backend.CallError{Driver: driverName, Call: call, Err: err}
 }
 
 // backupTime bounds a whole backup.
 const backupTime = time.Hour
 
-// awaitLeader is leader for a while in which there may be none.
-func (a *Admin) awaitLeader(ctx context.Context) (string, error) {
+// awaitSources returns who can make a backup, the leader last: also for a while in which there may be none.
+func (a *Admin) awaitSources(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
 	for {
-		address, err := a.leader(ctx)
+		leader, err := a.leader(ctx)
 		if err == nil {
-			return address, nil
+			var sources []string
+			for _, m := range a.Status(ctx) {
+				if m.Err == nil && !m.Leader && m.LeaderId != "" {
+					sources = append(sources, m.Address)
+				}
+			}
+			return append(sources, leader), nil
 		}
 		timer := time.NewTimer(spread(busyPause))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return "", err
+			return nil, err
 		}
 	}
 }

@@ -14,10 +14,10 @@
 // server pushes grants to waiters, losses to holders and events to watchers. See package lockpb for the protocol.
 //
 // All locks of one client with one TTL hang on one session, which the driver keeps alive by itself while somebody needs
-// it, and which costs one small request per third of the TTL however many locks there are; so use few different TTLs. A
-// hold is valid for the TTL from the instant before the last request was sent that renewed the session. The leader
-// answers such a request only after most servers have confirmed that it still led when the request arrived, so none is
-// honoured that its successor does not know of.
+// it, and which costs one small request per third of the TTL however many locks there are. Every other TTL costs
+// another session, so use few of them. A hold is valid for the TTL from the instant before the last request was sent
+// that renewed the session. The leader answers such a request only after most servers have confirmed that it still led
+// when the request arrived, so none is honoured that its successor does not know of.
 //
 // # Promises
 //
@@ -66,9 +66,10 @@
 //
 // # Bounds
 //
-// A holder that dies frees its names when its session ends: one TTL and 50 ms after its last request. A new leader does
-// not know when that was and gives every session its full TTL, so that a holder that dies together with the leader may
-// hold for up to twice its TTL and an election, which takes one to two seconds.
+// A holder that dies frees its names when its session ends: one TTL and 50 ms after its last request. If the leader
+// changes meanwhile, that may be an election later, which takes one to two seconds, and 1 s in which clients find the
+// new leader; and if both die at about the same time, up to half a TTL more with many sessions, 10 ms for each
+// with few.
 //
 // A server that says nothing is left after a quarter of the shortest TTL in use, between 500 ms and 3 s. A session
 // outlives the change of leader if its TTL is longer than that and the election together: hence the servers' least TTL

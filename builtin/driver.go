@@ -48,7 +48,8 @@ type Driver struct {
 	addresses []string
 	clock     backend.Clock
 	log       *slog.Logger
-	unfit     error // why every call is refused; nil if none is
+	unfit     error       // why every call is refused; nil if none is
+	forming   func() bool // nobody can lead yet: calls wait; may be nil
 
 	described atomic.Pointer[backend.Description]
 
@@ -126,6 +127,44 @@ func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	return d
 }
 
+// Member is a server in this process that is one of the members of a cluster.
+type Member struct {
+	// Connect connects to it, as the function given to Attach does.
+	Connect func(ctx context.Context) Stream
+	// Address is what it tells clients of itself.
+	Address string
+	// Forming reports whether it has known no leader yet since it was started. Meanwhile calls wait until their contexts
+	// end: with the other members, the cluster is only being started. Nil: never.
+	Forming func() bool
+}
+
+// AttachMember returns a driver for a cluster of which a member is in this process: it reaches that one without a
+// socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before the
+// member.
+func AttachMember(m Member, o *Options) *Driver {
+	if o == nil {
+		o = &Options{}
+	}
+	network := networkDialer(o)
+	d := newDriver([]string{m.Address}, func(ctx context.Context, address string) (Stream, error) {
+		if address != m.Address {
+			return network(ctx, address)
+		}
+		if stream := m.Connect(ctx); stream != nil {
+			return stream, nil
+		}
+		return nil, errNoStream
+	}, o)
+	d.forming = m.Forming
+	switch {
+	case m.Connect == nil:
+		d.unfit = kit.InvalidOption("Connect", "nil", "want what connects to a server in this process")
+	case m.Address == "":
+		d.unfit = kit.InvalidOption("Address", `""`, "want that of the server in this process")
+	}
+	return d
+}
+
 // errNoStream: the function given to Attach returned nil.
 var errNoStream = errors.New("the server in this process gives no stream")
 
@@ -160,9 +199,10 @@ const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | 
 // CapFencing once the driver has learnt that its server is not.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe implements backend.Driver. Before the first connection it tells wide bounds of the TTL, no token space, and
-// that one durable server serves. What the server is, it tells itself: a majority of several members
-// (backend.ExclusionQuorum), one durable server, or one that keeps nothing (backend.ExclusionVolatileServer).
+// Describe tells what the driver can do with the present service, without asking it. Before the first connection it
+// tells wide bounds of the TTL, no token space, and that one durable server serves. What the server is, it tells
+// itself: a majority of several members (backend.ExclusionQuorum), one durable server, or one that keeps nothing
+// (backend.ExclusionVolatileServer).
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // enter counts a call in; it is refused after Close.
@@ -206,9 +246,9 @@ func incarnation(g *backend.Grant) uint64 {
 // closeTime bounds how long Close tries to end the sessions of a service that does not answer: they end by themselves.
 const closeTime = 2 * time.Second
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and ends the driver's sessions in the service, and
-// with them whatever is left. It takes no longer than two seconds if the service does not answer; the sessions then end
-// with their TTL, and the error says so.
+// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, and with them whatever is
+// left. It takes no longer than two seconds if the service does not answer; the sessions then end with their TTL, and
+// the error says so. Close may be called again.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {
 		return nil

@@ -182,6 +182,42 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 	})
 }
 
+// Another process may take a hold over for the same request. It is still its grant's then, also if the news of that comes
+// with the answer to a renewal.
+func TestRenewalOfWhatMovedMovesItBack(t *testing.T) {
+	t.Parallel()
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		told := make(chan backend.Reason, 8)
+		r := request("x")
+		r.Lost = func(reason backend.Reason) { told <- reason }
+		g := take(t, d, r)
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			switch c := q.Call.(type) {
+			case *lockpb.Request_KeepAlive:
+				p.push(&lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
+					Session: q.Session, Name: g.Name, RequestId: g.RequestID, Token: uint64(g.Token), Reason: lockpb.Reason_REASON_MOVED,
+				}}})
+			case *lockpb.Request_Move:
+				return f.grant(&lockpb.Acquire{Name: c.Move.Name, RequestId: c.Move.RequestId}), true
+			}
+			return nil, false
+		})
+		if out := d.Renew(t.Context(), []backend.Grant{g})[0]; out.Err != nil || out.TTL != g.TTL {
+			t.Errorf("renewal: %v for %v", out.Err, out.TTL)
+		}
+		f.plays(nil)
+		if out := d.Renew(t.Context(), []backend.Grant{g})[0]; out.Err != nil {
+			t.Errorf("the next renewal: %v", out.Err)
+		}
+		if n := len(asked[*lockpb.Request_Move](f)); n != 1 {
+			t.Errorf("the hold was moved %d times", n)
+		}
+		if reason := <-told; reason != backend.ReasonEvicted {
+			t.Errorf("reason %q", reason)
+		}
+	})
+}
+
 func TestEndedSessionIsTold(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {

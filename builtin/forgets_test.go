@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Ping implements backend.Pinger: a leader answers, and most members follow it.
+// Ping makes sure that a leader answers, and that most members follow it; backend.ErrUnavailable otherwise.
 func (d *Driver) Ping(ctx context.Context) error {
 	_, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
 		GetHolder: &lockpb.GetHolder{Name: driverName},
@@ -30,7 +30,8 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 	return d.ask(ctx, call{request: r, looks: true})
 }
 
-// Look implements backend.Inspector.
+// Look tells who holds a name and how many wait for it, as the leader knows it after a majority has confirmed that it
+// leads.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	err := backend.ValidateName(name)
 	var reply *lockpb.Reply
@@ -54,7 +55,10 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
 
 func (d *Driver) infoOf(n *lockpb.NameState) backend.State {
-	fences := d.Describe().Capabilities.Has(backend.CapFencing)
+	return stateOf(n, d.Describe().Capabilities.Has(backend.CapFencing))
+}
+
+func stateOf(n *lockpb.NameState, fences bool) backend.State {
 	info := backend.State{
 		Name: n.Name, Held: len(n.Holders) > 0, Waiters: int(n.Waiters), Revision: n.Revision,
 	}
@@ -87,8 +91,8 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
-// List implements backend.Lister: the names in the order of their bytes, page by page. Each page shows one moment, the
-// pages together do not.
+// List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows
+// one moment, the pages together do not.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		after := ""
@@ -120,7 +124,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
-// ForceRelease implements backend.ForceReleaser. The victim is told at once.
+// ForceRelease ends all holds of name; a minimum hold ends too. The victims are told at once, with reason. A name that
+// nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
 }

@@ -120,6 +120,9 @@ var errElecting = errors.New("the members have no leader now")
 
 // nobodyLeads ends the calls that saw a whole round fail, which began at that instant.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
+	if d.forming != nil && d.forming() {
+		return
+	}
 	hope := refusedTime
 	switch {
 	case errors.Is(err, errElecting):

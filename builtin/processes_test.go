@@ -16,11 +16,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // serverRole is a server in a process of its own. Its argument is a member in JSON.
@@ -57,7 +57,8 @@ func serve(in <-chan string, args []string) int {
 	}
 	s, err := server.Start(context.Background(), server.Config{
 		DataDir: m.DataDir, Listen: m.Listen, PeerListen: m.PeerListen, Join: m.Join, BootstrapExpect: m.BootstrapExpect,
-		Rig: machine(&m, in), MinTTL: 100 * time.Millisecond, Log: slog.New(telling{slog.NewTextHandler(os.Stderr, nil)}),
+		JoinKey: []byte("what all members share"), Rig: machine(&m, in),
+		MinTTL: 100 * time.Millisecond, Log: slog.New(telling{slog.NewTextHandler(os.Stderr, nil)}),
 		PeerDial: func(ctx context.Context, address string) (net.Conn, error) {
 			if route := m.Routes[address]; route != "" {
 				address = route

@@ -10,7 +10,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Release implements backend.Driver.
+// Release gives a hold back if it still is the one that was granted, and the service grants to the first waiter in the
+// same step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
+// queue. What is not held is backend.ErrNotHeld.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, &g))
 }

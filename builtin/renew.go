@@ -10,8 +10,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Renew implements backend.Driver. One keepalive proves all grants with one TTL: whatever ended one of them before it
-// was sent has been told before its answer comes, on the same connection.
+// Renew prolongs grants, and answers for each of them, in order. One keepalive proves all grants with one TTL: whatever
+// ended one of them before it was sent has been told before its answer comes, on the same connection.
 //
 // A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by
 // a request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only
@@ -41,7 +41,11 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		work.Go(func() { out[i] = d.moveTo(ctx, &grants[i]) })
 	}
 	for s, members := range bySession {
-		work.Go(func() { s.renew(ctx, grants, members, out) })
+		work.Go(func() {
+			for _, i := range s.renew(ctx, grants, members, out) {
+				work.Go(func() { out[i] = d.moveTo(ctx, &grants[i]) })
+			}
+		})
 	}
 	work.Wait()
 	for i, g := range grants {
@@ -58,8 +62,9 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 	return nil
 }
 
-// renew proves the session of the grants whose numbers are in members.
-func (s *session) renew(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) {
+// renew proves the session of the grants whose numbers are in members. It returns those that were another's by the time
+// the server answered: another process may have taken them over for the same request, whose grants they still are.
+func (s *session) renew(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) (moved []int) {
 	err := s.prove(ctx)
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -70,7 +75,7 @@ func (s *session) renew(ctx context.Context, grants []backend.Grant, members []i
 		case err != nil:
 			out[i].Err = err
 		case h == nil || h.session != s:
-			out[i].Err = &backend.NotHeldError{} // the reason was told to Request.Lost
+			moved = append(moved, i)
 		default:
 			if h.session.ttl == grants[i].TTL {
 				h.until = max(h.until, s.proved.Add(s.ttl))
@@ -78,6 +83,7 @@ func (s *session) renew(ctx context.Context, grants []backend.Grant, members []i
 			out[i] = backend.Renewal{SentAt: s.proved, TTL: grants[i].TTL}
 		}
 	}
+	return moved
 }
 
 // moveTo puts a hold on the session of the grant's TTL. Its token stays.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 

@@ -14,9 +14,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // patience is how long a test waits for what must come.

@@ -29,7 +29,8 @@ type watch struct {
 // mostEvents is how many events wait for a slow caller. The service keeps the rest, as long as it keeps events at all.
 const mostEvents = 4096
 
-// Watch implements backend.Watcher, with replay since any revision that the service still keeps.
+// Watch yields what happens to a name from now on, or since any revision that the service still keeps; one that it does
+// not is backend.ErrCompacted. The loop ends with an error when ctx ends, or with Close.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		err := d.watch(ctx, name, since, func(e backend.Change) bool { return yield(e, nil) })

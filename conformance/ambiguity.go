@@ -63,6 +63,7 @@ func (t *trial) warm(d backend.Driver) {
 // reports whether the outcome is unknown. An attempt over a connection that is open always is. A wait may need one more
 // connection first, and knows that it left nothing if that did not come about.
 func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request, how string) bool {
+	r.Fresh = true // or a driver may look first, and be lost before it has asked for the lock
 	err := t.sends(link, "acquire with "+how, func(ctx context.Context) error {
 		_, err := d.Acquire(ctx, r)
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -17,7 +18,10 @@ import (
 // tries is how often an attempt without Wait is made when its answer got lost.
 const tries = 3
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock, with a token that is higher than all that the name ever had. With Wait the request stands in
+// the name's queue, and etcd tells it when its turn comes; when ctx ends the place is given up. The same RequestID
+// again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (what the
+// request may have taken could not be given back), ErrHistoryLost (another cluster answers), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.acquire(ctx, []backend.Request{r})
 	if err != nil {
@@ -45,11 +49,12 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	defer done()
 
 	a := d.attempt(rs)
-	ended := d.begun(a.keys)
 	defer func() {
-		ended()
 		if a.left {
-			d.remove(a.keys)
+			d.remove(a.wishes)
+		}
+		for _, w := range a.wishes {
+			d.endCall(w.key)
 		}
 	}()
 	for n := 1; ; n++ {
@@ -80,11 +85,9 @@ func supported(g backend.Grant) error {
 // attempt is one Acquire or AcquireAll, over all repetitions.
 type attempt struct {
 	d       *Driver
-	wishes  []wish   // one, or those of a set
-	keys    []string // of the wishes
+	wishes  []wish // one, or those of a set
 	wait    bool
 	ttl     time.Duration
-	again   bool     // keys may exist
 	sent    bool     // we may have written them
 	unknown bool     // a request left and was not answered
 	session *session // of the last attempt
@@ -98,16 +101,18 @@ type wish struct {
 	r        backend.Request
 	claim    claim
 	dir, key string
+	taken    int   // how often somebody else's key stood there
+	unsought bool  // the request may have a key that this driver does not know of
 	revision int64 // create revision of the key, once it is granted
 }
 
 func (d *Driver) attempt(rs []backend.Request) *attempt {
-	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs)), keys: make([]string, len(rs))}
+	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs))}
 	for i, r := range rs {
-		c, dir := claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}, d.dir(r.Name)
-		a.keys[i] = c.keyIn(dir, r.RequestID)
-		a.wishes[i] = wish{r: r, claim: c, dir: dir, key: a.keys[i]}
-		a.again = a.again || !r.Fresh
+		w := &a.wishes[i]
+		*w = wish{r: r, claim: claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}, dir: d.dir(r.Name)}
+		known := d.settle(w)
+		w.unsought = !r.Fresh && !known
 	}
 	return a
 }
@@ -121,7 +126,7 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 	return a.wait || n < tries
 }
 
-// decided reports whether err is etcd's answer to the request, which left nothing.
+// decided reports whether err is a final answer of etcd: the request has left no key behind.
 func decided(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) || errors.Is(err, backend.ErrUnsupported)
 }
@@ -168,7 +173,9 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		return nil, err
 	}
 	a.session = s
+	err = a.seek(ctx)
 	switch w := &a.wishes[0]; {
+	case err != nil:
 	case len(a.wishes) > 1:
 		err = a.tryAll(ctx, s)
 	case a.wait:
@@ -193,20 +200,41 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	return a.granted(s)
 }
 
+// seek looks for keys of requests that were sent before, by another driver perhaps.
+func (a *attempt) seek(ctx context.Context) error {
+	for i := range a.wishes {
+		w := &a.wishes[i]
+		if !w.unsought {
+			continue
+		}
+		queue, err := a.read(ctx, w)
+		if err != nil {
+			a.note(err)
+			return err
+		}
+		w.unsought = false
+		if at := indexOfRequest(queue, w.r.RequestID); at >= 0 {
+			a.d.settleAt(w, queue[at].key)
+		}
+	}
+	return nil
+}
+
 // granted notes the holds. Each is a user of the session.
 func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	grants := make([]backend.Grant, len(a.wishes))
-	for i, w := range a.wishes {
-		grants[i] = grantOf(w.r, s, w.revision)
+	for i := range a.wishes {
+		w := &a.wishes[i]
+		grants[i] = grantOf(w, s)
 		h := &hold{session: s, revision: w.revision, lost: w.r.Lost}
 		h.promise(grants[i].SentAt.Add(s.ttl))
-		a.d.addHold(w.key, h)
+		a.d.addHold(w.key, w.r.RequestID, h)
 		grants[i].Queued = a.queued
 	}
 	select {
 	case <-s.lost: // before addHold, which therefore did not tell anybody
 		for i, g := range grants {
-			a.d.dropHold(a.keys[i], a.d.hold(a.keys[i], g))
+			a.d.dropHold(a.wishes[i].key, a.d.hold(a.wishes[i].key, g))
 		}
 		return nil, errSessionLost
 	default:
@@ -219,7 +247,7 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 // The end of ctx ends the wait for the answer and not the request: cancelled on its way, it could still be carried out,
 // behind the back of a Release that follows. That one waits for the answer: see flight.
 func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
-	f, err := a.d.launch(ctx, a.keys, cmps, then, otherwise)
+	f, err := a.d.launch(ctx, a.session, a.wishes, cmps, then, otherwise)
 	if err != nil {
 		return nil, err
 	}
@@ -229,6 +257,9 @@ func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise 
 		resp, err = f.resp, f.err
 	case <-ctx.Done():
 		err = ctx.Err()
+		if a.d.withdraw(f) {
+			return nil, err
+		}
 	}
 	if err == nil || !unsent(err) {
 		a.sent = true
@@ -237,7 +268,6 @@ func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise 
 		a.unknown = false // whatever an earlier request did, this one wrote the same keys
 		return resp, nil
 	}
-	a.again = a.again || a.sent
 	a.note(err)
 	return resp, err
 }
@@ -253,28 +283,21 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// try takes what nothing keeps out and returns the create revision of the key. A key that the request has already is
-// written again, in the same transaction.
+// try takes what nothing keeps out and returns the create revision of the key.
 func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
-	put, err := a.d.put(w.r, s.id)
+	put, err := w.put(s.id)
 	if err != nil {
 		return 0, err
 	}
 	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
-	var resp *clientv3.TxnResponse
-	if a.again {
-		take := clientv3.OpTxn(w.claim.free(w.dir), []clientv3.Op{put, look}, []clientv3.Op{look})
-		resp, err = a.txn(ctx, exists(w.key), []clientv3.Op{put, look}, []clientv3.Op{take})
-	} else {
-		resp, err = a.txn(ctx, w.claim.free(w.dir), []clientv3.Op{put}, []clientv3.Op{look})
-		if err == nil && resp.Succeeded {
-			return resp.Header.Revision, nil
-		}
-	}
+	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{look})
 	if err != nil {
 		return 0, err
 	}
-	queue, at, err := a.insist(ctx, w, put, resp, func(queue []entry) error {
+	if resp.Succeeded {
+		return resp.Header.Revision, nil
+	}
+	queue, at, err := a.insist(ctx, s, w, resp, func(queue []entry) error {
 		if len(w.claim.blockers(queue)) > 0 {
 			return heldError(w.r.Name, queue)
 		}
@@ -289,23 +312,33 @@ func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 	return queue[at].revision, nil
 }
 
-// insist returns the queue with our key in it and the key's place. resp is the answer to the first request, whose
-// comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys. It writes the
-// key as soon as the queue, as it was read, says nothing against it and has not grown since. refuse says what is
-// against it, besides a kind that does not mix.
+// insist returns the queue with our key in it, on our lease, and the key's place. resp is the answer to the first
+// request, whose comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys,
+// nor that the key stands that the request has. It writes the key as soon as the queue, as it was read, says nothing
+// against it and has not grown since. refuse says what is against it, besides a kind that does not mix.
 func (a *attempt) insist(
-	ctx context.Context, w *wish, put clientv3.Op, resp *clientv3.TxnResponse, refuse func(queue []entry) error,
+	ctx context.Context, s *session, w *wish, resp *clientv3.TxnResponse, refuse func(queue []entry) error,
 ) (queue []entry, at int, err error) {
 	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
 	for {
-		last := resp.Responses[len(resp.Responses)-1]
-		wrote := resp.Succeeded
-		if inner := last.GetResponseTxn(); inner != nil {
-			last, wrote = inner.Responses[len(inner.Responses)-1], inner.Succeeded
-		}
-		queue = a.d.entriesOf(last.GetResponseRange().Kvs)
-		if at = place(queue, w.key); at >= 0 {
-			return queue, at, nil
+		kvs, wrote := lastRead(resp)
+		queue = a.d.entriesOf(kvs)
+		if at = indexOfRequest(queue, w.r.RequestID); at >= 0 {
+			a.d.settleAt(w, queue[at].key)
+			if wrote && queue[at].lease == s.id {
+				return queue, at, nil
+			}
+			// It is written again also where it stands on our lease: a deletion that is on its way must not find it as
+			// it was read.
+			put, err := w.put(s.id)
+			if err != nil {
+				return nil, 0, err
+			}
+			stands := []clientv3.Cmp{asRead(w.key, queue[at].modified)}
+			if resp, err = a.txn(ctx, stands, []clientv3.Op{put, look}, []clientv3.Op{look}); err != nil {
+				return nil, 0, err
+			}
+			continue
 		}
 		if wrote {
 			return nil, 0, errSessionLost
@@ -316,6 +349,13 @@ func (a *attempt) insist(
 		if err = refuse(queue); err != nil {
 			return nil, 0, err
 		}
+		for a.taken(w, kvs) { // what is not among kvs is vacant as long as nothing is created
+			a.d.resettle(w)
+		}
+		put, err := w.put(s.id)
+		if err != nil {
+			return nil, 0, err
+		}
 		since := []clientv3.Cmp{unchanged(w.dir, resp.Header.Revision)}
 		if resp, err = a.txn(ctx, since, []clientv3.Op{put, look}, []clientv3.Op{look}); err != nil {
 			return nil, 0, err
@@ -323,9 +363,22 @@ func (a *attempt) insist(
 	}
 }
 
-// exists is true if a key does.
-func exists(key string) []clientv3.Cmp {
-	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), ">", 0)}
+// lastRead returns what a transaction has read at its end, and whether it wrote.
+func lastRead(resp *clientv3.TxnResponse) (kvs []*mvccpb.KeyValue, wrote bool) {
+	last := resp.Responses[len(resp.Responses)-1]
+	if inner := last.GetResponseTxn(); inner != nil {
+		kvs, _ = lastRead((*clientv3.TxnResponse)(inner))
+		return kvs, inner.Succeeded
+	}
+	return last.GetResponseRange().Kvs, resp.Succeeded
+}
+
+// taken reports whether somebody else's key stands where ours would.
+func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
+	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool {
+		e, _ := a.d.entryOf(kv)
+		return e.key == w.key && e.value.Request != w.r.RequestID
+	})
 }
 
 // stepBack leaves the queue, in which a try has no place.

@@ -13,20 +13,20 @@ import (
 )
 
 // claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the
-// directory and the request id, so that comparisons of key ranges can tell the kinds apart without reading a value.
+// directory and the last part, so that comparisons of key ranges can tell the kinds apart without reading a value.
 type claim struct {
 	kind    backend.Kind
 	permits int
 	limit   int // 0 for exclusive and shared claims, which may share a queue; permits share one with their own limit only
 }
 
-// The directories below a name's own. No request id begins with "+".
+// The directories below a name's own.
 const (
 	sharedDir  = "+shared/"
 	permitsDir = "+permits/"
 )
 
-// part returns the path between a name's directory and a request id.
+// part returns the path between a name's directory and the last part of a key.
 func (c claim) part() string {
 	switch c.kind {
 	case backend.KindShared:
@@ -82,11 +82,11 @@ func (c claim) mismatch(name string, queue []entry) error {
 // holders are the entries of a queue that hold.
 func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
 
-// free is true only if nothing in dir keeps the claim out. Permits cannot be counted by comparisons: it asks for an
-// empty directory then, and what fits beside others takes a second request.
-func (c claim) free(dir string) []clientv3.Cmp {
+// free is true only if nothing in dir keeps the claim out, and key is vacant. Permits cannot be counted by comparisons:
+// it asks for an empty directory then, and what fits beside others takes a second request.
+func (c claim) free(dir, key string) []clientv3.Cmp {
 	if c.kind == backend.KindShared {
-		return nothingBeside(dir, sharedDir)
+		return append(nothingBeside(dir, sharedDir), vacant(key))
 	}
 	return []clientv3.Cmp{nothingBelow(dir)}
 }

@@ -106,7 +106,14 @@ func TestConformanceCluster(t *testing.T) {
 
 func newClient(t testing.TB, addrs ...string) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 20 * time.Second, Logger: zap.NewNop()})
+	return newClientAs(t, "", "", addrs...)
+}
+
+func newClientAs(t testing.TB, user, password string, addrs ...string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: addrs, Username: user, Password: password, DialTimeout: 20 * time.Second, Logger: zap.NewNop(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,15 +59,17 @@ type Driver struct {
 	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
 	halvings atomic.Int32 // of opsPerTxn, see inParts
 
+	departures departures
+
 	gate *kit.Gate       // calls in flight and background work
 	ctx  context.Context // ends with Close
 
 	mu       sync.Mutex         // protects the following fields
 	sessions map[int64]*session // the current one, by seconds asked for
 	older    map[*session]bool  // those that were outgrown, and have users
-	holds    map[string]*hold   // by key
-	flights  map[string]*flight // by key
-	calls    map[string]int     // how many calls may write a key
+	places   map[string]*place  // by key
+	requests map[string]string  // the keys of requests that have a place
+	station  int64              // see freeKeyLocked
 }
 
 // hold is a key of ours that counts as granted.
@@ -98,7 +100,8 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	}
 	d := &Driver{
 		gate: kit.NewGate(), client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
-		sessions: map[int64]*session{}, older: map[*session]bool{}, holds: map[string]*hold{}, flights: map[string]*flight{}, calls: map[string]int{},
+		sessions: map[int64]*session{}, older: map[*session]bool{}, places: map[string]*place{}, requests: map[string]string{},
+		station: randomStation(0), departures: departures{most: mostTogether},
 	}
 	if d.prefix == "" {
 		d.prefix = "fencelock/"
@@ -180,14 +183,17 @@ func (d *Driver) begin(ctx context.Context) error {
 	return nil
 }
 
-// addHold notes that key is ours. The session ends it when it ends itself.
-func (d *Driver) addHold(key string, h *hold) {
+// addHold notes that the key of a request is ours. The session ends it when it ends itself.
+func (d *Driver) addHold(key, requestID string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if old := d.holds[key]; old != nil {
-		old.session.leave()
+	d.callLocked(key, requestID)
+	p := d.places[key]
+	p.calls--
+	if p.hold != nil {
+		p.hold.session.leave()
 	}
-	d.holds[key] = h
+	p.hold = h
 }
 
 // moveHold notes that the hold of a key stands on s now, which has a user more for it. If the hold was given back
@@ -195,47 +201,54 @@ func (d *Driver) addHold(key string, h *hold) {
 func (d *Driver) moveHold(key string, old *hold, s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if old == nil || d.holds[key] != old {
+	p := d.places[key]
+	if old == nil || p == nil || p.hold != old {
 		s.leave()
 		return
 	}
 	moved := &hold{session: s, revision: old.revision, lost: old.lost}
 	moved.until.Store(old.until.Load())
 	old.session.leave()
-	d.holds[key] = moved
+	p.hold = moved
 }
 
 // hold returns the hold of key if it is the one that g names, or nil.
 func (d *Driver) hold(key string, g backend.Grant) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if h := d.holds[key]; h != nil && h.revision == incarnation(g) {
-		return h
+	p := d.places[key]
+	if p == nil || p.hold == nil || p.requestID != g.RequestID {
+		return nil
 	}
-	return nil
+	if revision := incarnation(g); revision != 0 && revision != p.hold.revision {
+		return nil
+	}
+	return p.hold
 }
 
 // dropHold forgets a hold, whose session it then no longer needs.
 func (d *Driver) dropHold(key string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if h != nil && d.holds[key] == h {
-		delete(d.holds, key)
+	if p := d.places[key]; h != nil && p != nil && p.hold == h {
+		p.hold = nil
 		h.session.leave()
+		d.tidyLocked(key)
 	}
 }
 
 // incarnation is the create revision in a grant; 0 for Request.Grant.
 func incarnation(g backend.Grant) int64 {
-	revision, err := strconv.ParseInt(g.Incarnation, 10, 64)
+	text, _, _ := strings.Cut(g.Incarnation, "@")
+	revision, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0
 	}
 	return revision
 }
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and revokes the driver's leases, which removes
-// whatever keys are left.
+// Close ends waiters with backend.ErrClosed and revokes the driver's leases, which removes whatever keys are left. It
+// closes the client only if Open made it. Close may be called again.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

@@ -20,9 +20,9 @@ import (
 )
 
 // dial returns a client of the server at addr.
-func dial(t testing.TB, addr string) *clientv3.Client {
+func dial(t testing.TB, addrs ...string) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: quiet, DialTimeout: 5 * time.Second})
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: quiet, DialTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,10 +30,10 @@ func dial(t testing.TB, addr string) *clientv3.Client {
 	return c
 }
 
-// newDriver returns one more driver on the server at addr.
-func newDriver(t testing.TB, addr string) *Driver {
+// newDriver returns one more driver on the servers at addrs.
+func newDriver(t testing.TB, addrs ...string) *Driver {
 	t.Helper()
-	d := New(dial(t, addr), nil)
+	d := New(dial(t, addrs...), nil)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -102,6 +102,20 @@ func leaseOf(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
 	return clientv3.LeaseID(resp.Kvs[0].Lease)
 }
 
+// mustPut writes the key of a request, as a transaction does that nobody waits for any more.
+func mustPut(t testing.TB, d *Driver, r backend.Request, station string, lease clientv3.LeaseID) {
+	t.Helper()
+	c := claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}
+	w := wish{r: r, claim: c, dir: d.dir(r.Name), key: d.dir(r.Name) + c.part() + station}
+	put, err := w.put(lease)
+	if err == nil {
+		_, err = d.client.Do(t.Context(), put)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The recipe of etcd's client: two mutexes of one session and one name both hold.
 func TestOneClientExcludesItself(t *testing.T) {
 	t.Parallel()
@@ -167,7 +181,8 @@ func TestTimedOutWaitLeavesNoPhantom(t *testing.T) {
 		return err == nil && len(resp.Kvs) == 1
 	})
 	link.Pass()
-	if err := d.Release(t.Context(), r.Grant()); err != nil {
+	// The sweep of the session may be faster.
+	if err := d.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("Release of what the request left: %v", err)
 	}
 	mustAcquire(t, rival, request("x", false))
@@ -256,6 +271,7 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	holder, waiter := newDriver(t, server.Addr()), newDriver(t, server.Addr())
+	waiter.station = (holder.station + 1) % stations // so that the waiter has its key from the first
 	g := mustAcquire(t, holder, request("x", false))
 	r := request("x", true)
 	done := acquireLater(t, waiter, r)
@@ -475,15 +491,9 @@ func TestListReadsAllPages(t *testing.T) {
 		holder := request(name, false)
 		holder.TTL = time.Minute
 		mustAcquire(t, d, holder)
-		for range 12 { // places in the queue are keys too
-			r := request(name, true)
-			put, err := d.put(r, leaseOf(t, d, holder))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := d.client.Do(t.Context(), put); err != nil {
-				t.Fatal(err)
-			}
+		lease := leaseOf(t, d, holder)
+		for n := range 12 { // places in the queue are keys too
+			mustPut(t, d, request(name, true), fmt.Sprint("waits", n), lease)
 		}
 	}
 	mustAcquire(t, d, request("inventoryx", false))

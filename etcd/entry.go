@@ -16,13 +16,13 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Keys. A name has a directory, and every acquire of it one key there, named for its request:
+// Keys. A name has a directory, and every request that holds it or waits one key there, see place:
 //
-//	fencelock/+space                           the token space, see space
-//	fencelock/+locks/orders%2F7/4f2a…          {"fencelock":2,"owner":"host/42/…","hold":"…"}
-//	fencelock/+locks/orders%2F7/forced         why holds were taken away, for a minute
-//	fencelock/+locks/catalog/+shared/4f2a…     a shared hold
-//	fencelock/+locks/gpu/+permits/8/2/4f2a…    two of eight permits
+//	fencelock/+space                       the token space, see space
+//	fencelock/+locks/orders%2F7/c4         {"fencelock":3,"request":"4f2a…","owner":"host/42/…","hold":"…"}
+//	fencelock/+locks/orders%2F7/forced     why holds were taken away, for a minute
+//	fencelock/+locks/catalog/+shared/c4    a shared hold
+//	fencelock/+locks/gpu/+permits/8/2/c4   two of eight permits
 //
 // What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys
 // of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create revision
@@ -34,10 +34,7 @@ func (d *Driver) dir(name string) string { return d.locksDir() + url.PathEscape(
 // locksDir is the directory of all names.
 func (d *Driver) locksDir() string { return d.prefix + "+locks/" }
 
-// keyIn returns the key of one request in its name's directory.
-func (c claim) keyIn(dir, requestID string) string { return dir + c.part() + requestID }
-
-// forcedKey is where ForceRelease leaves its reason. It is too short for a request id.
+// forcedKey is where ForceRelease leaves its reason.
 func (d *Driver) forcedKey(name string) string { return d.dir(name) + "forced" }
 
 // nameOf returns the name and the last part of a key.
@@ -54,38 +51,40 @@ func (d *Driver) nameOf(key string) (name, last string, ok bool) {
 	return name, last, err == nil
 }
 
-// value is what stands in a request's key.
+// value is what stands in a request's key. It begins with valueBegin and the request id.
 type value struct {
-	Format   int               `json:"fencelock"` // 2
+	Format   int               `json:"fencelock"` // 3
+	Request  string            `json:"request"`
 	Owner    string            `json:"owner,omitempty"`
 	HoldID   string            `json:"hold,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
+const valueBegin = `{"fencelock":3,"request":"`
+
 // entry is a key of the queue.
 type entry struct {
-	key       string
-	requestID string
-	claim     claim
-	revision  int64 // create revision
-	lease     clientv3.LeaseID
-	value     value
+	key      string
+	claim    claim
+	revision int64 // create revision
+	modified int64 // revision of the last write
+	lease    clientv3.LeaseID
+	value    value
 }
 
 // entryOf reads a key of ours. Foreign keys in our directories are no entries: they hold nothing up.
 func (d *Driver) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
-	e := entry{key: string(kv.Key), revision: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease)}
-	_, within, _ := strings.Cut(strings.TrimPrefix(e.key, d.locksDir()), "/")
-	part, requestID := splitKey(within)
-	if kv.Lease == 0 || backend.ValidateRequestID(requestID) != nil {
-		return e, false
+	e := entry{
+		key: string(kv.Key), revision: kv.CreateRevision, modified: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease),
 	}
-	e.requestID, e.claim = requestID, claimOf(part)
-	return e, json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 2
+	_, within, _ := strings.Cut(strings.TrimPrefix(e.key, d.locksDir()), "/")
+	part, _ := splitKey(within)
+	e.claim = claimOf(part)
+	return e, kv.Lease != 0 && json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 3
 }
 
 // splitKey splits the part of a key that is below its name's directory.
-func splitKey(within string) (part, requestID string) {
+func splitKey(within string) (part, station string) {
 	at := strings.LastIndexByte(within, '/') + 1
 	return within[:at], within[at:]
 }
@@ -102,26 +101,42 @@ func (d *Driver) entriesOf(kvs []*mvccpb.KeyValue) []entry {
 	return entries
 }
 
-// place returns where in the queue a key stands, and -1 if it does not.
-func place(queue []entry, key string) int {
+// indexOfKey returns where in the queue a key stands, and -1 if it does not.
+func indexOfKey(queue []entry, key string) int {
 	return slices.IndexFunc(queue, func(e entry) bool { return e.key == key })
 }
 
-// put returns the operation that writes a request's key. On a key that exists it keeps the create revision, and with it
-// the place and the token, and moves the key to lease: this is what makes an acquire idempotent.
-func (d *Driver) put(r backend.Request, lease clientv3.LeaseID, options ...clientv3.OpOption) (clientv3.Op, error) {
-	text, err := json.Marshal(value{Format: 2, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata})
+// indexOfRequest returns where in the queue a request stands, and -1 if it does not.
+func indexOfRequest(queue []entry, requestID string) int {
+	return slices.IndexFunc(queue, func(e entry) bool { return e.value.Request == requestID })
+}
+
+// asRead is true if a key has not been written since it was read. Whoever writes a key that stands compares this: a
+// transaction that is carried out late, on the lease of an earlier leader perhaps, must not take a key back that has
+// moved to another lease since, on which somebody believes.
+func asRead(key string, modified int64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(key), "=", modified)
+}
+
+// put returns the operation that writes the key of a wish. On a key that exists it keeps the create revision, and with
+// it the place and the token, and moves the key to lease: this is what makes an acquire idempotent.
+func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) (clientv3.Op, error) {
+	text, err := json.Marshal(value{
+		Format: 3, Request: w.r.RequestID, Owner: w.r.Owner, HoldID: w.r.HoldID, Metadata: w.r.Metadata,
+	})
 	if err != nil {
 		return clientv3.Op{}, fmt.Errorf("encode the entry: %w", err)
 	}
-	return clientv3.OpPut(d.Key(r.Grant()), string(text), append(options, clientv3.WithLease(lease))...), nil
+	return clientv3.OpPut(w.key, string(text), append(options, clientv3.WithLease(lease))...), nil
 }
 
-// grantOf returns the grant of a hold on s.
-func grantOf(r backend.Request, s *session, revision int64) backend.Grant {
-	g := r.Grant()
-	g.Token = tokenOf(r.Kind, revision)
-	g.Incarnation = strconv.FormatInt(revision, 10)
+// grantOf returns the grant of a wish that holds on s. Its incarnation is where the key was created, and the last part
+// of the key.
+func grantOf(w *wish, s *session) backend.Grant {
+	g := w.r.Grant()
+	g.Token = tokenOf(w.r.Kind, w.revision)
+	_, station := splitKey(w.key)
+	g.Incarnation = strconv.FormatInt(w.revision, 10) + "@" + station
 	g.TTL = s.ttl
 	g.SentAt = s.provedAt()
 	return g

@@ -43,8 +43,14 @@ func classOf(err error) error {
 	return nil
 }
 
+// errUnsent: a request was taken back before it left.
+var errUnsent = errors.New("the request was not sent")
+
 // unsent reports whether the request of a failed call never left: no connection stood.
 func unsent(err error) bool {
+	if errors.Is(err, errUnsent) {
+		return true
+	}
 	text := rpctypes.ErrorDesc(err)
 	return status.Code(err) == codes.Unavailable &&
 		(strings.Contains(text, "error while dialing") || strings.Contains(text, "Error while dialing") ||

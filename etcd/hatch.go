@@ -1,14 +1,22 @@
 package etcd
 
 import (
+	"strings"
+
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Key returns the key in etcd that a hold stands on.
+// Key returns the key in etcd that a hold stands on. Later holds of the name may stand on the same one, with greater
+// create revisions.
 func (d *Driver) Key(g backend.Grant) string {
-	return claim{kind: g.Kind, permits: g.Permits, limit: g.Limit}.keyIn(d.dir(g.Name), g.RequestID)
+	if _, station, ok := strings.Cut(g.Incarnation, "@"); ok {
+		return d.dir(g.Name) + claim{kind: g.Kind, permits: g.Permits, limit: g.Limit}.part() + station
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.requests[g.RequestID]
 }
 
 // OwnerCmp returns the comparison that is true as long as g is held: in the caller's own transaction it makes etcd
@@ -20,9 +28,8 @@ func (d *Driver) Key(g backend.Grant) string {
 // For the zero Grant and others that this driver did not issue, it is never true. Under a shared hold or permits others
 // hold beside g, and may write too.
 func (d *Driver) OwnerCmp(g backend.Grant) clientv3.Cmp {
-	revision := incarnation(g)
-	if revision == 0 {
-		revision = -1 // 0 would be true for a key that does not exist
+	if revision := incarnation(g); revision > 0 {
+		return clientv3.Compare(clientv3.CreateRevision(d.Key(g)), "=", revision)
 	}
-	return clientv3.Compare(clientv3.CreateRevision(d.Key(g)), "=", revision)
+	return clientv3.Compare(clientv3.CreateRevision(d.spaceKey()), "=", -1)
 }

@@ -170,8 +170,9 @@ const forcedFor = 60
 // victimsPerTxn stays below the operations that a server allows in a transaction, counting nested ones.
 const victimsPerTxn = 50
 
-// ForceRelease implements backend.ForceReleaser. The victims learn it at their next renewal, and by their tokens at
-// once where they write. It ends all holds that it finds, some dozens at a time; waiters take their turns meanwhile.
+// ForceRelease ends all holds of name that it finds, some dozens at a time; waiters take their turns meanwhile. The
+// victims learn it at their next renewal, and by their tokens at once where they write. A name that nobody holds is
+// backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
 }

@@ -256,13 +256,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 			t.Fatal(err)
 		}
 		defer s.leave()
-		put, err := one.put(late, s.id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := one.client.Do(t.Context(), put); err != nil {
-			t.Fatal(err)
-		}
+		mustPut(t, one, late, "late", s.id)
 		s.doubt()
 		mustAcquire(t, two, exclusively().asks(name, true))
 	})
@@ -528,6 +522,7 @@ func contentionOfAllKinds(t *testing.T, server *containers.EtcdServer) {
 		{exclusively(), sharing(), sharing()}, {taking(1, 3), taking(2, 3), taking(3, 3)}, {taking(1, 2), taking(2, 2)},
 	}
 	drivers := []*Driver{newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())}
+	drivers[1].station = drivers[0].station // they want the same keys
 	seen := &witness{held: map[claim]int{}}
 	var work sync.WaitGroup
 	for n := range workers {

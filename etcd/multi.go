@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// AcquireAll implements backend.MultiAcquirer for sets that do not wait and fit one transaction: 100 names, of which
-// shared ones count twice. Others are ErrUnsupported, also where the server allows less.
+// AcquireAll takes all names in one step or none, for sets that do not wait and fit one transaction: 100 names, of
+// which shared ones count twice. Others are backend.ErrUnsupported, also where the server allows less.
 //
 // Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the
 // wait for the others goes on.
@@ -34,7 +34,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 func inOneStep(rs []backend.Request) error {
 	comparisons := 0
 	for _, r := range rs {
-		comparisons += len(claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}.free(""))
+		comparisons += len(claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}.free("", ""))
 	}
 	switch {
 	case len(rs) > 1 && rs[0].Wait:
@@ -56,16 +56,20 @@ func (a *attempt) tryAll(ctx context.Context, s *session) error {
 
 func (a *attempt) takeAll(ctx context.Context, s *session) error {
 	var since []clientv3.Cmp
-	var puts, looks []clientv3.Op
+	var looks []clientv3.Op
 	for _, w := range a.wishes {
-		put, err := a.d.put(w.r, s.id, clientv3.WithPrevKV())
-		if err != nil {
-			return err
-		}
-		since, puts = append(since, w.claim.free(w.dir)...), append(puts, put)
+		since = append(since, w.claim.free(w.dir, w.key)...)
 		looks = append(looks, clientv3.OpGet(w.dir, clientv3.WithPrefix()))
 	}
 	for {
+		puts := make([]clientv3.Op, len(a.wishes))
+		for i := range puts {
+			put, err := a.wishes[i].put(s.id, clientv3.WithPrevKV())
+			if err != nil {
+				return err
+			}
+			puts[i] = put
+		}
 		resp, err := a.txn(ctx, since, puts, looks)
 		if err != nil {
 			return err
@@ -85,12 +89,17 @@ func (a *attempt) takeAll(ctx context.Context, s *session) error {
 // kept, not even what is left of the same set from an earlier call.
 func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
 	var stand []string
-	for i, w := range a.wishes {
-		before := a.d.entriesOf(resp.Responses[i].GetResponseRange().Kvs)
-		if at := place(before, w.key); at >= 0 {
-			since = append(since, clientv3.Compare(clientv3.CreateRevision(w.key), "=", before[at].revision))
+	for i := range a.wishes {
+		w, kvs := &a.wishes[i], resp.Responses[i].GetResponseRange().Kvs
+		before := a.d.entriesOf(kvs)
+		if at := indexOfRequest(before, w.r.RequestID); at >= 0 {
+			a.d.settleAt(w, before[at].key)
+			since = append(since, asRead(w.key, before[at].modified))
 			stand, before = append(stand, w.key), before[:at]
 		} else {
+			for a.taken(w, kvs) {
+				a.d.resettle(w)
+			}
 			since = append(since, unchanged(w.dir, resp.Header.Revision))
 		}
 		if refusal == nil {

@@ -135,8 +135,10 @@ func TestAcquireAll(t *testing.T) {
 			t.Errorf("a set without an answer = %v, want ErrUnknown and the context's error", err)
 		}
 		link.Pass()
-		for _, r := range rs {
-			mustRelease(t, far, r.Grant())
+		for _, r := range rs { // the sweep of the session may be faster
+			if err := far.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+				t.Error(err)
+			}
 		}
 		wantFree(t, "lost/a", "lost/b")
 	})
@@ -155,7 +157,7 @@ func TestAcquireAll(t *testing.T) {
 			want error
 		}{
 			"waiting":  {set(2, exclusively(), true), backend.ErrUnsupported},
-			"too many": {set(opsPerTxn/2+1, sharing(), false), backend.ErrUnsupported},
+			"too many": {set(opsPerTxn/3+1, sharing(), false), backend.ErrUnsupported},
 			"none":     {nil, backend.ErrInvalidOption},
 			"twice":    {slices.Concat(set(1, exclusively(), false), set(1, exclusively(), false)), backend.ErrInvalidOption},
 			"two TTLs": {differ, backend.ErrInvalidOption},
@@ -167,7 +169,7 @@ func TestAcquireAll(t *testing.T) {
 		}
 		wantFree(t, "set/0", "set/1")
 		mustRelease(t, d, mustAcquireAll(t, d, set(opsPerTxn, exclusively(), false))...)
-		mustRelease(t, d, mustAcquireAll(t, d, set(opsPerTxn/2, sharing(), false))...)
+		mustRelease(t, d, mustAcquireAll(t, d, set(opsPerTxn/3, sharing(), false))...)
 		mustRelease(t, d, mustAcquireAll(t, d, set(1, exclusively(), true))...)
 	})
 

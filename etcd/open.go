@@ -18,7 +18,8 @@ import (
 func init() { kit.Register(Open, "etcd", "etcds") }
 
 // Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when
-// its server owes an answer for 2 s and says nothing; the client goes on with another server. Proxies that the
+// its server owes an answer for 2 s and says nothing, or up to 16 s after it was too slow to check the password; the
+// client goes on with another server. Proxies that the
 // environment names are not used.
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
@@ -38,7 +39,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	conns := newConnections()
+	conns := newConnections(config.Username)
 	config.DialOptions = append(config.DialOptions, conns.options()...)
 	client, err := clientv3.New(config)
 	if err != nil {

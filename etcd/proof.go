@@ -3,8 +3,10 @@ package etcd
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
@@ -116,7 +118,8 @@ var errOvertaken = errors.New("a leader that may have been overtaken has answere
 // that ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the
 // leader of the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was
 // granted: then it came from the only leader that could do this, who will not before a TTL has passed since. What
-// stands on a lease of an earlier term moves to another, which that leader has never heard of.
+// stands on a lease of an earlier term moves to another, which that leader has never heard of. Where nobody else can have
+// led, the lease goes on: see alone.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
 	since := s.d.history.mark()
@@ -142,10 +145,31 @@ func (s *session) prolong(ctx context.Context) error {
 		return errOvertaken
 	case answer.GetTTL() <= 0:
 		return errSessionLost
-	case read.Header.GetRaftTerm() != s.term:
+	case read.Header.GetRaftTerm() == s.term.Load():
+	case s.alone(ctx, answer.Header, read.Header):
+		s.term.Store(read.Header.GetRaftTerm())
+	default:
 		return errOutgrown
 	}
 	return nil
+}
+
+// alone reports whether the member that granted the lease is the only one that votes, and has given these answers. It
+// elects itself when it is started again, and in no other case; the process before it has ended by then, since it keeps
+// the data locked. So there is no leader of an earlier term that could end the lease, which then need not move: moving
+// takes writes, and a server whose quota is used up refuses them.
+func (s *session) alone(ctx context.Context, answers ...*pb.ResponseHeader) bool {
+	for _, header := range answers {
+		if header.GetMemberId() != s.granter {
+			return false
+		}
+	}
+	resp, err := s.d.client.MemberList(ctx)
+	if err != nil || s.d.hear(resp.Header, nil) != nil {
+		return false
+	}
+	voters := slices.DeleteFunc(resp.Members, func(m *pb.Member) bool { return m.IsLearner })
+	return len(voters) == 1 && voters[0].ID == s.granter
 }
 
 // missing ends a session whose lease etcd does not know. It asks for the past first, which may be what is missing.

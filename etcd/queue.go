@@ -53,39 +53,38 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 
 // enter puts the key, unless the name is in use otherwise, and learns its place in the same transaction.
 func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighbours, error) {
-	put, err := a.d.put(w.r, s.id)
-	if err != nil {
-		return 0, neighbours{}, err
-	}
-	mixes, look := w.claim.mixes(w.dir), clientv3.OpGet(w.dir, clientv3.WithPrefix())
-	var resp *clientv3.TxnResponse
-	if a.again {
-		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, look}, []clientv3.Op{look})
-		resp, err = a.txn(ctx, exists(w.key), []clientv3.Op{put, look}, []clientv3.Op{enter})
-	} else { // ours is the last one, and only what may keep it out matters
-		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.claim.ahead(w.dir, 0)}, []clientv3.Op{look})
-		resp, err = a.txn(ctx, w.claim.free(w.dir), []clientv3.Op{put}, []clientv3.Op{enter})
-	}
-	if err != nil {
-		return 0, neighbours{}, err
-	}
-	fresh := !a.again
-	a.again = true
-	if revision := resp.Header.Revision; fresh && resp.Succeeded {
-		return revision, neighbours{own: true}, nil
-	} else if entered := resp.Responses[0].GetResponseTxn(); fresh && entered.Succeeded {
-		before, hidden := a.before(w, entered.Responses[1].GetResponseRange().Kvs, revision)
-		if hidden {
-			n, err := a.neighbours(ctx, s, w, revision)
-			return revision, n, err
+	for {
+		put, err := w.put(s.id)
+		if err != nil {
+			return 0, neighbours{}, err
 		}
-		return revision, neighbours{own: true, before: before}, nil
+		mixes, look := append(w.claim.mixes(w.dir), vacant(w.key)), clientv3.OpGet(w.dir, clientv3.WithPrefix())
+		// Ours is the last one then, and only what may keep it out matters.
+		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.claim.ahead(w.dir, 0)}, []clientv3.Op{look})
+		resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{enter})
+		if err != nil {
+			return 0, neighbours{}, err
+		}
+		if revision := resp.Header.Revision; resp.Succeeded {
+			return revision, neighbours{own: true}, nil
+		} else if entered := resp.Responses[0].GetResponseTxn(); entered.Succeeded {
+			before, hidden := a.before(w, entered.Responses[1].GetResponseRange().Kvs, revision)
+			if hidden {
+				n, err := a.neighbours(ctx, s, w, revision)
+				return revision, n, err
+			}
+			return revision, neighbours{own: true, before: before}, nil
+		}
+		if kvs, _ := lastRead(resp); a.taken(w, kvs) {
+			a.d.resettle(w)
+			continue
+		}
+		queue, at, err := a.insist(ctx, s, w, resp, func([]entry) error { return nil })
+		if err != nil {
+			return 0, neighbours{}, err
+		}
+		return queue[at].revision, neighbours{own: true, before: w.claim.blockers(queue[:at])}, nil
 	}
-	queue, at, err := a.insist(ctx, w, put, resp, func([]entry) error { return nil })
-	if err != nil {
-		return 0, neighbours{}, err
-	}
-	return queue[at].revision, neighbours{own: true, before: w.claim.blockers(queue[:at])}, nil
 }
 
 // before returns what keeps a key out that was created at revision, from what claim.ahead read. A foreign key may hide
@@ -191,7 +190,7 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
 	return slices.ContainsFunc(deleted, func(e *clientv3.Event) bool {
 		key := string(e.Kv.Key)
-		return key == own || place(entries, key) >= 0
+		return key == own || indexOfKey(entries, key) >= 0
 	})
 }
 
@@ -226,25 +225,37 @@ func (a *attempt) calm(ctx context.Context, err error) error {
 	return nil // read again
 }
 
-// remove deletes keys that nobody waits for any more, in the background, each until it is known to be gone or the same
-// request, sent again, holds it. Close ends that: it revokes the lease, and the keys go with it.
-func (d *Driver) remove(keys []string) {
-	for _, key := range keys {
+// remove deletes the keys of wishes that nobody waits for any more, in the background, each until it is known to be
+// gone or the same request, sent again, holds it. Close ends that: it revokes the lease, and the keys go with it.
+func (d *Driver) remove(wishes []wish) {
+	for _, w := range wishes {
 		if d.enter() != nil {
 			return
 		}
-		go d.removeOne(key)
+		d.mu.Lock()
+		d.places[w.key].removals++
+		d.mu.Unlock()
+		go d.removeOne(w.key, w.r.RequestID)
 	}
 }
 
-func (d *Driver) removeOne(key string) {
+func (d *Driver) removeOne(key, requestID string) {
 	defer d.gate.Leave()
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.places[key].removals--
+		d.tidyLocked(key)
+	}()
 	if d.landed(d.ctx, key) != nil {
 		return
 	}
 	for {
 		ctx, cancel := d.bounded(d.ctx)
-		err := d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return !d.known(key) })
+		err := d.deleteAsRead(ctx, key, func(kv *mvccpb.KeyValue) bool {
+			e, ours := d.entryOf(kv)
+			return ours && e.value.Request == requestID && !d.known(key)
+		})
 		cancel()
 		switch {
 		case errors.Is(err, backend.ErrNotHeld) && d.calling(key): // which may take it over or leave it to us

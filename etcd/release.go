@@ -27,22 +27,20 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	}
 	defer d.gate.Leave()
 	key, revision := d.Key(g), incarnation(g)
-	if revision == 0 {
-		// What the request may leave is known only when it is answered.
-		if err := d.landed(ctx, key); err != nil {
-			return err
-		}
-	}
+	h := d.hold(key, g)
 	var err error
 	if revision == 0 {
-		err = d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return true })
+		err = d.deleteRequest(ctx, key, g)
 	} else {
-		err = d.deleteCreated(ctx, key, revision)
+		created := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", revision)}
+		if h == nil { // not known to be this request's
+			created = append(created, standsFor(key, g.RequestID)...)
+		}
+		err = d.deleteIf(ctx, key, created...)
 	}
 	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		return err // the key may stand: its session goes on, and so does whoever calls again
 	}
-	h := d.hold(key, g)
 	if err != nil && revision != 0 {
 		err = d.notHeld(ctx, g, h)
 	}
@@ -50,9 +48,30 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// deleteCreated deletes a key if it has the create revision. Otherwise ErrNotHeld.
-func (d *Driver) deleteCreated(ctx context.Context, key string, revision int64) error {
-	return d.deleteIf(ctx, key, clientv3.Compare(clientv3.CreateRevision(key), "=", revision))
+// deleteRequest deletes the key of a request, which is "" if this driver knows of none. ErrNotHeld if there is no such
+// key.
+func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant) error {
+	// What the request may leave is known only when it is answered.
+	if err := d.landed(ctx, key); err != nil {
+		return err
+	}
+	if key == "" {
+		resp, err := d.get(unhurried{d.request(ctx)}, d.dir(g.Name), clientv3.WithPrefix())
+		if resp == nil {
+			d.trouble()
+			return err
+		}
+		queue := d.entriesOf(resp.Kvs)
+		at := indexOfRequest(queue, g.RequestID)
+		if at < 0 {
+			return backend.ErrNotHeld
+		}
+		key = queue[at].key
+	}
+	return d.deleteAsRead(ctx, key, func(kv *mvccpb.KeyValue) bool {
+		e, ours := d.entryOf(kv)
+		return ours && e.value.Request == g.RequestID
+	})
 }
 
 // deleteAsRead deletes a key as it reads it, if it may. It never deletes what is written later, however late its own
@@ -75,14 +94,27 @@ func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.
 	}
 }
 
-// deleteIf deletes a key if the comparison, which no missing key passes, holds. Otherwise ErrNotHeld.
-func (d *Driver) deleteIf(ctx context.Context, key string, cmp clientv3.Cmp) error {
-	resp, err := d.commit(unhurried{d.request(ctx)}, []clientv3.Cmp{cmp}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
-	switch {
-	case resp == nil:
-		d.trouble()
+// deleteIf deletes a key if the comparisons, which no missing key passes, hold. Otherwise ErrNotHeld.
+func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp) error {
+	name, _, _ := d.nameOf(key)
+	f := &flight{name: name, cmps: cmps, then: []clientv3.Op{clientv3.OpDelete(key)}, values: ctx}
+	if err := d.send(f); err != nil {
 		return err
-	case !resp.Succeeded:
+	}
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		if d.withdraw(f) {
+			return ctx.Err()
+		}
+		d.trouble()
+		return ctx.Err()
+	}
+	switch {
+	case f.resp == nil:
+		d.trouble()
+		return f.err
+	case !f.resp.Succeeded:
 		return backend.ErrNotHeld
 	}
 	return nil

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -185,49 +186,48 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 func (d *Driver) check(
 	ctx context.Context, s *session, sentAt backend.Instant, grants []backend.Grant, part []int, out []backend.Renewal,
 ) (tooMany bool) {
-	ops := make([]clientv3.Op, len(part))
-	for n, i := range part {
-		// Not keys only: some versions leave out the lease then.
-		ops[n] = clientv3.OpGet(d.Key(grants[i]))
-	}
-	resp, err := d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
-	for n, i := range part {
+	return d.read(ctx, grants, part, out, func(i int, e entry, found bool) {
 		g := grants[i]
-		if err != nil {
-			out[i].Err = err
-			continue
-		}
-		kvs := resp.Responses[n].GetResponseRange().Kvs
-		if len(kvs) == 1 && kvs[0].CreateRevision == incarnation(g) && clientv3.LeaseID(kvs[0].Lease) == s.id {
+		if found && e.revision == incarnation(g) && e.lease == s.id {
 			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
-			continue
+			return
 		}
 		key := d.Key(g)
 		h := d.hold(key, g)
 		out[i].Err = d.notHeld(ctx, g, h)
 		d.dropHold(key, h)
-	}
-	return isOneOf(err, rpctypes.ErrTooManyOps)
+	})
 }
 
 // move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them
 // the tokens.
 func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.Grant, members []int, out []backend.Renewal) {
 	members = slices.DeleteFunc(slices.Clone(members), func(i int) bool {
-		bad := incarnation(grants[i]) == 0 || ttl < minTTL || ttl%time.Second != 0
+		bad := incarnation(grants[i]) == 0 || d.Key(grants[i]) == "" || ttl < minTTL || ttl%time.Second != 0
 		if bad {
 			out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
 		}
 		return bad
 	})
+	stand := d.identify(ctx, grants, members, out)
+	members = slices.DeleteFunc(members, func(i int) bool { return out[i].Err != nil })
 	if len(members) == 0 {
 		return
 	}
-	keys := make([]string, len(members))
-	for n, i := range members {
-		keys[n] = d.Key(grants[i])
+	keys := make([]string, len(grants))
+	for _, i := range members {
+		keys[i] = d.Key(grants[i])
 	}
-	defer d.begun(keys)()
+	d.mu.Lock()
+	for _, i := range members {
+		d.callLocked(keys[i], grants[i].RequestID)
+	}
+	d.mu.Unlock()
+	defer func() {
+		for _, i := range members {
+			d.endCall(keys[i])
+		}
+	}()
 	s, err := d.provedSession(ctx, ttl)
 	if err != nil {
 		for _, i := range members {
@@ -241,22 +241,66 @@ func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.G
 			out[i].Err = err
 		}
 	} else {
-		d.moveAll(ctx, s, grants, members, out)
+		d.moveAll(ctx, s, grants, stand, members, out)
 	}
 	for _, i := range members {
-		key := d.Key(grants[i])
-		if h := d.hold(key, grants[i]); h != nil && h.adopted { // it did not move
-			d.dropHold(key, h)
+		if h := d.hold(keys[i], grants[i]); h != nil && h.adopted { // it did not move
+			d.dropHold(keys[i], h)
 		}
 	}
 }
 
-func (d *Driver) moveAll(ctx context.Context, s *session, grants []backend.Grant, members []int, out []backend.Renewal) {
+// identify reads the keys of grants, by number. Those that are gone, or of which this driver knows nothing and that
+// stand for another request, are told so.
+func (d *Driver) identify(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) []entry {
+	stand := make([]entry, len(grants))
 	d.inParts(members, func(part []int) (tooMany bool) {
-		done, tooMany := d.moveTogether(ctx, s, grants, part, out)
+		return d.read(ctx, grants, part, out, func(i int, e entry, found bool) {
+			g, key := grants[i], d.Key(grants[i])
+			h := d.hold(key, g)
+			if !found || e.revision != incarnation(g) || h == nil && e.value.Request != g.RequestID {
+				out[i].Err = d.notHeld(ctx, g, h)
+				d.dropHold(key, h)
+			}
+			stand[i] = e
+		})
+	})
+	return stand
+}
+
+// read reads the keys of the grants whose numbers are in part, and calls see for each, unless there was an error.
+func (d *Driver) read(
+	ctx context.Context, grants []backend.Grant, part []int, out []backend.Renewal, see func(i int, e entry, found bool),
+) (tooMany bool) {
+	ops := make([]clientv3.Op, len(part))
+	for n, i := range part {
+		// Not keys only: some versions leave out the lease then.
+		ops[n] = clientv3.OpGet(d.Key(grants[i]))
+	}
+	resp, err := d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
+	for n, i := range part {
+		if out[i].Err = err; err != nil {
+			continue
+		}
+		var e entry
+		kvs := resp.Responses[n].GetResponseRange().Kvs
+		found := len(kvs) == 1
+		if found {
+			e, found = d.entryOf(kvs[0])
+		}
+		see(i, e, found)
+	}
+	return isOneOf(err, rpctypes.ErrTooManyOps)
+}
+
+func (d *Driver) moveAll(
+	ctx context.Context, s *session, grants []backend.Grant, stand []entry, members []int, out []backend.Renewal,
+) {
+	d.inParts(members, func(part []int) (tooMany bool) {
+		done, tooMany := d.moveTogether(ctx, s, grants, stand, part, out)
 		if !done {
-			for _, i := range part { // one is gone, and keeps no other from moving
-				d.moveTogether(ctx, s, grants, []int{i}, out)
+			for _, i := range part { // one has changed, and keeps no other from moving
+				d.moveTogether(ctx, s, grants, stand, []int{i}, out)
 			}
 		}
 		return tooMany
@@ -291,21 +335,26 @@ func (d *Driver) adopt(s *session, grants []backend.Grant, members []int) error 
 		if err := s.joinMore(1); err != nil {
 			return err
 		}
-		d.addHold(key, &hold{session: s, revision: incarnation(grants[i]), adopted: true})
+		d.addHold(key, grants[i].RequestID, &hold{session: s, revision: incarnation(grants[i]), adopted: true})
 	}
 	return nil
 }
 
-// moveTogether puts grants on a session in one transaction, all or none. done is false if one of several is gone.
+// errChanged: a key is not any more what it was when it was read. It may have gone, or have been moved by an earlier
+// transaction that was carried out late; the next renewal finds out.
+var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.ErrUnavailable)
+
+// moveTogether puts grants on a session in one transaction, all or none, if their keys are as they were read. done is
+// false if one of several is not.
 func (d *Driver) moveTogether(
-	ctx context.Context, s *session, grants []backend.Grant, part []int, out []backend.Renewal,
+	ctx context.Context, s *session, grants []backend.Grant, stand []entry, part []int, out []backend.Renewal,
 ) (done, tooMany bool) {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
 	holds := make([]*hold, len(part)) // nil: given back meanwhile
 	for n, i := range part {
 		key := d.Key(grants[i])
 		holds[n] = d.hold(key, grants[i])
-		cmps[n] = clientv3.Compare(clientv3.CreateRevision(key), "=", incarnation(grants[i]))
+		cmps[n] = asRead(key, stand[i].modified)
 		puts[n] = clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
 	sentAt := s.provedAt()
@@ -317,15 +366,13 @@ func (d *Driver) moveTogether(
 		err = s.joinMore(len(part))
 	}
 	for n, i := range part {
-		g, key := grants[i], d.Key(grants[i])
 		switch {
 		case err != nil:
 			out[i].Err = err
 		case !resp.Succeeded:
-			out[i].Err = d.notHeld(ctx, g, holds[n])
-			d.dropHold(key, holds[n])
+			out[i].Err = errChanged
 		default:
-			d.moveHold(key, holds[n], s)
+			d.moveHold(d.Key(grants[i]), holds[n], s)
 			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
 		}
 	}

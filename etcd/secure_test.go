@@ -3,14 +3,19 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
@@ -75,7 +80,14 @@ func secured(t *testing.T) *containers.EtcdServer {
 func securedFor(t *testing.T, tokenTTL string) *containers.EtcdServer {
 	t.Helper()
 	server := containers.Etcd(t, containers.Args("--auth-token-ttl", tokenTTL))
-	c := dial(t, server.Addr())
+	EnableAuth(t, dial(t, server.Addr()))
+	return server
+}
+
+// EnableAuth makes a cluster want a user and a password: root master, who may do everything, or ann secret, who may
+// read and write below the default prefix.
+func EnableAuth(t testing.TB, c *clientv3.Client) {
+	t.Helper()
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { _, err := c.RoleAdd(ctx, "root"); return err },
 		func(ctx context.Context) error { _, err := c.UserAdd(ctx, "root", "master"); return err },
@@ -94,7 +106,6 @@ func securedFor(t *testing.T, tokenTTL string) *containers.EtcdServer {
 			t.Fatal(err)
 		}
 	}
-	return server
 }
 
 // TestAuthTokenExpires: a hold and a waiter outlive every token that the client gets for its password.
@@ -219,8 +230,10 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 	defer client.Close()
 	d := New(client, nil)
 	defer d.Close(t.Context())
-	mustAcquire(t, d, request("x", false))
-	waiter := acquireLater(t, d, request("x", true))
+	holds, waits := request("x", false), request("x", true)
+	holds.TTL, waits.TTL = 5*time.Second, 5*time.Second // a machine that stands still for less loses no session
+	mustAcquire(t, d, holds)
+	waiter := acquireLater(t, d, waits)
 	atFirst := authenticated.Load()
 	var s *session
 	for _, s = range d.sessions {
@@ -238,6 +251,89 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 	if n := authenticated.Load() - atFirst; n > 2 {
 		t.Errorf("the client has authenticated %d times more, want at most 2", n)
 	}
+}
+
+// TestOneTokenServesAllStreams: waits open and close streams, and the client says who it is once.
+func TestOneTokenServesAllStreams(t *testing.T) {
+	t.Parallel()
+	d, err := open(t, "etcd://ann:secret@"+securedFor(t, "300").Addr()+"?timeout=20s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 { // each wait has the only watch
+		g := mustAcquire(t, d, request("x", false))
+		waiter := acquireLater(t, d, request("x", true))
+		mustWait(t, "the waiter", waiter)
+		if err := d.Release(t.Context(), g); err != nil {
+			t.Fatal(err)
+		}
+		got := <-waiter
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		if err := d.Release(t.Context(), got.grant); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := d.conns.token.inUse(); n != 1 {
+		t.Errorf("the client has got %d tokens, want 1", n)
+	}
+}
+
+// TestSlowCheckOfAPassword: a server that takes long is asked once, however many want the token and however soon they
+// stop waiting for it; the next request for one is given more time if that failed.
+func TestSlowCheckOfAPassword(t *testing.T) {
+	t.Parallel()
+	conns := newConnections("ann")
+	var asked atomic.Int64
+	answers := make(chan error)
+	authenticate := func(ctx context.Context) (string, error) {
+		reply := &pb.AuthenticateResponse{}
+		err := conns.token.unary(ctx, pb.Auth_Authenticate_FullMethodName, nil, reply, nil, func(
+			_ context.Context, _ string, _, reply any, _ *grpc.ClientConn, _ ...grpc.CallOption,
+		) error {
+			n := asked.Add(1)
+			err := <-answers
+			reply.(*pb.AuthenticateResponse).Token = fmt.Sprint("token-", n)
+			return err
+		})
+		return reply.Token, err
+	}
+	all := func(ctx context.Context, want string) {
+		t.Helper()
+		var work sync.WaitGroup
+		for range 20 {
+			work.Go(func() {
+				if got, err := authenticate(ctx); err != nil || got != want {
+					t.Errorf("authenticate = %q, %v, want %q", got, err, want)
+				}
+			})
+		}
+		work.Wait()
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	for range 20 {
+		if _, err := authenticate(short); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("authenticate = %v, want DeadlineExceeded", err)
+		}
+	}
+	if n := asked.Load(); n > 1 {
+		t.Errorf("the server was asked %d times at once", n)
+	}
+	answers <- status.Error(codes.Unavailable, "the connection was closed")
+	eventually(t, "more time", func() bool { return conns.bears.Load() == int64(2*silence) })
+	go func() { answers <- nil }()
+	all(t.Context(), "token-2")
+	if got := conns.bears.Load(); got != int64(silence) {
+		t.Errorf("a server may be silent for %v, want %v", time.Duration(got), silence)
+	}
+
+	conns.token.forget(conns.token.inUse() - 1) // said of an older one
+	all(t.Context(), "token-2")
+	conns.token.forget(conns.token.inUse())
+	go func() { answers <- nil }()
+	all(t.Context(), "token-3")
 }
 
 // TestSlowKeepaliveTakesItsStreamWithIt: a late answer is not taken for that to a later keepalive.

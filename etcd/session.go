@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -31,7 +32,8 @@ type session struct {
 
 	keepAlives *keepAlives
 
-	term uint64 // the lease was granted in this raft term, or a later one
+	granter uint64        // the member that granted the lease, or handed the request on
+	term    atomic.Uint64 // the lease was granted in this raft term, or a later one; or nobody else has led since: see alone
 
 	lost     chan struct{} // closed when etcd said that the lease is gone
 	outgrown chan struct{} // closed when the lease can no longer be proved
@@ -55,7 +57,7 @@ var errSessionLost = errors.New("the etcd lease is gone")
 // the next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
 const attemptTime = 3 * time.Second
 
-// sessionFor returns the session for ttl, with a user more. It makes one if there is none.
+// sessionFor returns the session for ttl, or makes one, and counts one more user of it.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	seconds := int64(ttl / time.Second)
 	for {
@@ -95,7 +97,7 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 // join. The lease's id is our own choice, so that one which was granted without our hearing of it can be revoked.
 func (s *session) create() {
 	sent := s.d.clock.Now()
-	s.term = s.d.history.greatestTerm()
+	s.term.Store(s.d.history.greatestTerm())
 	since := s.d.history.mark()
 	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
@@ -103,6 +105,7 @@ func (s *session) create() {
 	cancel()
 	granted := err == nil
 	if granted {
+		s.granter = resp.Header.GetMemberId()
 		err = s.d.hear(resp.Header, since)
 	}
 	if err != nil {
@@ -294,14 +297,15 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 	defer d.mu.Unlock()
 	d.removeLocked(s)
 	var tell []func(backend.Reason)
-	for key, h := range d.holds {
-		if h.session != s {
-			continue
+	for key, p := range d.places {
+		if p.hold != nil && p.hold.session == s {
+			if p.hold.lost != nil {
+				tell = append(tell, p.hold.lost)
+			}
+			p.hold = nil
 		}
-		delete(d.holds, key)
-		if h.lost != nil {
-			tell = append(tell, h.lost)
-		}
+		delete(p.doubts, s) // what comes late finds no lease
+		d.tidyLocked(key)
 	}
 	return tell
 }
@@ -319,7 +323,10 @@ func (d *Driver) takeSessions() []*session {
 	}
 	clear(d.sessions)
 	clear(d.older)
-	clear(d.holds)
+	for key, p := range d.places {
+		p.hold = nil
+		d.tidyLocked(key)
+	}
 	return all
 }
 

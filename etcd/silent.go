@@ -20,6 +20,10 @@ import (
 // to three servers would hang.
 const silence = 2 * time.Second
 
+// mostSilence bounds what silence may grow to, see bearWith. gRPC's own keepalive does not end it: a server that is busy
+// answers its pings.
+const mostSilence = 8 * silence
+
 // maxBackoff is the longest pause between two attempts to connect. gRPC's own is two minutes, for which locks would go
 // on being out of reach after a long outage.
 const maxBackoff = 3 * time.Second
@@ -30,18 +34,29 @@ const maxBackoff = 3 * time.Second
 type connections struct {
 	begun  time.Time
 	failed atomic.Pointer[string] // why the last request that found no server found none
+	bears  atomic.Int64           // for how long a server may be silent: see bearWith
+	token  *token                 // nil without a user
 
 	mu   sync.Mutex // protects the following field
 	open map[*connection]struct{}
 }
 
-func newConnections() *connections {
-	return &connections{begun: time.Now(), open: map[*connection]struct{}{}}
+func newConnections(user string) *connections {
+	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}}
+	c.bears.Store(int64(silence))
+	if user != "" {
+		c.token = &token{conns: c}
+	}
+	return c
 }
 
 // options make a client use c.
 func (c *connections) options() []grpc.DialOption {
-	return []grpc.DialOption{
+	var options []grpc.DialOption
+	if c.token != nil {
+		options = append(options, grpc.WithChainUnaryInterceptor(c.token.unary), grpc.WithChainStreamInterceptor(c.token.stream))
+	}
+	return append(options,
 		grpc.WithContextDialer(c.dial),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
@@ -55,7 +70,7 @@ func (c *connections) options() []grpc.DialOption {
 			c.noteFailure(err)
 			return err
 		}),
-	}
+	)
 }
 
 // noteFailure keeps what gRPC says of its connections when a request fails for want of one. The client library would
@@ -70,6 +85,18 @@ func (c *connections) noteFailure(err error) {
 		return
 	}
 	c.failed.Store(&text)
+}
+
+// bearWith is told how a request for a token has ended. Checking a password is what takes a server long; one that is
+// given up for it makes another one begin the same, until all are behind. So each that fails gives the next one, and
+// whatever else is asked meanwhile, twice the time.
+func (c *connections) bearWith(err error) {
+	switch status.Code(err) {
+	case codes.OK:
+		c.bears.Store(int64(silence))
+	case codes.Unavailable, codes.DeadlineExceeded:
+		c.bears.Store(min(2*c.bears.Load(), int64(mostSilence)))
+	}
 }
 
 // failure is why the last request that found no server found none, or nil.
@@ -97,14 +124,14 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	if c == nil {
 		return func() bool { return true }
 	}
-	return time.AfterFunc(silence, c.closeSilent).Stop
+	return time.AfterFunc(time.Duration(c.bears.Load()), c.closeSilent).Stop
 }
 
 // closeSilent closes the connections on which a server has owed an answer for long. The request that hangs was written
 // a little after it began, if it was not held up; and what a server need not answer counts too: no harm is done by
 // closing a connection on which it had nothing to say.
 func (c *connections) closeSilent() {
-	before := c.now() - int64(silence)/2
+	before := c.now() - c.bears.Load()/2
 	c.mu.Lock()
 	var silent []*connection
 	for conn := range c.open {

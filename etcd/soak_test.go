@@ -28,7 +28,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 	return d, nil
 }
 
-// TestSoak breaks three nodes, the paths to and between them, and the processes of their clients, as chance wills.
+// TestSoak breaks three nodes, the paths to and between them, and the processes of their clients, at random.
 func TestSoak(t *testing.T) {
 	deep.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {

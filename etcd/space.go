@@ -97,6 +97,8 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	return lost
 }
 
+var errSameSpace = fmt.Errorf("%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)
+
 // commitHere is commit in a store whose token space is the known one. Elsewhere nothing is done.
 func (d *Driver) commitHere(
 	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
@@ -114,5 +116,5 @@ func (d *Driver) commitHere(
 	if err := d.checkSpace(resp.Responses[0].GetResponseRange().Kvs); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)
+	return nil, errSameSpace
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/internal/deep"
 )
 
 // Compaction under waiters and watchers takes nothing from them: both follow what is to come.
@@ -53,22 +54,39 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 }
 
 // A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; whoever
-// wants one is told that the service is unavailable, and gets it when there is room.
+// wants one is told that the service is unavailable, and gets it when there is room. So it is also when the only member
+// was started again, for which the holds need not move.
 func TestFullServerKeepsHolds(t *testing.T) {
 	t.Parallel()
-	d := newDriver(t, containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576")).Addr())
+	server := containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576"))
+	d := newDriver(t, server.Addr())
 	r := request("x", false)
+	r.TTL = 20 * time.Second // longer than the server is away
 	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
-	held, other := mustAcquire(t, d, r), mustAcquire(t, d, request("other", false))
-	fill := strings.Repeat("x", 100<<10)
-	eventually(t, "the server is full", func() bool {
-		_, err := d.client.Put(t.Context(), "filling/"+backend.NewRequestID(), fill)
-		return errors.Is(err, rpctypes.ErrNoSpace)
+	held := mustAcquire(t, d, r)
+	other := request("other", false)
+	other.TTL = r.TTL
+	alsoHeld := mustAcquire(t, d, other)
+	fill(t, d.client)
+	before := leaseOf(t, d, r)
+	if err := server.Restart(t.Context()); err != nil { // which begins another term
+		t.Fatal(err)
+	}
+	eventually(t, "the hold is renewed after the restart", func() bool {
+		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
+		if errors.Is(renewal.Err, backend.ErrNotHeld) {
+			t.Fatalf("Renew = %v", renewal.Err)
+		}
+		held.SentAt = max(held.SentAt, renewal.SentAt)
+		return renewal.Err == nil
 	})
+	if leaseOf(t, d, r) != before {
+		t.Error("the hold has moved")
+	}
 	if _, err := d.Acquire(t.Context(), request("y", false)); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("Acquire = %v, want ErrUnavailable", err)
 	}
-	for last := held.SentAt; last < held.SentAt.Add(2*held.TTL); { // longer than it would live by itself
+	for last := held.SentAt; last < held.SentAt.Add(held.TTL+held.TTL/4); { // longer than it would live by itself
 		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
 		if renewal.Err != nil {
 			t.Fatalf("Renew = %v", renewal.Err)
@@ -76,25 +94,92 @@ func TestFullServerKeepsHolds(t *testing.T) {
 		last = renewal.SentAt
 		time.Sleep(held.TTL / 10) // as the core, which does not renew all the time
 	}
-	mustRelease(t, d, other)
+	mustRelease(t, d, alsoHeld)
 
-	resp, err := d.client.Delete(t.Context(), "filling/", clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.client.Compact(t.Context(), resp.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.client.Defragment(t.Context(), d.client.Endpoints()[0]); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.client.AlarmDisarm(t.Context(), &clientv3.AlarmMember{}); err != nil {
-		t.Fatal(err)
-	}
+	makeRoom(t, d.client)
 	eventually(t, "there is room again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g, err := d.Acquire(ctx, request("y", false))
 		return err == nil && g.Token > held.Token
 	})
+}
+
+// fill uses up the quota.
+func fill(t *testing.T, c *clientv3.Client) {
+	t.Helper()
+	text := strings.Repeat("x", 100<<10)
+	eventually(t, "the quota is used up", func() bool {
+		_, err := c.Put(t.Context(), "filling/"+backend.NewRequestID(), text)
+		return errors.Is(err, rpctypes.ErrNoSpace)
+	})
+}
+
+// makeRoom undoes fill.
+func makeRoom(t *testing.T, c *clientv3.Client) {
+	t.Helper()
+	resp, err := c.Delete(t.Context(), "filling/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Compact(t.Context(), resp.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	for _, endpoint := range c.Endpoints() {
+		if _, err := c.Defragment(t.Context(), endpoint); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.AlarmDisarm(t.Context(), &clientv3.AlarmMember{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// In a full cluster of several members nothing can move after an election. Then nobody believes in a hold for longer
+// than the leader before has granted; its key is kept, and it goes on with its token when there is room in time.
+func TestFullClusterAfterAnElection(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	c := containers.EtcdCluster(t, containers.Args("--quota-backend-bytes", "1048576"))
+	d := newDriver(t, c.Endpoints()...)
+	r := request("x", false)
+	r.TTL = 30 * time.Second
+	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+	held := mustAcquire(t, d, r)
+	fill(t, d.client)
+	before := leaseOf(t, d, r)
+
+	leader, term, err := c.Leader(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Node(leader).Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Leader(t.Context(), term); err != nil {
+		t.Fatal(err)
+	}
+	elected := d.clock.Now()
+	eventually(t, "the proofs of the leader before are used up", func() bool {
+		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
+		if errors.Is(renewal.Err, backend.ErrNotHeld) {
+			t.Fatalf("Renew = %v", renewal.Err)
+		}
+		if renewal.Err == nil && renewal.SentAt > elected {
+			t.Errorf("a renewal after the election rests on a request that was sent %v after it", renewal.SentAt.Sub(elected))
+		}
+		return errors.Is(renewal.Err, backend.ErrUnavailable)
+	})
+	if leaseOf(t, d, r) != before {
+		t.Error("the hold has moved")
+	}
+	makeRoom(t, d.client)
+	eventually(t, "the hold has moved", func() bool {
+		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
+		if errors.Is(renewal.Err, backend.ErrNotHeld) {
+			t.Fatalf("Renew = %v", renewal.Err)
+		}
+		return renewal.Err == nil && leaseOf(t, d, r) != before
+	})
+	mustRelease(t, d, held)
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // keepAlives is the stream on which a session sends keepalives, one at a time, each answered before the next one is
-// sent. One stream each was rejected: with a user and a password the client authenticates for every stream, which costs
-// the server a slow hash and the cluster a proposal.
+// sent. One stream each was rejected: with a user and a password a client that is given to New authenticates for every
+// stream, which costs the server a slow hash and the cluster a proposal.
 //
 // A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later
 // one.

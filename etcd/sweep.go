@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
 )
@@ -22,38 +21,6 @@ import (
 
 // firstSweep is how long after an unanswered request the first look follows; each further one takes twice as long.
 const firstSweep = 50 * time.Millisecond
-
-// begun notes that a call may write keys; the function that it returns ends that.
-func (d *Driver) begun(keys []string) (ended func()) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, key := range keys {
-		d.calls[key]++
-	}
-	return func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		for _, key := range keys {
-			if d.calls[key]--; d.calls[key] == 0 {
-				delete(d.calls, key)
-			}
-		}
-	}
-}
-
-// known reports whether key is a hold, or may become one.
-func (d *Driver) known(key string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.holds[key] != nil || d.calls[key] > 0
-}
-
-// calling reports whether a call may write key.
-func (d *Driver) calling(key string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.calls[key] > 0
-}
 
 // doubt notes that a request on the session was not answered.
 func (s *session) doubt() {
@@ -96,12 +63,9 @@ func (s *session) sweep() {
 // whether somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before
 // the reading is known, and one that writes it later is not undone.
 func (s *session) deleteUnknown(ctx context.Context, key string) error {
-	_, within, ours := s.d.nameOf(key)
-	if _, id := splitKey(within); !ours || backend.ValidateRequestID(id) != nil {
-		return nil
-	}
 	err := s.d.deleteAsRead(ctx, key, func(kv *mvccpb.KeyValue) bool {
-		return clientv3.LeaseID(kv.Lease) == s.id && !s.d.known(key)
+		e, ours := s.d.entryOf(kv)
+		return ours && e.lease == s.id && !s.d.known(key)
 	})
 	if errors.Is(err, backend.ErrNotHeld) {
 		return nil

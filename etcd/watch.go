@@ -15,8 +15,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Watch implements backend.Watcher, with replay since any revision that etcd has not compacted. A hold that ended is
-// reported as released while its lease lives, and as expired when the lease has gone too.
+// Watch yields what happens to a name from now on, or since any revision that etcd has not compacted; one that it has
+// is backend.ErrCompacted. A hold that ended is reported as released while its lease lives, and as expired when the
+// lease has gone too. The loop ends with an error when ctx ends, or with Close.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, int64(since), func(e backend.Change) bool { return yield(e, nil) }); err != nil {
@@ -130,7 +131,7 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 	var forcedAway *forced
 	for _, e := range events {
 		key := string(e.Kv.Key)
-		switch at := place(f.queue, key); {
+		switch at := indexOfKey(f.queue, key); {
 		case e.Type == clientv3.EventTypeDelete && at >= 0:
 			f.queue = slices.Delete(f.queue, at, at+1)
 		case e.Type == clientv3.EventTypePut && key == f.d.forcedKey(f.name):

@@ -16,8 +16,10 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Acquire implements backend.Driver: one statement and one commit for a free name, or a place in the name's queue. The
-// release before grants to the head of the queue in its own transaction and then notifies it.
+// Acquire takes a lock: one statement and one commit for a free name, or a place in the name's queue. The release
+// before grants to the head of the queue in its own transaction and then notifies it. The same RequestID again gets the
+// same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (the commit may have happened,
+// and what it left could not be given back), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.admit(ctx, r); err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
@@ -102,7 +104,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	}
 	var a answer
 	err := d.put(ctx, s, []key{{r.Name, r.RequestID}}, func(ctx context.Context) (err error) {
-		a, err = d.ask(ctx, d.sql.acquire, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
+		a, err = d.acquires.ask(ctx, r.MinHold == 0, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
 		return err
 	})
 	if err != nil {
@@ -200,6 +202,14 @@ func arguments(s *session, r *backend.Request) []any {
 	}
 }
 
+// requests are the columns of what arguments returns for several.
+func requests(calls []*call) []any {
+	return []any{
+		column[string](calls, 0), column[string](calls, 1), column[string](calls, 2), column[string](calls, 3),
+		column[string](calls, 4), column[int](calls, 5), column[int](calls, 6), column[int](calls, 7), column[*string](calls, 8),
+	}
+}
+
 func metadataText(m map[string]string) *string {
 	if len(m) == 0 {
 		return nil
@@ -279,8 +289,8 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
 }
 
-// AcquireAll implements backend.MultiAcquirer in one statement and one commit. A set that waits looks again whenever
-// something may have changed: it keeps no place in the queues, and those who wait for one name go first.
+// AcquireAll takes all names or none, in one statement and one commit. A set that waits looks again whenever something
+// may have changed: it keeps no place in the queues, and those who wait for one name go first.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -332,17 +342,10 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	}
 	defer s.leave(1)
 	n := len(rs)
-	names, ids, holdIDs, owners := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-	kinds, permits, limits, metadata := make([]int, n), make([]int, n), make([]int, n), make([]string, n)
-	keys := make([]key, n)
+	keys, calls := make([]key, n), make([]*call, n)
 	for i := range rs {
-		r := &rs[i]
-		keys[i] = key{r.Name, r.RequestID}
-		names[i], ids[i], holdIDs[i], owners[i] = r.Name, r.RequestID, r.HoldID, r.Owner
-		kinds[i], permits[i], limits[i] = int(r.Kind), r.Permits, r.Limit
-		if text := metadataText(r.Metadata); text != nil {
-			metadata[i] = *text
-		}
+		keys[i] = key{rs[i].Name, rs[i].RequestID}
+		calls[i] = &call{args: arguments(s, &rs[i])}
 	}
 	var answers []answer
 	before := d.position()
@@ -352,7 +355,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 			err := a.scan(rows)
 			answers = append(answers, a)
 			return err
-		}, d.sql.acquireAll, names, ids, holdIDs, owners, kinds, permits, limits, metadata, s.id, rs[0].MinHold.Milliseconds())
+		}, d.sql.acquireAll, append(requests(calls), rs[0].MinHold.Milliseconds())...)
 		for i := range answers {
 			d.wake(answers[i].wake)
 		}

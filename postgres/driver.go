@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
@@ -34,6 +35,10 @@ type Options struct {
 	// in transaction mode) the driver finds that out by itself, within 5 s of the first wait.
 	NoListen bool
 
+	// Listen is a connection string of the server itself, for the one connection that listens, where the pool's way to
+	// the server is a pooler that does not pass notifications on. Default: as the pool connects.
+	Listen string
+
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
@@ -53,10 +58,14 @@ type Driver struct {
 	id    string // of this client: sessions and the channel begin with it
 
 	described  atomic.Pointer[backend.Description]
-	probed     atomic.Bool // the last probe found the server fit
+	probed     atomic.Bool  // the last probe found the server fit, and no other server has become primary since
+	looked     atomic.Int64 // when the last probe began, as an Instant
 	noListen   bool
-	unprepared atomic.Bool // statements are not prepared
+	listenAt   *pgx.ConnConfig // nil: as the pool connects
+	unprepared atomic.Bool     // statements are not prepared
 	gate       *kit.Gate
+	acquires   together      // calls of Acquire
+	releases   together      // calls of Release
 	unheard    atomic.Bool   // notifications do not arrive
 	hears      atomic.Bool   // they do, now
 	polls      chan struct{} // asks for a look at all who wait
@@ -115,6 +124,10 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 		schema = defaultSchema
 	}
 	d.sql = queriesFor(schema)
+	d.acquires = together{d: d, one: d.sql.acquire, free: d.sql.acquireFree, columns: requests, done: "granted"}
+	d.releases = together{d: d, one: d.sql.release, free: d.sql.releaseFree, columns: func(calls []*call) []any {
+		return []any{column[string](calls, 0), column[string](calls, 1), column[int64](calls, 2)}
+	}, done: "ended"}
 	d.described.Store(d.describe(facts{}))
 	switch {
 	case pool == nil:
@@ -124,6 +137,12 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	default:
 		d.connect(pool.Config())
 	}
+	if o.Listen != "" {
+		var err error
+		if d.listenAt, err = pgx.ParseConfig(o.Listen); err != nil {
+			d.unfit = kit.InvalidOption("Listen", "…", "pgx cannot read it")
+		}
+	}
 	return d
 }
 
@@ -131,7 +150,8 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 // that is never deleted, from the server's timeline and log position.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe implements backend.Driver. Exclusion and TokenSpace are known after the first Ping or call.
+// Describe tells what the driver can do with the present server, without asking it. Exclusion and TokenSpace are known
+// after the first Ping or call.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // enter counts a call in; leave follows unless it fails.
@@ -154,9 +174,19 @@ func (d *Driver) enter(ctx context.Context) error {
 			d.gate.Leave()
 			return err
 		}
+	} else if last := d.looked.Load(); d.clock.Now().Sub(backend.Instant(last)) > probeEvery &&
+		d.looked.CompareAndSwap(last, int64(d.clock.Now())) {
+		d.gate.Go(func(ctx context.Context) {
+			bounded, cancel := context.WithTimeout(ctx, attemptTime)
+			defer cancel()
+			_ = d.probe(bounded) // what cannot be asked is asked again
+		})
 	}
 	return nil
 }
+
+// probeEvery is how often a driver in use looks at the server's settings, beside the first time and each promotion.
+const probeEvery = 30 * time.Second
 
 // Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were
 // not released end with their sessions, at once if the server can be reached and after their TTL otherwise.

@@ -22,10 +22,11 @@ func TestBadArguments(t *testing.T) {
 	for what, d := range map[string]*postgres.Driver{
 		"nil pool":   postgres.New(nil, nil),
 		"bad schema": postgres.New(nil, &postgres.Options{Schema: `x"; drop`}),
+		"bad listen": postgres.New(nil, &postgres.Options{Listen: "postgres://u:secret@h:x"}),
 	} {
 		_, err := d.Acquire(t.Context(), request("x", time.Minute))
 		var invalid *backend.InvalidError
-		if !errors.As(err, &invalid) || strings.Contains(err.Error(), "%!") {
+		if !errors.As(err, &invalid) || strings.Contains(err.Error(), "%!") || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: acquire = %v, want an *InvalidError", what, err)
 		}
 		if err := d.Ping(t.Context()); !errors.As(err, &invalid) {
@@ -253,6 +254,37 @@ func TestBehindATransactionPooler(t *testing.T) {
 	}
 }
 
+// With one connection past the pooler a holder is told at once.
+func TestListensBesideAPooler(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	pool := newPool(t, urlOf(pooler(t, server, "transaction")))
+	d := postgres.New(pool, &postgres.Options{Listen: server.URL()})
+	other := postgres.New(pool, &postgres.Options{NoListen: true})
+	defer closeDriver(t, d)
+	defer closeDriver(t, other)
+	lost := make(chan backend.Reason, 1)
+	r := request("x", time.Hour)
+	r.Lost = func(why backend.Reason) { lost <- why }
+	if _, err := d.Acquire(soon(t, 30*time.Second), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.ForceRelease(soon(t, 30*time.Second), "x", "a test"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case why := <-lost:
+		if why != backend.ReasonForceReleased {
+			t.Errorf("the reason is %q", why)
+		}
+	case <-time.After(60 * time.Second): // by its renewals it would learn in a third of its hour
+		t.Error("the loss was not pushed")
+	}
+	if desc := d.Describe(); !desc.Capabilities.Has(backend.CapPushLoss) || desc.Polling != 0 {
+		t.Errorf("%v and polling every %v are declared", desc.Capabilities, desc.Polling)
+	}
+}
+
 // A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for good if
 // its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find it.
 func TestHoldMovesUnheard(t *testing.T) {
@@ -280,5 +312,87 @@ func TestHoldMovesUnheard(t *testing.T) {
 	}
 	if err := d.Release(soon(t, 30*time.Second), g); err != nil {
 		t.Error(err)
+	}
+}
+
+// Calls of one client that come together share a commit, and each has its own answer: a name that somebody else holds or
+// whose row a foreign transaction keeps is refused to its caller alone, and at once to nobody else.
+func TestCallsTogether(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	d, rival := postgres.New(newPool(t, server.URL()), nil), postgres.New(newPool(t, server.URL()), nil)
+	defer d.Close(t.Context())
+	defer rival.Close(t.Context())
+	const n = 60
+	name := func(i int) string { return fmt.Sprint("x", i) }
+	if err := d.Release(soon(t, 30*time.Second), take(t, d, name(1))); err != nil {
+		t.Fatal(err)
+	}
+	take(t, rival, name(0)) // the others are new
+	tx, err := connect(t, server.URL()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = $1 for update`, name(1)); err != nil {
+		t.Fatal(err)
+	}
+	r := request(name(1), time.Minute)
+	kept := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_, err := d.Acquire(ctx, r)
+		kept <- err
+	}()
+	blocked(t, server.URL(), "acquire")
+	grants := make([]backend.Grant, n)
+	var all sync.WaitGroup
+	for i := range n {
+		if i == 1 {
+			continue
+		}
+		all.Go(func() {
+			var err error
+			grants[i], err = d.Acquire(soon(t, 30*time.Second), request(name(i), time.Minute))
+			if i == 0 && !errors.Is(err, backend.ErrHeld) || i > 0 && err != nil {
+				t.Errorf("%s: %v", name(i), err)
+			}
+		})
+	}
+	all.Wait()
+	var commits int
+	row := connect(t, server.URL()).QueryRow(t.Context(), `select count(distinct xmin::text) from fencelock.holds`)
+	if err := row.Scan(&commits); err != nil || commits >= n-1 {
+		t.Errorf("%d commits for %d grants, %v", commits, n-1, err)
+	}
+	for i := range grants {
+		if i < 2 || grants[i].HoldID == "" {
+			continue
+		}
+		all.Go(func() {
+			g := grants[i]
+			if i%2 == 0 {
+				g.Token--
+				if err := d.Release(soon(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+					t.Errorf("%s: releasing with another token: %v", g.Name, err)
+				}
+				g.Token++
+			}
+			if err := d.Release(soon(t, 30*time.Second), g); err != nil {
+				t.Errorf("%s: %v", g.Name, err)
+			}
+		})
+	}
+	all.Wait()
+	cancel()
+	if err := <-kept; !errors.Is(err, context.Canceled) {
+		t.Errorf("behind somebody's transaction: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := leftovers(pooled{server, ""})
+	if err != nil || len(left) > 2 {
+		t.Errorf("left: %q, %v", left, err)
 	}
 }

@@ -96,3 +96,10 @@ func remedy(err error) string {
 	}
 	return ""
 }
+
+// undone reports whether the server said that the statement failed, whatever the reason: it left nothing. A server that
+// is stopped may say so between a commit and its answer.
+func undone(err error) bool {
+	code := sqlState(err)
+	return code != "" && code != "57P01" && !strings.HasPrefix(code, "08") && !errors.Is(err, backend.ErrUnknown)
+}

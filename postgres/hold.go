@@ -101,7 +101,9 @@ func (s *session) doubted(err error) {
 	s.doubt = true
 }
 
-// Release implements backend.Driver. In the same transaction the lock goes to the head of the queue.
+// Release gives a hold back if it still is the one that was granted; in the same transaction the lock goes to the head
+// of the queue. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
+// queue. What is not held is backend.ErrNotHeld; a commit without an answer is ErrUnknown.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := backend.ValidateName(g.Name); err != nil {
 		return callError("release", g.Name, err)
@@ -115,7 +117,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	}
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
-		a, err := d.ask(ctx, d.sql.release, g.Name, g.RequestID, int64(g.Token.Order()), keep)
+		a, err := d.releases.ask(ctx, g.Token != 0, g.Name, g.RequestID, int64(g.Token.Order()), keep)
 		switch {
 		case err == nil && a.state == "ended":
 			d.forget(&g)
@@ -132,7 +134,8 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	}
 }
 
-// Renew implements backend.Driver: one round trip for each TTL among the grants.
+// Renew prolongs grants, and answers for each of them, in order: one round trip for each TTL among them, however many
+// there are. A hold that is gone is a backend.NotHeldError and is never made again.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	fail := func(at []int, err error) {

@@ -33,8 +33,8 @@ func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
 	return name, h, err
 }
 
-// Look implements backend.Inspector. From then on the database keeps what happens to the name, for ten minutes, so that
-// Watch can follow State.Revision without a gap.
+// Look tells who holds a name and how many wait for it. From then on the database keeps what happens to the name, for
+// ten minutes, so that Watch can follow State.Revision without a gap.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, callError("look", name, err)
@@ -43,6 +43,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 		return backend.State{}, callError("look", name, err)
 	}
 	defer d.gate.Leave()
+	ctx = context.WithValue(ctx, once{}, true)
 	st := backend.State{Name: name}
 	// The revision first: what happens between the two statements is told again by Watch, and not missed.
 	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&st.Revision, &st.Waiters) }, d.sql.look, name)
@@ -62,8 +63,8 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 
 const listPage = 500
 
-// List implements backend.Lister, in the order of the names' bytes, a page of 500 holds at a time. Waiters and Revision
-// are not told.
+// List yields the names that begin with prefix and are held, in the order of their bytes, a page of 500 holds at a
+// time. Waiters and Revision are not told.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.enter(ctx); err != nil {
@@ -71,6 +72,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 			return
 		}
 		defer d.gate.Leave()
+		ctx := context.WithValue(ctx, once{}, true)
 		after := ""
 		for {
 			page, err := d.page(ctx, prefix, after)
@@ -109,7 +111,8 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 	return page, err
 }
 
-// Watch implements backend.Watcher. It asks the database four to five times a second.
+// Watch yields what happens to a name from now on, or since a revision that Look told at most ten minutes ago. It asks
+// the database four to five times a second. The loop ends with an error when ctx ends, or with Close.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		fail := func(err error) { yield(backend.Change{}, callError("watch", name, err)) }
@@ -183,7 +186,8 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	return out, revision, compacted, nil
 }
 
-// ForceRelease implements backend.ForceReleaser.
+// ForceRelease ends all holds of name, in the transaction that grants to the head of the queue. The victims learn it at
+// their next renewal. A name that nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return callError("force-release", name, err)
@@ -192,7 +196,8 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 		return callError("force-release", name, err)
 	}
 	defer d.gate.Leave()
-	a, err := d.ask(ctx, d.sql.force, name, reason)
+	// A second try could take the lock from the next holder.
+	a, err := d.ask(context.WithValue(ctx, once{}, true), d.sql.force, name, reason)
 	if err == nil && a.state != "ended" {
 		err = &backend.NotHeldError{Name: name}
 	}

@@ -62,6 +62,11 @@ var (
 		{"update fencelock.sessions set expires_at = greatest(expires_at, clock_timestamp() + ttl);", ""},
 	}}
 
+	// What is read beside a row that is waited for is as old as the statement.
+	unlocked = mutant{what: "calls together look before they have the rows", schema: "unlocked", change: [][2]string{
+		{"		for update skip locked) n;\n\twith asked", "		) n;\n\twith asked"},
+	}}
+
 	transactionTime = mutant{what: "time is the start of the transaction", schema: "transaction_time", change: [][2]string{
 		{"clock_timestamp()", "now()"},
 	}}
@@ -125,6 +130,7 @@ func TestMutants(t *testing.T) {
 	}{
 		"F1":                                {rowDeleted, f1},
 		"token is computed behind the wait": {inserted, tokenBehindTheWait},
+		"rows are had before they are seen": {unlocked, grantedTogether},
 		"time passes in a transaction":      {transactionTime, timePasses},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,21 +211,82 @@ func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *post
 	return nil
 }
 
+// grantedTogether: calls that share a statement are granted nothing that another transaction is granting.
+func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
+	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
+	const hold = `row('x', 'request-' || $1, 'h', $1, 'hand', 0, 0, 0, 0, null, null, false, null)::fencelock.holds`
+	keeper, asker := connect(t, server.URL()), connect(t, server.URL())
+	for _, session := range []string{"keeper", "asker"} {
+		if _, err := asker.Exec(t.Context(), in(`select fencelock.begin_session($1, 'nobody', 60000)`), session); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := asker.Exec(t.Context(), in(`insert into fencelock.names (name) values ('x')`)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := keeper.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state string
+	row := tx.QueryRow(soon(t, 20*time.Second), in(`select state from fencelock.acquire(`+hold+`, false, null)`), "keeper")
+	if err := row.Scan(&state); err != nil || state != "granted" {
+		t.Fatal(state, err)
+	}
+	granted := make(chan int, 1)
+	go func() {
+		var n int
+		row := asker.QueryRow(soon(t, 60*time.Second), in(`select coalesce(cardinality(places), 0) from fencelock.acquire_free(array[`+hold+`])`),
+			"asker")
+		if err := row.Scan(&n); err != nil {
+			t.Error(err)
+		}
+		granted <- n
+	}()
+	n := -1
+	for n < 0 && !waits(t, server.URL(), "acquire_free") {
+		select {
+		case n = <-granted:
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n < 0 {
+		n = <-granted
+	}
+	if n > 0 {
+		return errors.New("a second holder was granted")
+	}
+	return nil
+}
+
 // blocked waits until a statement with the text waits for somebody's lock.
 func blocked(t testing.TB, url, text string) {
 	t.Helper()
-	conn := connect(t, url)
-	for ctx := soon(t, 20*time.Second); ; time.Sleep(10 * time.Millisecond) {
-		var n int
-		row := conn.QueryRow(ctx, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'
-			and pid <> pg_backend_pid()`, text)
-		if err := row.Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		if n > 0 {
-			return
+	for ctx := soon(t, 20*time.Second); !waits(t, url, text); time.Sleep(10 * time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatalf("nothing with %q waits for a lock", text)
 		}
 	}
+}
+
+// waits reports whether a statement with the text waits for somebody's lock.
+func waits(t testing.TB, url, text string) (yes bool) {
+	t.Helper()
+	ctx := soon(t, 20*time.Second)
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx)
+	row := conn.QueryRow(ctx, `select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'
+		and pid <> pg_backend_pid()`, text)
+	if err := row.Scan(&yes); err != nil {
+		t.Fatal(err)
+	}
+	return yes
 }
 
 // timePasses: a session whose time is over while its request waits for the row of the name is granted nothing.

@@ -70,6 +70,15 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		return bad("its options cannot be read")
 	}
 	o, timeout := &Options{}, 5*time.Second
+	u := kit.URL{Options: options}
+	if o.NoListen, err = u.Bool("no-listen"); err != nil {
+		return bad(err.Error())
+	}
+	if options.Has("timeout") {
+		if timeout, err = u.Duration("timeout"); err != nil {
+			return bad(err.Error())
+		}
+	}
 	for name, values := range options {
 		if len(values) != 1 {
 			return bad(fmt.Sprintf("option %s is given %d times", name, len(values)))
@@ -81,15 +90,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 				return bad("schema wants 1 to 40 characters of a-z 0-9 _, not a digit first")
 			}
 			o.Schema = value
-		case "no-listen":
-			if value != "true" && value != "false" {
-				return bad("no-listen is neither true nor false")
-			}
-			o.NoListen = value == "true"
-		case "timeout":
-			if timeout, err = time.ParseDuration(value); err != nil || timeout <= 0 {
-				return bad("timeout is no positive duration such as 5s")
-			}
+		case "no-listen", "timeout":
 		case "ca", "cert", "key":
 			options.Set(renamed[name], value)
 			if !options.Has("sslmode") {

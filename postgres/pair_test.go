@@ -22,6 +22,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/port"
@@ -119,7 +120,10 @@ func (n *node) start() {
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
 	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who}
-	n.ended = launch(n.t, n.cmd)
+	var err error
+	if n.ended, err = launch(n.cmd); err != nil {
+		n.t.Fatal(err)
+	}
 	n.until("it answers", 30*time.Second, "select true")
 }
 
@@ -340,6 +344,50 @@ func TestAsynchronousFailover(t *testing.T) {
 	}
 }
 
+// A standby is promoted while its primary lives on and grants: a guard that has seen the new one refuses the old one's
+// tokens. A driver that a promotion reaches looks at the new server's standbys.
+func TestTwoPrimaries(t *testing.T) {
+	primary, standby := pair(t, false)
+	migrate(t, newPool(t, primary.URL()))
+	pool := newPool(t, standby.URL())
+	old := postgres.New(newPool(t, primary.URL()), nil)
+	moves := postgres.New(newPool(t, both(primary, standby)), nil)
+	defer closeDriver(t, old)
+	defer closeDriver(t, moves)
+	take(t, old, "before")
+	take(t, moves, "moves before")
+	primary.replicated()
+	standby.promote()
+	next := postgres.New(pool, nil)
+	defer closeDriver(t, next)
+	newer, older := take(t, next, "x"), take(t, old, "x")
+	if older.Token >= newer.Token {
+		t.Errorf("the old primary granted token %v, the new one %v", older.Token, newer.Token)
+	}
+	space := next.Describe().TokenSpace
+	if was := old.Describe().TokenSpace; was != space {
+		t.Errorf("the token spaces are %s and %s", was, space)
+	}
+	show := func(g backend.Grant) error {
+		claim := fencing.Claim{Resource: "x", Token: g.Token, Space: space}
+		return postgres.Tx(soon(t, 20*time.Second), pool, claim, func(context.Context, pgx.Tx) error { return nil })
+	}
+	if err := show(newer); err != nil {
+		t.Error(err)
+	}
+	if err := show(older); !errors.Is(err, fencing.ErrStale) {
+		t.Errorf("the old primary's token: %v, want ErrStale", err)
+	}
+	primary.kill()
+	for ctx := soon(t, 40*time.Second); moves.Describe().Exclusion != backend.ExclusionDurableServer; {
+		if ctx.Err() != nil {
+			t.Fatalf("on a server without a standby the exclusion is %v", moves.Describe().Exclusion)
+		}
+		g := take(t, moves, "moves")
+		_ = moves.Release(ctx, g)
+	}
+}
+
 // With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
 func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	primary, standby := pair(t, true)
@@ -374,6 +422,10 @@ func TestHoldSurvivesQuorumFailover(t *testing.T) {
 func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	primary, standby := pair(t, true)
 	migrate(t, newPool(t, primary.URL()))
+	// Whatever the role's setting is, a grant waits.
+	if _, err := connect(t, primary.URL()).Exec(soon(t, 20*time.Second), `alter role postgres set synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
 	d, believer := postgres.New(newPool(t, primary.URL()), nil), postgres.New(newPool(t, primary.URL()), nil)
 	postgres.IgnoreNotices(believer, newPool(t, primary.URL()))
 	defer closeDriver(t, d)

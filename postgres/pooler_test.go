@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,11 +19,12 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// pooler starts a PgBouncer in front of a server, and returns its address.
+// pooler starts a PgBouncer in front of a server, and returns its address. As under a service manager, the socket on which
+// it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends itself when a request to
+// cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer.
 func pooler(t testing.TB, server *containers.PostgresServer, mode string) string {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
@@ -36,33 +38,66 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 		}
 	}
 	host, number, _ := strings.Cut(server.Addr(), ":")
-	listen := port.Addresses(t, 1)[0]
-	_, own, _ := strings.Cut(listen, ":")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(socket.Close(), listener.Close()) })
 	dir := t.TempDir()
 	config := filepath.Join(dir, "pgbouncer.ini")
-	text := fmt.Sprintf("[databases]\n* = host=%s port=%s user=postgres\n[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port=%s\n"+
+	text := fmt.Sprintf("[databases]\n* = host=%s port=%s user=postgres\n[pgbouncer]\n"+
 		"auth_type=any\npool_mode=%s\nmax_client_conn=900\ndefault_pool_size=%d\nunix_socket_dir=\nserver_login_retry=1\n",
-		host, number, own, mode, map[string]int{"transaction": 20, "session": 600}[mode])
+		host, number, mode, map[string]int{"transaction": 20, "session": 600}[mode])
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd, log := exec.Command(program, config), &bytes.Buffer{}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 		if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ended := launch(t, cmd)
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("the end of pgbouncer's log, %v:\n%s", cmd.ProcessState, log.Bytes()[max(0, log.Len()-2000):])
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for first := true; ; first = false {
+			cmd, log := exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$1"`, program, config), &bytes.Buffer{}
+			cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{socket}
+			cmd.SysProcAttr = &syscall.SysProcAttr{}
+			if os.Geteuid() == 0 {
+				cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+			}
+			if !first {
+				sleepFor(t.Context(), 100*time.Millisecond)
+			}
+			ended, err := launch(cmd)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			select {
+			case <-ended:
+				t.Logf("pgbouncer ended, %v:\n%s", cmd.ProcessState, log.Bytes()[max(0, log.Len()-2000):])
+			case <-stop:
+				_ = cmd.Process.Kill()
+				<-ended
+				return
+			}
+			select {
+			case <-stop:
+				return
+			default:
+			}
 		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
 	})
+	listen := listener.Addr().String()
 	pool := newPool(t, urlOf(listen))
 	for ctx := soon(t, 60*time.Second); pool.Ping(ctx) != nil; {
 		if ctx.Err() != nil {
@@ -74,8 +109,7 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 }
 
 // launch starts a server that ends with the tests at the latest. The channel is closed when it has ended.
-func launch(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
-	t.Helper()
+func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
@@ -89,10 +123,7 @@ func launch(t testing.TB, cmd *exec.Cmd) <-chan struct{} {
 		}
 		close(ended)
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
-	return ended
+	return ended, <-started
 }
 
 // pooled is a server behind a pooler.

@@ -24,10 +24,12 @@ type facts struct {
 	database         uint32
 	schema           int    // the highest migration; 0: there are none
 	incarnation      string // of the tables: it changes when all that they held is deleted; empty: nobody has begun anew
-	position         int64
+	timeline         int64
+	overflown        bool // the log position needs more bits than a token has for it
 }
 
-// Ping implements backend.Pinger. It looks at the server's settings and at the schema.
+// Ping looks at the server's settings and at the schema. A server that cannot keep what the driver declares is
+// backend.ErrMisconfigured, with what to change.
 func (d *Driver) Ping(ctx context.Context) error {
 	if d.unfit != nil {
 		return callError("ping", "", d.unfit)
@@ -45,16 +47,19 @@ func (d *Driver) Ping(ctx context.Context) error {
 // probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
+	d.looked.Store(int64(d.clock.Now()))
+	ctx = context.WithValue(ctx, once{}, true)
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous, &f.system,
-			&f.database, &f.position)
+			&f.database, &f.timeline, &f.overflown)
 	}, `select pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
 		current_setting('full_page_writes'), current_setting('transaction_read_only'),
 		(select count(*)::int from pg_stat_replication), current_setting('synchronous_standby_names'),
 		(select system_identifier::text from pg_control_system()),
 		(select oid from pg_database where datname = current_database()),
 		case when pg_is_in_recovery() then 0 else
-			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end`)
+			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end,
+		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end`)
 	if err != nil {
 		return err
 	}
@@ -97,8 +102,10 @@ func (d *Driver) judge(f *facts) error {
 		return refuse("fsync", f.fsync, "on", "a crash would forget locks that were granted, and tokens")
 	case f.fullPages != "on":
 		return refuse("full_page_writes", f.fullPages, "on", "a crash may tear a page that holds locks")
-	case f.position >= 1<<10:
-		return refuse("timeline", fmt.Sprint(f.position), "less than 1024", "a token has 10 bits for it")
+	case f.timeline >= 1<<10:
+		return refuse("timeline", fmt.Sprint(f.timeline), "less than 1024", "a token has 10 bits for it")
+	case f.overflown:
+		return refuse("pg_current_wal_insert_lsn()", "20000/0 or more", "less", "a token has 43 bits for 64 bytes each")
 	}
 	return nil
 }

@@ -114,6 +114,9 @@ func (d *Driver) listenAll(ctx context.Context) {
 // listenOnce listens on a new connection until it fails.
 func (d *Driver) listenOnce(ctx context.Context) error {
 	config := d.pool.Config().ConnConfig
+	if d.listenAt != nil {
+		config = d.listenAt.Copy()
+	}
 	arrived := make(chan struct{}, 1)
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
 		if n.Payload == "" {

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -21,7 +22,7 @@ const defaultSchema = "fencelock"
 type queries struct {
 	schema string
 
-	acquire, acquireAll, release, renew, move, begin, sweep, reap, poll, settle, force, look, holders, list, changes string
+	acquire, acquireFree, acquireAll, release, releaseFree, renew, move, begin, sweep, reap, poll, settle, force, look, holders, list, changes string
 }
 
 const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
@@ -29,19 +30,25 @@ const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coales
 
 func queriesFor(schema string) queries {
 	in := func(sql string) string { return inSchema(sql, schema) }
-	request := `row(%s::text, %s::text, %s::text, %s::text, %s::text, %s::smallint, %s::int, %s::int, 0, null, null, false,
-		%s::jsonb)::fencelock.holds`
-	one := fmt.Sprintf(request, "$1", "$2", "$3", "$4", "$5", "$6", "$7", "$8", "$9")
-	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "$9", "u.own", "u.knd", "u.prm", "u.lim", "nullif(u.meta, '')")
+	const request = `row(%s, %s, %s, %s, %s, %s, %s, %s, 0, null, null, false, %s)::fencelock.holds`
+	one := fmt.Sprintf(request, "$1::text", "$2::text", "$3::text", "$4::text", "$5::text", "$6::smallint", "$7::int", "$8::int",
+		"$9::jsonb")
+	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "u.ses", "u.own", "u.knd", "u.prm", "u.lim", "u.meta::jsonb")
+	several := func(order string) string {
+		return `(select array_agg(` + each + ` order by ` + order + `) from unnest($1::text[], $2::text[], $3::text[], $4::text[],
+			$5::text[], $6::int[], $7::int[], $8::int[], $9::text[]) with ordinality u(name, req, hid, ses, own, knd, prm, lim, meta, i))`
+	}
 	return queries{
 		schema: schema,
 		acquire: in(`select ` + answerFields + ` from fencelock.acquire(` + one + `, $10::boolean,
 			nullif($11::bigint, 0) * interval '1 ms')`),
-		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(
-			(select array_agg(` + each + ` order by u.name collate "C") from unnest($1::text[], $2::text[], $3::text[],
-				$4::text[], $5::int[], $6::int[], $7::int[], $8::text[]) u(name, req, hid, own, knd, prm, lim, meta)),
+		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), here from fencelock.acquire_free(` +
+			several("i") + `)`),
+		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(` + several(`u.name collate "C"`) + `,
 			nullif($10::bigint, 0) * interval '1 ms')`),
 		release: in(`select ` + answerFields + ` from fencelock.release($1, $2, $3, $4)`),
+		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], here
+			from fencelock.release_free($1::text[], $2::text[], $3::bigint[])`),
 		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(moved, '{}'),
 				coalesce(sessions, '{}'), here
 			from fencelock.renew($1, $2::text[], $3::text[], $4::bigint[])`),
@@ -92,7 +99,8 @@ func (d *Driver) connect(config *pgxpool.Config) {
 		}
 		return d.prepare(ctx, conn)
 	}
-	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // calls are repeated anyway
+	config.ShouldPing = func(ctx context.Context, _ pgxpool.ShouldPingParams) bool { return ctx.Value(once{}) != nil }
+	config.PingTimeout = attemptTime
 	told := config.ConnConfig.OnNotice
 	config.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
 		notices(c, 1)
@@ -102,6 +110,9 @@ func (d *Driver) connect(config *pgxpool.Config) {
 	}
 	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
 }
+
+// once is the key of a context whose call is not repeated, so that it asks for a sign of life on its connection first.
+type once struct{}
 
 // notices counts the notices of a connection, of which one goroutine at a time has the use.
 func notices(c *pgconn.PgConn, more int) int {
@@ -116,10 +127,14 @@ func notices(c *pgconn.PgConn, more int) int {
 // attemptTime bounds one statement: a server that says nothing for so long is asked again, on another connection.
 const attemptTime = 5 * time.Second
 
-// query runs one statement and gives its rows to scan.
+// query runs one statement and gives its rows to scan. A connection that the pool had, and that has ended meanwhile, is
+// no reason to fail: nothing was sent on it, and the pool has others or makes one.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	for {
-		if err := d.queryOnce(ctx, scan, sql, args...); !d.mixedUp(err) {
+	for tries := int32(0); ; tries++ {
+		err := d.queryOnce(ctx, scan, sql, args...)
+		var dial *pgconn.ConnectError
+		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial) && ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
+		if !ended && !d.mixedUp(err) {
 			return err
 		}
 	}
@@ -158,7 +173,9 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 // prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What cannot
 // be prepared is sent as it is, and its error is that of the call.
 func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
-	for _, sql := range []string{d.sql.acquire, d.sql.release, d.sql.renew, d.sql.poll} {
+	for _, sql := range []string{
+		d.sql.acquire, d.sql.acquireFree, d.sql.release, d.sql.releaseFree, d.sql.renew, d.sql.poll,
+	} {
 		if d.unprepared.Load() {
 			return nil
 		}
@@ -271,6 +288,7 @@ func (d *Driver) saw(before, here int64) error {
 			for _, s := range d.sessions {
 				s.doubt = true
 			}
+			d.probed.Store(false) // it may have other settings, and other standbys
 			d.log.Warn("fencelock: another PostgreSQL server is primary", "timeline", here>>timelineShift)
 		}
 		d.here = max(d.here, here)

@@ -248,17 +248,11 @@ func (s *session) end(ctx context.Context) error {
 	return d.exec(ctx, d.sql.sweep, s.id, []string{}, true)
 }
 
-// pause waits, and is false if the driver closes meanwhile.
+// pause waits, and is false if ctx ends or the driver closes meanwhile.
 func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-	case <-d.gate.Closing().Done():
-	}
-	return false
+	bound, done := d.gate.Bind(ctx)
+	defer done()
+	return kit.Sleep(bound, pause) == nil
 }
 
 func columns(holds []backend.Grant) (names, ids []string, tokens []int64) {

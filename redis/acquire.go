@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -54,16 +53,6 @@ func (d *Driver) nonce() string {
 	}
 }
 
-// age returns how long before now the attempt was made that got the hold with that incarnation.
-func age(incarnation string, now backend.Instant) time.Duration {
-	incarnation, _, _ = strings.Cut(incarnation, "\n")
-	made, err := strconv.ParseInt(incarnation[strings.LastIndexByte(incarnation, '|')+1:], nonceBase, 64)
-	if err != nil {
-		return math.MaxInt64 // not ours
-	}
-	return time.Duration(now) - time.Duration(made)*time.Microsecond
-}
-
 // codes are the steps by which a kind is acquired and kept.
 type codes struct{ wait, waitAgain, try, tryAgain, renew, accept string }
 
@@ -85,12 +74,64 @@ func codesOf(k backend.Kind) *codes {
 	return &groupCodes
 }
 
-// step returns the attempt's first step.
-func (c *call) step(h redisscript.Hold, once, again string) *step {
-	if c.again {
-		return newStep(again, c.keys, h.Value(), redisscript.Millis(h.PX), c.r.RequestID)
+// ask asks for h once. The answer is that of a wait or a try: a name that nobody is known to want is taken without the
+// script, which is asked only if that was not possible.
+func (c *call) ask(ctx context.Context, h redisscript.Hold, wait bool) (answer any, sentAt backend.Instant, err error) {
+	codes := codesOf(c.r.Kind)
+	code, again := codes.try, codes.tryAgain
+	if wait {
+		code, again = codes.wait, codes.waitAgain
 	}
-	return newStep(once, c.keys, h.Value(), redisscript.Millis(h.PX))
+	value, px := h.Value(), redisscript.Millis(h.PX)
+	switch {
+	case c.again:
+		return c.run(ctx, h, false, again, value, px, c.r.RequestID, redisscript.Keeps)
+	case c.r.Kind != backend.KindExclusive || c.d.wanted.Has(c.keys.Lock):
+		return c.run(ctx, h, false, code, value, px)
+	}
+	answer, sentAt, err = c.run(ctx, h, false, redisscript.Take, value, px)
+	if err != nil || answer == redisscript.TakeGranted {
+		return answer, sentAt, err
+	}
+	c.d.wanted.Note(c.keys.Lock)
+	switch {
+	case answer != redisscript.TakeAhead:
+		return c.run(ctx, h, false, code, value, px)
+	case wait:
+		return c.run(ctx, h, true, redisscript.GiveWay, value, px, "1")
+	}
+	return c.run(ctx, h, true, redisscript.GiveWay, value, px, "0")
+}
+
+// run runs one step of an attempt for h, which may be there already.
+func (c *call) run(ctx context.Context, h redisscript.Hold, there bool, code string, args ...string) (
+	answer any, sentAt backend.Instant, err error,
+) {
+	s := newStep(code, c.keys, args...)
+	if err := c.d.batch.do(ctx, s); err != nil {
+		f := *redisconn.FailureOf(err)
+		f.Sent = f.Sent || there
+		return nil, 0, c.failed(s, h, &f)
+	}
+	answer, sentAt = s.answer, s.sentAt
+	s.free()
+	return answer, sentAt, nil
+}
+
+// kept is the answer to the caller if the request holds the name already, through another client or a later attempt.
+func (c *call) kept(answer any, h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
+	incarnation, ok := redisscript.ParseKept(answer, c.r.RequestID)
+	if !ok {
+		return backend.Grant{}, false
+	}
+	return c.grantOf(incarnation, h, sentAt), true
+}
+
+// grantOf is the answer to the caller whose request has another hold than h.
+func (c *call) grantOf(incarnation string, h redisscript.Hold, sentAt backend.Instant) backend.Grant {
+	g := c.grant(h, sentAt)
+	g.Incarnation = incarnation + strings.TrimPrefix(g.Incarnation, h.Incarnation())
+	return g
 }
 
 // grant is the answer to the caller.
@@ -116,13 +157,14 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 
 // once asks once, and does not wait. An error that is a Failure is one of the exchange.
 func (c *call) once(ctx context.Context) (backend.Grant, error) {
-	codes, h := codesOf(c.r.Kind), c.hold()
-	s := c.step(h, codes.try, codes.tryAgain)
-	if err := c.d.batch.do(ctx, s); err != nil {
-		return backend.Grant{}, c.failed(s, h, err)
+	h := c.hold()
+	answer, sentAt, err := c.ask(ctx, h, false)
+	if err != nil {
+		return backend.Grant{}, err
 	}
-	answer, sentAt := s.answer, s.sentAt
-	s.free()
+	if g, ok := c.kept(answer, h, sentAt); ok {
+		return g, nil
+	}
 	switch answer {
 	case int64(1):
 		return c.grant(h, sentAt), nil

@@ -19,7 +19,7 @@ const maxAll = maxSteps
 // sharded reports whether the names of a set may be on different servers.
 func (d *Driver) sharded() bool {
 	_, cluster := d.client.(*goredis.ClusterClient)
-	return cluster || d.batch.cluster.Load()
+	return cluster || d.batch.lines.sharded.Load()
 }
 
 // AcquireAll implements backend.MultiAcquirer: one call of the script grants all names, of whatever kinds, or none. On
@@ -60,7 +60,11 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 	if d.sharded() { // as the probe has found out
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
 	}
-	return a.try(ctx, at)
+	grants, err := a.try(ctx, at)
+	if err == nil {
+		err = d.confirmed(ctx, grants...)
+	}
+	return grants, err
 }
 
 // allCall is one AcquireAll.
@@ -100,8 +104,8 @@ func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
 		if err == nil {
 			answer, sentAt := s.answer, s.sentAt
 			s.free()
-			if answer == int64(1) {
-				return a.grants(holds, sentAt), nil
+			if grants := a.grants(answer, holds, sentAt); grants != nil {
+				return grants, nil
 			}
 			if len(a.unknown) > 0 {
 				a.d.tidy(a.unknown) // an earlier attempt may still be delivered
@@ -122,20 +126,35 @@ func (a *allCall) step(holds []redisscript.Hold) *step {
 	if a.again {
 		again = "1"
 	}
-	s.more = append(make([]string, 0, 1+2*len(holds)), again)
+	s.Args = append(make([]string, 0, 1+2*len(holds)), again)
 	for i, c := range a.calls {
 		if i > 0 {
-			s.others = append(s.others, c.keys)
+			s.Others = append(s.Others, c.keys)
 		}
-		s.more = append(s.more, holds[i].Value(), c.r.RequestID)
+		s.Args = append(s.Args, holds[i].Value(), c.r.RequestID)
 	}
 	return s
 }
 
-func (a *allCall) grants(holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
+// grants returns nil for an attempt that lost.
+func (a *allCall) grants(answer any, holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
+	var kept []string
+	if answer != int64(1) {
+		requests := make([]string, len(a.rs))
+		for i := range a.rs {
+			requests[i] = a.rs[i].RequestID
+		}
+		var ok bool
+		if kept, ok = redisscript.ParseAllKept(answer, requests); !ok {
+			return nil
+		}
+	}
 	grants := make([]backend.Grant, len(holds))
 	for i, c := range a.calls {
 		grants[i] = c.grant(holds[i], sentAt)
+		if kept != nil && kept[i] != "" {
+			grants[i] = c.grantOf(kept[i], holds[i], sentAt)
+		}
 	}
 	return grants
 }

@@ -109,7 +109,8 @@ func TestAcquireAll(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// The same set again is the same holds. Where one of them is gone and taken, the others are given back.
+// The same set again is the same holds. Where one of them is gone and taken, the others are given back by the driver
+// that was granted them.
 func TestAcquireAllAgain(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -119,7 +120,7 @@ func TestAcquireAllAgain(t *testing.T) {
 	for i := range rs {
 		rs[i].Fresh = false
 	}
-	second := mustAcquireAll(t, b, rs)
+	second := mustAcquireAll(t, a, rs)
 	for i, g := range first {
 		if err := a.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("%s: release of the replaced grant: %v", g.Name, err)
@@ -135,10 +136,25 @@ func TestAcquireAllAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	rival := mustAcquire(t, a, request("r", time.Minute, false))
-	if _, err := b.AcquireAll(within(t, 30*time.Second), rs); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("one is taken: %v", err)
+	for _, d := range []*Driver{b, a} {
+		if _, err := d.AcquireAll(within(t, 30*time.Second), rs); !errors.Is(err, backend.ErrHeld) {
+			t.Errorf("one is taken: %v", err)
+		}
+		if info, err := d.Look(within(t, 30*time.Second), "w"); err != nil || info.Held != (d == b) {
+			t.Errorf("what the other one was granted is held: %v, %v", info.Held, err)
+		}
 	}
 	mustRelease(t, a, rival)
+	first = mustAcquireAll(t, a, rs)
+	for i, g := range mustAcquireAll(t, b, rs) {
+		if g.Incarnation != first[i].Incarnation {
+			t.Errorf("%s: another driver's grant replaced the hold", g.Name)
+		}
+		if err := a.Expire(within(t, 30*time.Second), first[i]); !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("%s: a hold that two drivers were granted expires: %v", g.Name, err)
+		}
+		mustRelease(t, b, g)
+	}
 	nothingLeft(t, s)
 }
 
@@ -160,6 +176,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	for what, breakIt := range map[string]func(){
 		"the reply": func() { link.Drop(fault.Replies) }, "the request": func() { link.Hold(fault.Requests) },
 	} {
+		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, false))) // the connection is open
 		breakIt()
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		end := stall.Late(t)

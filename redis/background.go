@@ -24,7 +24,7 @@ type outcome struct {
 
 // outcomeOf returns what is not known of the attempt for h whose step ended with f.
 func outcomeOf(keys redisscript.Keys, h redisscript.Hold, s *step, f *redisconn.Failure) outcome {
-	if f.Left { // the rest of s is a flight's, until its end
+	if f.Left { // the rest of s is a line's, until its end
 		return outcome{keys: keys, hold: h, left: s}
 	}
 	return outcome{keys: keys, hold: h, drained: s.drained}

@@ -1,31 +1,40 @@
 // Package redis is the driver for one Redis or Valkey server, a master behind Sentinels, or a Redis Cluster. It is of
 // the efficiency tier: it keeps two workers from doing the same work, and does not fence.
 //
-//	Acquire ─► flights (batch.go) ─► the script: SET NX PX | RPUSH queue
-//	            concurrent calls                      │
-//	            share round trips                     │ release: LPOP queue, SET next, PUBLISH
-//	waiter  ◄─ one subscription (push.go) ◄───────────┘
+//	Acquire ─► SET NX PX, EXISTS queue ─► granted
+//	            │ held, or others wait              release: DEL; where somebody waits
+//	            └► the script: RPUSH queue ◄──────── the script: LPOP queue, SET next, PUBLISH
+//	waiter  ◄─ one subscription (push.go) ◄──────────┘
 //
 // # Algorithm
 //
-// A lock is one key. Its value names the request that holds it, and its time to live is the TTL. One Lua script does
-// every step atomically, for many names in one call; an acquire and a release without contention are one round trip
-// each. Renewing any number of grants is one pipeline.
+// A lock is one key. Its value names the request that holds it, and its time to live is the TTL. A free name is taken
+// with SET NX PX, and given back by a script of a few lines that compares and deletes; both are one round trip. All else
+// is done by one Lua script, each step atomically, many names in one call. A name that is held, or was contended for
+// within the last second, goes to the script at once; before that is known its first call takes a second round trip.
+// Renewing any number of grants is one pipeline. The compare-and-delete commands of newer servers are not used: a release
+// must see whether somebody waits in the same step.
+//
+// Where a hold has run out while others wait, SET NX may take the lock before the first of them has it. EXISTS shows
+// that, and whoever took it so gives way: in one more step it goes to the end of the queue, and nobody is passed by. It
+// is passed by where the answer was lost between the two, and while a cluster's slot moves.
 //
 // Who has to wait stands in a list, and the release hands the lock to the first in it: the key is never absent between
 // two holders, nobody barges past the list, and only the next one is woken, by a message on its client's own channel.
-// A contended grant costs six commands at the server, those inside the script counted. Messages can be lost, so each
-// client also looks after its waiters of a name, together, every three seconds or more, and shortly after the present
-// hold should have run out.
+// A contended grant costs 13 commands at the server in three round trips, those inside the script counted. Messages can
+// be lost, so each client also looks after its waiters: on one server at all of its names together, every second, with
+// two commands for up to 500 of them; and at each name now and then, the less often the more names there are. 200
+// waiters on 200 names cost some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or
+// for shares, a name is also settled when its hold should have run out, which is otherwise noticed a second later.
 //
-// Whoever waits may have died meanwhile. A waiter without a subscription is passed by. To every other one the lock is
-// not given but offered, for two seconds: its client accepts, in one more round trip, and has it for the whole TTL. If
-// nobody accepts, all places of that client are removed, and the next in line is offered the lock. So a process or a
-// host that dies while it waits, with however many waiters, costs those behind it two seconds, on one server as on a
-// cluster: the client that made the offer looks after it, and if that dies too, the next look of any waiter does,
-// within four. Only holds shorter than a second, on one server, are handed over without the offer, which costs a short
-// critical section more than it is worth; a host that vanishes from such a queue without closing its connections, or
-// whose waiters died while somebody listens to PSUBSCRIBE *, closes the name for one TTL.
+// Whoever waits may have died meanwhile. So the lock is not given but offered, for one second: the waiter's client
+// accepts, in one more round trip, and has it for the whole TTL. If nobody accepts, all places of that client are
+// removed, all other clients in the queue are asked whether they live, and the next in line is offered the lock; who
+// has not answered when that offer ends loses its places too. So processes and hosts that die while they wait, however
+// many, cost those behind them two seconds and a little, on one server, behind Sentinels and on a cluster, also when
+// somebody listens to PSUBSCRIBE *. The client that made the offer looks after it. If that dies too, the next peek of
+// any waiter does, within another second, and on a cluster the next look, within four if it waits for few names. A
+// waiter whose client is silent for more than that second, and lives, goes to the end of the queue.
 //
 // # Shared holds and permits
 //
@@ -55,9 +64,11 @@
 // # What it promises, and when
 //
 // While one server runs, keeps its data and its clock, there is one holder of a name, or as many as their kinds allow.
-// Acquire is idempotent by request id, so a lost reply is no lock lost. A hold that was deleted, evicted or overwritten
-// is reported by the next Renew. Waiters of live clients are served in the order of their arrival, as a rule: the order
-// is lost with the server's memory, and a client that was cut off goes to the end, so backend.CapFair is not declared.
+// Acquire is idempotent by request id, so a lost reply is no lock lost. Where two drivers ask with one id (replicas of a
+// gateway), both are granted the one hold, and what either of them gives up or sends late does not end it: see Expire. A
+// hold that was deleted, evicted or overwritten is reported by the next Renew. Waiters of live clients are served in the
+// order of their arrival, as a rule: the order is lost with the server's memory, and a client that was cut off goes to
+// the end, so backend.CapFair is not declared.
 //
 // # What it does not
 //
@@ -66,6 +77,13 @@
 // The same after FLUSHALL, after a restart without append-only file, or when the server's wall clock, by which Redis
 // counts times to live, jumps forward. Any counter kept in Redis can go back for the same reasons. Replicas are
 // therefore no protection but a risk, and are accepted only because most servers have some.
+//
+// Measured, with eight workers of two clients on one name or four, on a busy machine:
+//
+//	FENCELOCK_DEEP=1 go test -run TestOverlaps -v ./redis
+//
+//	a cluster's slot moved 50 times, key by key     1,146 grants, 0 overlaps, 0 holds lost, longest wait 0.11 s
+//	SENTINEL FAILOVER 10 times, TTL 2 s            40,263 grants, 1 overlap, 23 holds lost, longest wait 2.9 s
 //
 // Describe tells which of these a configuration is open to, as the probe found it: backend.ExclusionDurableServer for
 // one server with appendonly yes, appendfsync always and no replica; ExclusionAsyncReplica for such servers with
@@ -84,6 +102,38 @@
 // and soon after the present hold should have run out. They stand in no queue, so they are served in no order, and
 // after those who do. A subscription that was refused is asked for again every half minute.
 //
+// # Replicas that confirm
+//
+// With Options.Replicas a grant or a renewal is an answer only when so many replicas have it too: WAIT, on a cluster on
+// the name's own master, in one more round trip. With fewer, the grant is given back and the call ends with a
+// ReplicasError, also one that would wait. Replicas that do not answer cost every acquire ReplicaTimeout.
+//
+// What it buys: a failover to one of the replicas that have confirmed keeps the lock, and an acquire through a master
+// that has been cut off from its replicas is refused, as is a renewal, so that its holders stop in time. What it does
+// not: nothing makes Sentinel or a cluster promote one of those that have confirmed. With two replicas and Replicas: 1
+// the other one may be chosen, and there are two holders; with as many as there are replicas any of them keeps the
+// lock, and each that fails stops all grants. A release, and a hold that was taken back, may still be forgotten, which
+// closes a name for one TTL. What WAIT says is in the replicas' memory; ReplicaDisk asks for their disks.
+// backend.Exclusion stays what it is.
+//
+// It is no reason to count in Redis and call the number a fencing token: a promoted replica that has not seen the last
+// INCR gives the same number again, to another holder, and so does a server that comes back without its last second of
+// writes. A fence that goes back once lets the older writer in.
+//
+// # Connections
+//
+// Lock commands go on one connection to the server, or to each node of a cluster, which the driver makes from the
+// client's options: address, credentials, TLS, Dialer, OnConnect. Any number of requests are under way on it; what is
+// submitted while it is being written to leaves together. One that owes an answer for 250 ms, or whose caller was
+// cancelled, gets nothing more to carry, and the next request takes a new one, while up to 16 wait for their answers, for
+// 3 s at most. MOVED and ASK are followed, TRYAGAIN is waited for. Behind Sentinels the master is looked up every second
+// while there are calls, by a connection that is closed again.
+//
+// The client itself finds the nodes of a cluster, asks INFO, scans, and subscribes. Its hooks (AddHook) see one command
+// for each step of a lock, or for the renewals of many, named fencelock.take, fencelock.free or by a letter of the
+// script, with the lock's key; what moves the lock is not shown, and a hook that does not pass it on makes the call fail
+// with nothing sent. Hooks for dialling and pipelines see nothing of the driver's own connections.
+//
 // # Settings checked
 //
 // Ping, Open and the first call ask INFO, as do later ones in the background: after a fault, with a new connection, and
@@ -92,11 +142,11 @@
 // maxmemory limit together with any maxmemory-policy but noeviction (see Options.AllowVolatileEviction); a node of a
 // cluster reached by a client that is not a cluster client; clients with unfit settings, see New.
 //
-// A user restricted by ACL needs +info, +evalsha, +eval, +subscribe, +ping, the commands in internal/redisscript/*.lua,
-// and keys and channels under the prefix; for List, +scan. Without +info state the server's version (Options.Assume);
-// without channels, see above. That is also enough behind a proxy that answers INFO and SUBSCRIBE with an error, as
-// Envoy's does. One that closes the connection for a command that it does not know, as Twemproxy does, cannot be used:
-// go-redis begins every connection with HELLO.
+// A user restricted by ACL needs +info, +evalsha, +eval, +subscribe, +ping, +set, +exists, the commands in
+// internal/redisscript/*.lua, and keys and channels under the prefix; for List, +scan; for Options.Replicas, +wait or +waitaof. Without +info state
+// the server's version (Options.Assume); without channels, see above. That is also enough behind a proxy that answers
+// INFO and SUBSCRIBE with an error, as Envoy's does. One that closes the connection for a command that it does not
+// know, as Twemproxy does, cannot be used: go-redis begins every connection with HELLO.
 //
 // # Escape hatches
 //

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,10 +27,6 @@ const (
 	maxTTL = 30 * 24 * time.Hour
 )
 
-// shortHold is up to when a hold is handed over without an offer: who waits for it has come so short a time ago that it
-// is taken for alive as long as its subscription stands.
-const shortHold = time.Second
-
 // Options configure a Driver. The zero value is ready to use.
 type Options struct {
 	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
@@ -44,6 +41,17 @@ type Options struct {
 	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it takes the place of what
 	// INFO would say, and nothing of that is checked. nil asks.
 	Assume *Server
+
+	// Replicas is how many replicas must have a hold before it is granted or renewed: WAIT, after each grant and each
+	// renewal, in one more round trip. With fewer, a grant is given back and refused with a ReplicasError, also to one
+	// who would wait, and a renewal has failed. 0 asks none. See the package comment for what this buys.
+	Replicas int
+
+	// ReplicaTimeout is how long the replicas may take to say so, at most half of the TTL. Default 500 ms.
+	ReplicaTimeout time.Duration
+
+	// ReplicaDisk says that they must have it in their append-only files, on disk: WAITAOF, from Redis 7.2.
+	ReplicaDisk bool
 
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
@@ -72,16 +80,15 @@ type Driver struct {
 
 	probe    redisconn.Probe
 	patience time.Duration // with one probe
-	probed   atomic.Uint32 // what it found: probeFits and so on
-	probedAt atomic.Int64  // when, a backend.Instant
+	follow   sync.Once     // starts lines.follow, behind Sentinels
 
-	evictable     bool    // Options.AllowVolatileEviction
-	assumed       *Server // Options.Assume
-	setGetAssumed bool
+	evictable bool    // Options.AllowVolatileEviction
+	assumed   *Server // Options.Assume
+	replicas  replicas
 
-	setGet    atomic.Bool   // the server has SET with GET: Redis 6.2
 	exclusion atomic.Uint32 // backend.Exclusion, as the probe has found
 	batch     *batcher
+	wanted    redisconn.Wanted // names that others want, or did just now
 	push      push
 	waiting   waiting
 	gate      *kit.Gate
@@ -94,31 +101,34 @@ var (
 	_ backend.Lister        = (*Driver)(nil)
 	_ backend.ForceReleaser = (*Driver)(nil)
 	_ backend.MultiAcquirer = (*Driver)(nil)
+	_ backend.Expirer       = (*Driver)(nil)
 )
 
 // New returns a driver on client, which may be a *goredis.Client (also from NewFailoverClient), a
-// *goredis.ClusterClient or a UniversalClient that is one of these. It does no I/O; what is wrong with the client or
-// the server shows in Ping or in the first call, as an error that wraps backend.ErrMisconfigured or
+// *goredis.ClusterClient, or a type that embeds a *goredis.Client. It does no I/O; what is wrong with the client or the
+// server shows in Ping or in the first call, as an error that wraps backend.ErrMisconfigured or
 // backend.ErrInvalidOption.
 //
-// Locks need a client that neither retries by itself (a retry of a command that did run is told that somebody else
-// holds the lock) nor outlives contexts: MaxRetries: -1 and ContextTimeoutEnabled: true. If client has other settings,
-// the driver makes a client of its own from a copy of the options, with these two changed and one attempt for each
-// dial: lock traffic then has its own connections, hooks added with AddHook are not carried over, and Close closes it.
-// Of a client of Sentinel the copy uses what finds the master, so that client must not be closed before the driver. A
-// client of unknown type is used as it is: its settings must be right.
+// Lock commands go on connections of the driver's own, made from client's options: whatever client's retries and
+// timeouts are, a lock command is sent once, and never outlives its context. For its questions the driver uses client if
+// that has MaxRetries: -1 and ContextTimeoutEnabled: true, and otherwise a client of its own from a copy of the options,
+// with these two changed. Of a client of Sentinel the copy uses what finds the master, so that client must not be closed
+// before the driver.
 //
-// A driver with a client of its own also sees to it that what tidies up behind a request whose connection failed does
-// not overtake it on another one. With a handed-in client that has the right settings it can, rarely: then the lock
-// stays closed for one TTL.
+// Hooks that were added to client with AddHook before New see the lock commands, see the package comment: New adds one
+// hook of its own for that, which lets everything else pass.
 //
 // The driver never closes client.
 func New(client goredis.UniversalClient, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
 	}
-	client, own, unfit := fit(client)
-	return newDriver(client, own, unfit, o)
+	fitting, own, unfit := fit(client)
+	d := newDriver(fitting, own, unfit, o)
+	if unfit == nil {
+		d.batch.hooks = newHooks(client)
+	}
+	return d
 }
 
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
@@ -138,16 +148,16 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 			Why: "braces are the hash tag of a lock's keys",
 		}
 	}
-	d.batch = newBatcher(d.client, d.clock, redisscript.Channel(d.prefix, ""))
-	if own {
-		d.batch.drain = newDrain(client, d.suspect)
-		if c, ok := client.(*goredis.Client); ok {
-			d.batch.direct = newDirect(c)
-		}
-	}
+	d.batch = &batcher{lines: newLines(client, d.clock, redisscript.Channel(d.prefix, ""), d.suspect)}
 	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
-	d.batch.fault = d.suspect
 	d.evictable = o.AllowVolatileEviction
+	d.replicas = replicas{want: o.Replicas, within: o.ReplicaTimeout, disk: o.ReplicaDisk}
+	if d.replicas.within == 0 {
+		d.replicas.within = replicaTime
+	}
+	if err := o.checkReplicas(); err != nil {
+		d.unfit = err
+	}
 	if o.Assume != nil {
 		d.assume(*o.Assume)
 	}
@@ -159,6 +169,9 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 // assume takes s for the server's own word.
 func (d *Driver) assume(s Server) {
 	stated, err := redisconn.ParseVersion(s.Version)
+	if err == nil && d.unfit == nil {
+		d.unfit = d.canWait(stated)
+	}
 	if err != nil {
 		d.unfit = &backend.InvalidError{
 			Kind: backend.ErrInvalidOption, What: "Assume.Version", Value: strconv.Quote(s.Version), Why: err.Error(),
@@ -167,11 +180,11 @@ func (d *Driver) assume(s Server) {
 	}
 	_, cluster := d.client.(*goredis.ClusterClient)
 	s.Cluster = s.Cluster || cluster
-	d.assumed, d.setGetAssumed = &s, stated.AtLeast(6, 2)
+	d.assumed = &s
 }
 
-// Describe implements backend.Driver. Its Exclusion is what the last probe has found (see the package comment), and
-// that of a volatile server before the first one.
+// Describe tells what the driver can do with the present server, without asking it. Exclusion is what the last probe
+// found (see the package comment), and that of a volatile server before the first one.
 func (d *Driver) Describe() backend.Description {
 	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect |
 		backend.CapList | backend.CapForceRelease
@@ -190,8 +203,8 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// begin is what every call does first that acquires: the driver is open and its server is fit. Unless it fails, end
-// follows.
+// begin starts every call that acquires: it makes sure that the driver is open and its server fit. The call ends with
+// end, unless begin fails.
 func (d *Driver) begin(ctx context.Context) error { return d.enter(ctx, d.ready) }
 
 // beginKnown is what all other calls do first.
@@ -210,7 +223,11 @@ func (d *Driver) enter(ctx context.Context, ready func(context.Context) error) e
 
 func (d *Driver) end() { d.gate.Leave() }
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock: one round trip for a free name. With Wait the request stands in the name's queue until it is
+// granted or ctx ends, and leaves nothing there. The same RequestID again gets the same hold; once that was so through
+// two drivers, only a release by one of them, or its time, ends the hold. Errors wrap
+// backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (what the request may have taken could not be given
+// back), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -232,14 +249,29 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	}
 	defer d.end()
 	c := &call{d: d, r: r, keys: redisscript.KeysOf(d.prefix, r.Name), metadata: metadata, again: !r.Fresh}
+	attempt := c.try
 	if r.Wait {
-		return c.wait(ctx)
+		attempt = c.wait
 	}
-	return c.try(ctx)
+	g, err := attempt(ctx)
+	if err == nil {
+		err = d.confirmed(ctx, g)
+	}
+	return g, err
 }
 
-// Renew implements backend.Driver: one script call for up to 128 grants, all calls in one pipeline (on a cluster, one
-// call a grant and one pipeline a node).
+// pxOf returns the time to live that a renewal now asks for.
+func pxOf(g backend.Grant, now backend.Instant) time.Duration {
+	if g.MinHoldUntil.IsZero() {
+		return g.TTL
+	}
+	return max(g.TTL, g.MinHoldUntil.Sub(now))
+}
+
+// Renew prolongs grants, and answers for each of them, in order: one script call for up to 128 grants, all calls in one
+// pipeline (on a cluster, one call a grant and one pipeline a node). A hold that is gone is a backend.NotHeldError and
+// is never made again; where the server did not answer the hold may live on, and the error wraps backend.ErrUnavailable
+// or ErrUnknown.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	answers := make([]backend.Renewal, len(grants))
 	if err := d.beginKnown(ctx); err != nil {
@@ -252,12 +284,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	now := d.clock.Now()
 	all := make([]*step, 0, len(grants))
 	for _, g := range grants {
-		px := g.TTL
-		if !g.MinHoldUntil.IsZero() {
-			px = max(px, g.MinHoldUntil.Sub(now))
-		}
-		s := newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g), redisscript.Millis(px))
-		all = append(all, s)
+		all = append(all, newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g),
+			redisscript.Millis(pxOf(g, now))))
 	}
 	var lost []*backend.NotHeldError // by grant; nil while none is
 	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
@@ -278,10 +306,20 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	if lost != nil {
 		d.explain(ctx, grants, lost)
 	}
+	c := confirmation{d: d}
+	for i, g := range grants {
+		if answers[i].Err == nil {
+			if err := c.of(ctx, g); err != nil {
+				answers[i] = backend.Renewal{Err: redisconn.CallError(ctx, driverName, "renew", g.Name, err)}
+			}
+		}
+	}
 	return answers
 }
 
-// Release implements backend.Driver.
+// Release gives a hold back if it still is the one that was granted, in one round trip, and offers the lock to the
+// first waiter. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
+// queue. What is not held is backend.ErrNotHeld, and nothing is changed.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := d.release(ctx, g); err != nil {
 		return redisconn.CallError(ctx, driverName, "release", g.Name, err)
@@ -305,13 +343,23 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		closed = 0
 	}
 	var s *step
+	if start != "" && g.Kind == backend.KindExclusive && closed == 0 && !d.wanted.Has(keys.Lock) {
+		s = newStep(redisscript.Free, keys, start)
+		if err := d.batch.do(ctx, s); err != nil {
+			return err
+		}
+		done := s.answer == int64(1)
+		s.free()
+		if done {
+			return nil
+		}
+		d.wanted.Note(keys.Lock)
+	}
 	switch {
 	case start == "":
 		s = newStep(redisscript.Remove, keys, g.RequestID)
 	case g.Kind != backend.KindExclusive:
 		s = newStep(redisscript.GroupRelease, keys, start, redisscript.Millis(closed))
-	case closed == 0 && d.setGet.Load() && !d.sharded() && now.Sub(g.SentAt) < g.TTL/2 && age(g.Incarnation, now) < shortHold:
-		s = newStep(redisscript.ReleaseFast, keys, start)
 	default:
 		s = newStep(redisscript.Release, keys, start, redisscript.Millis(closed))
 	}
@@ -336,7 +384,45 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return lost
 }
 
-// Look implements backend.Inspector. Since is not known.
+// Expire implements backend.Expirer, in one round trip.
+func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
+	if err := d.expire(ctx, g); err != nil {
+		return redisconn.CallError(ctx, driverName, "expire", g.Name, err)
+	}
+	return nil
+}
+
+func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
+	start := redisconn.StartOf(g)
+	if start == "" {
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	if err := d.beginKnown(ctx); err != nil {
+		return err
+	}
+	defer d.end()
+	closed := time.Duration(0)
+	if !g.MinHoldUntil.IsZero() {
+		closed = max(0, g.MinHoldUntil.Sub(d.clock.Now()))
+	}
+	keys := redisscript.KeysOf(d.prefix, g.Name)
+	s := newStep(redisscript.Expire, keys, start, redisscript.Millis(closed))
+	if err := d.batch.do(ctx, s); err != nil {
+		return err
+	}
+	answer := s.answer
+	s.free()
+	switch answer {
+	case int64(1):
+	case int64(redisscript.Offered):
+		d.waiting.follow(d, keys)
+	default:
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	return nil
+}
+
+// Look tells who holds a name and how many wait for it, as the server saw it in one moment. Since is not known.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
@@ -386,22 +472,16 @@ func stateOf(name string, answer any) (backend.State, error) {
 	return info, nil
 }
 
-// Close implements backend.Driver. Waiters end with ErrClosed and their places in the queues are given back, as far as
-// ctx and the server allow.
+// Close ends waiters with backend.ErrClosed and gives their places in the queues back, as far as ctx and the server
+// allow. It releases no holds, and closes the client only if Open made it. Close may be called again.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	d.waiting.close()
 	if err == nil {
-		err = errors.Join(d.push.close(ctx), d.batch.close(ctx))
+		err = errors.Join(d.push.close(ctx), d.batch.lines.close(ctx))
 	} else { // ctx has ended; the goroutines end with their connections
-		_, _ = d.push.close(ctx), d.batch.close(ctx)
-	}
-	if first {
-		d.batch.drain.close()
-	}
-	if first && d.batch.direct != nil {
-		err = errors.Join(err, d.batch.direct.close())
+		_, _ = d.push.close(ctx), d.batch.lines.close(ctx)
 	}
 	if first && d.own {
 		err = errors.Join(err, d.client.Close())

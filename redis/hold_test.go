@@ -92,14 +92,29 @@ func TestAcquireIsIdempotentByRequestID(t *testing.T) {
 		r := request("n", 10*time.Second, wait)
 		r.Fresh = false
 		first := mustAcquire(t, a, r)
-		second := mustAcquire(t, b, r)
+		second := mustAcquire(t, a, r)
 		if first.Incarnation == second.Incarnation {
 			t.Error("the later grant did not replace the earlier one")
 		}
 		if err := a.Release(within(t, 30*time.Second), first); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("release of the replaced grant: %v", err)
 		}
-		mustRelease(t, a, second)
+		if through := mustAcquire(t, b, r); through.Incarnation != second.Incarnation {
+			t.Error("another driver's grant replaced the hold")
+		}
+		for _, d := range []*Driver{a, b} { // each may think that nobody wants it any more
+			if err := d.Expire(within(t, 30*time.Second), second); !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("a hold that two drivers were granted expires: %v", err)
+			}
+		}
+		if again := mustAcquire(t, a, r); again.Incarnation != second.Incarnation {
+			t.Error("the hold was replaced although two drivers were granted it")
+		}
+		mustRelease(t, b, second)
+		alone := mustAcquire(t, a, r)
+		if err := a.Expire(within(t, 30*time.Second), alone); err != nil {
+			t.Errorf("expire: %v", err)
+		}
 		third := mustAcquire(t, a, r)
 		mustRelease(t, b, r.Grant())
 		if err := a.Release(within(t, 30*time.Second), third); !errors.Is(err, backend.ErrNotHeld) {

@@ -18,10 +18,6 @@ func TestFailedFlightArrivesLast(t *testing.T) {
 		r := request("n", time.Minute, wait)
 		link := newLateLink(t, s.addr, r.RequestID)
 		d, other := openAt(t, link.addr), s.open(t)
-		if err := d.batch.direct.close(); err != nil {
-			t.Fatal(err)
-		}
-		d.batch.direct = nil
 		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
 		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 		defer cancel()

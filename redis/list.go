@@ -19,11 +19,11 @@ const (
 	markedTime = time.Second // for asking why a hold is gone
 )
 
-// List implements backend.Lister. It reads through all keys of the database, of a cluster those of each master in turn,
-// 1000 at a time, since an index would cost every acquire: on a server that is used for much else it is slow, and the
-// server serves others meanwhile. Names that are held from its beginning to its end are yielded once, except those
-// whose keys move to another node of a cluster meanwhile, which may be missing; others may be yielded or not.
-// State.Revision is 0.
+// List yields the names that begin with prefix and are held, in no order. It reads through all keys of the database, of
+// a cluster those of each master in turn, 1000 at a time, since an index would cost every acquire: on a server that is
+// used for much else it is slow, and the server serves others meanwhile. Names that are held from its beginning to its
+// end are yielded once, except those whose keys move to another node of a cluster meanwhile, which may be missing;
+// others may be yielded or not. State.Revision is 0.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(s backend.State) bool { return yield(s, nil) }); err != nil {
@@ -88,7 +88,7 @@ func question[T any](ctx context.Context, ask func(context.Context) (T, error)) 
 	}
 	got := make(chan answer, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(ctx, flightTime)
+		ctx, cancel := context.WithTimeout(ctx, answerTime)
 		defer cancel()
 		value, err := ask(ctx)
 		got <- answer{value, err}
@@ -156,10 +156,10 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	return held, found.next, err
 }
 
-// ForceRelease implements backend.ForceReleaser: it ends all holds of name that it finds, and offers the lock to the
-// first waiter. A minimum hold ends with its hold; a name that only a minimum hold keeps closed is ErrNotHeld. The
-// victims learn backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very
-// moment, or if the mark that says so was lost; reason is not stored.
+// ForceRelease ends all holds of name that it finds, and offers the lock to the first waiter. A minimum hold ends with
+// its hold; a name that only a minimum hold keeps closed is backend.ErrNotHeld. The victims learn
+// backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment, or if
+// the mark that says so was lost; reason is not stored.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	if err := d.forceRelease(ctx, name); err != nil {
 		return redisconn.CallError(ctx, driverName, "force-release", name, err)

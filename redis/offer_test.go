@@ -9,90 +9,149 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// offerBound is how long a waiter may stand behind waiters of one client that is gone.
-const offerBound = redisscript.OfferTime + slack
+// deadBound is how long a waiter may stand behind waiters that are dead, however many.
+const deadBound = 3 * time.Second
 
-// ghosts puts waiters into the queue of a name whose client is gone, ahead of those who come later.
-func ghosts(t *testing.T, c goredis.UniversalClient, name, client string, n int) {
+// ghosts puts waiters into the queue of a name whose clients are gone, ahead of those who come later.
+func ghosts(t *testing.T, c goredis.UniversalClient, r backend.Request, n int, client func(i int) string) {
 	t.Helper()
-	k := redisscript.KeysOf("fencelock:", name)
 	for i := range n {
-		ghost := redisscript.Hold{
-			PX: time.Minute, Client: client, Nonce: fmt.Sprint(i), Request: fmt.Sprint("request-of-", client, "-", i), Owner: "o",
+		h := redisscript.Hold{
+			PX: time.Minute, Client: client(i), Nonce: fmt.Sprint(i), Request: fmt.Sprint("request-", i), Owner: "o",
+			Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
 		}
-		if err := c.RPush(context.Background(), k.Queue, ghost.Value()).Err(); err != nil {
-			t.Fatal(err)
+		if answer := run(t, c, []string{r.Name, codesOf(r.Kind).wait, h.Value(), redisscript.Millis(h.PX)})[0]; answer != int64(0) {
+			t.Fatalf("ghost %d of %s: %v", i, r.Name, answer)
 		}
 	}
 }
 
-// A waiter whose client is gone without a word, with others of the same client behind it, is offered the lock once, and
-// not for its whole TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's
-// PSUBSCRIBE, as a vanished host's open connection, makes it tell what is wrong.
-func TestDeadWaitersAreOfferedOnce(t *testing.T) {
+// listenToAll is somebody who subscribes to everything, as monitoring tools do.
+func listenToAll(t *testing.T, c *goredis.Client) {
+	t.Helper()
+	listen := c.PSubscribe(context.Background(), "*")
+	t.Cleanup(func() { listen.Close() })
+	if _, err := listen.Receive(within(t, 30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A queue whose first waiters are dead, of one client or each of its own, costs those behind them seconds and not a
+// TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's PSUBSCRIBE, as a vanished
+// host's open connection, makes it tell what is wrong.
+func TestDeadHeadOfTheQueue(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient){
 		"single": func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient) {
 			s := startServer(t)
-			c := s.admin(t)
-			listen := c.PSubscribe(context.Background(), "*")
-			t.Cleanup(func() { listen.Close() })
-			if _, err := listen.Receive(within(t, 30*time.Second)); err != nil {
-				t.Fatal(err)
-			}
-			return s.open(t), s.open(t), c
+			return s.open(t), s.open(t), s.admin(t)
+		},
+		"foreign-psubscribe": func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient) {
+			s := startServer(t)
+			listenToAll(t, s.admin(t))
+			return s.open(t), s.open(t), s.admin(t)
 		},
 		"cluster": func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient) {
 			nodes := startCluster(t)
-			open := func() *Driver {
-				d, err := Open(within(t, 20*time.Second), "redis+cluster://"+nodes[0].addr)
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { d.Close(within(t, 5*time.Second)) })
-				return d
-			}
 			c := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{nodes[0].addr}})
 			t.Cleanup(func() { c.Close() })
-			return open(), open(), c
+			return openCluster(t, nodes), openCluster(t, nodes), c
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			a, b, admin := setup(t)
-			for what, kind := range map[string]func(backend.Request) backend.Request{
-				"released": func(r backend.Request) backend.Request { return r },
-				"shared":   reading,
+			for clients, of := range map[string]func(i int) string{
+				"one-client":   func(int) string { return "ghost" },
+				"many-clients": func(i int) string { return fmt.Sprint("ghost", i) },
 			} {
-				t.Run(what, func(t *testing.T) {
+				for kind, as := range map[string]func(backend.Request) backend.Request{
+					"exclusive": func(r backend.Request) backend.Request { return r },
+					"writers":   func(r backend.Request) backend.Request { return r },
+					"readers":   reading,
+					"permits":   func(r backend.Request) backend.Request { return taking(r, 2, 2) },
+				} {
+					t.Run(clients+"/"+kind, func(t *testing.T) {
+						t.Parallel()
+						r := as(request(clients+kind, time.Minute, true))
+						first := r
+						first.RequestID = backend.NewRequestID()
+						switch kind {
+						case "writers":
+							first = reading(first)
+						case "readers":
+							first.Kind = backend.KindExclusive
+						}
+						g := mustAcquire(t, a, first)
+						ghosts(t, admin, r, 20, of)
+						next := inLine(t, a, b, r, 21)
+						end := stall.Late(t)
+						mustRelease(t, a, g)
+						got := <-next
+						t.Logf("handed over after %v", end(deadBound, "the hand-over"))
+						mustRelease(t, b, got)
+					})
+				}
+				t.Run(clients+"/expired", func(t *testing.T) {
 					t.Parallel()
-					g := mustAcquire(t, a, kind(request(what, time.Minute, true)))
-					ghosts(t, admin, what, "ghost", 20)
-					next := inLine(t, a, b, request(what, time.Minute, true), 21)
-					<-time.After(shortHold + 100*time.Millisecond) // short holds are handed over without an offer
+					r := request(clients+"expired", time.Minute, true)
+					mustAcquire(t, a, request(r.Name, time.Second, true)) // and never renewed
+					ghosts(t, admin, r, 20, of)
+					next := inLine(t, a, b, r, 21)
 					end := stall.Late(t)
-					mustRelease(t, a, g)
 					got := <-next
-					end(offerBound, "the hand-over")
+					t.Logf("handed over after %v", end(time.Second+deadBound, "the hand-over"))
 					mustRelease(t, b, got)
 				})
 			}
-			t.Run("expired", func(t *testing.T) {
-				t.Parallel()
-				mustAcquire(t, a, request("expired", shortHold, true)) // and never renewed
-				ghosts(t, admin, "expired", "ghost", 20)
-				next := inLine(t, a, b, request("expired", time.Minute, true), 21)
-				end := stall.Late(t)
-				got := <-next
-				end(shortHold+offerBound, "the hand-over")
-				mustRelease(t, b, got)
-			})
 		})
 	}
+}
+
+// Waiters that live keep their places, in their order, behind one whose host is gone without a word.
+func TestLiveWaitersBehindADeadOne(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	holder := s.open(t)
+	vanished, link := s.linked(t)
+	g := mustAcquire(t, holder, request("n", time.Minute, true))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	gone := make(chan error, 1)
+	go func() {
+		_, err := vanished.Acquire(ctx, request("n", time.Minute, true))
+		gone <- err
+	}()
+	awaitQueue(t, s.admin(t), "n", 1)
+	var line []<-chan backend.Grant
+	var drivers []*Driver
+	for i := range 3 {
+		drivers = append(drivers, s.open(t))
+		line = append(line, waitInLine(t, s, drivers[i], request("n", time.Minute, true), int64(i+2)))
+	}
+	link.Drop(fault.Both)
+	end := stall.Late(t)
+	mustRelease(t, holder, g)
+	got := <-line[0]
+	end(deadBound, "the hand-over")
+	awaitQueue(t, s.admin(t), "n", 2)
+	eventually(t, "those behind have answered", func() bool {
+		return s.admin(t).HLen(context.Background(), redisscript.KeysOf("fencelock:", "n").Seen).Val() == 0
+	})
+	for i := range 2 {
+		mustRelease(t, drivers[i], got)
+		got = <-line[i+1]
+	}
+	mustRelease(t, drivers[2], got)
+	link.Pass()
+	cancel()
+	<-gone
+	nothingLeft(t, s)
 }
 
 // An offer that is accepted is a hold of the whole TTL, and it is offered to nobody else.
@@ -111,13 +170,16 @@ func TestAcceptedOffer(t *testing.T) {
 		}
 		g := mustAcquire(t, a, first)
 		next := inLine(t, a, b, kind(request(what, time.Minute, true)), 1)
-		<-time.After(shortHold + 100*time.Millisecond)
+		released := backend.SystemClock().Now()
 		mustRelease(t, a, g)
 		got := <-next
 		if left := pttl(t, admin, what); left < 50*time.Second {
 			t.Errorf("%s: %v are left of a minute after the hand-over", what, left)
 		}
-		if n := admin.HLen(context.Background(), redisscript.KeysOf("fencelock:", what).Seen).Val(); n > 1 {
+		if got.SentAt < released {
+			t.Errorf("%s: the validity rests on a proof %v before the release", what, released.Sub(got.SentAt))
+		}
+		if n := admin.HLen(context.Background(), redisscript.KeysOf("fencelock:", what).Seen).Val(); n > 0 {
 			t.Errorf("%s: the offer is still noted", what)
 		}
 		mustRelease(t, b, got)

@@ -42,6 +42,9 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	sentinel-username  with Sentinels that ask for credentials of their own
 //	sentinel-password
 //	allow-volatile-eviction=true  Options.AllowVolatileEviction
+//	replicas           Options.Replicas
+//	replica-timeout    Options.ReplicaTimeout
+//	replica-disk=true  Options.ReplicaDisk
 //	assume-version     Options.Assume: the server's version, such as 7.0; nothing is asked then
 //	assume-cluster=true  Options.Assume: names are on different servers, behind a proxy; with assume-version
 //
@@ -76,7 +79,14 @@ func optionsOf(u *redisconn.URL) (o *Options, err error) {
 		return text == "true"
 	}
 	o.AllowVolatileEviction = flag("allow-volatile-eviction")
+	o.ReplicaDisk = flag("replica-disk")
 	cluster := flag("assume-cluster")
+	if err == nil {
+		o.Replicas, err = u.Int("replicas", 1, maxReplicas)
+	}
+	if err == nil && u.Options.Has("replica-timeout") {
+		o.ReplicaTimeout, err = u.Duration("replica-timeout")
+	}
 	switch {
 	case err != nil:
 	case u.Options.Has("assume-version"):
@@ -92,7 +102,9 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
 	_, variant, _ := strings.Cut(scheme, "+")
-	syntax.Options = []string{"allow-volatile-eviction", "assume-version", "assume-cluster"}
+	syntax.Options = []string{
+		"allow-volatile-eviction", "assume-version", "assume-cluster", "replicas", "replica-timeout", "replica-disk",
+	}
 	if variant == "sentinel" {
 		syntax.Port, syntax.Options = "26379", append(syntax.Options, "db", "sentinel-username", "sentinel-password")
 	}
@@ -189,6 +201,11 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 			Setting: "client", Value: "*redis.Ring", Want: "a *redis.Client or *redis.ClusterClient",
 			Why: "a ring moves keys between servers as they come and go, and pushes do not follow them",
 		}
+	case interface{ Options() *goredis.Options }: // one that embeds a client
+		return client, false, nil
 	}
-	return client, false, nil
+	return client, false, &backend.ConfigError{
+		Setting: "client", Value: fmt.Sprintf("%T", client), Want: "a *redis.Client or *redis.ClusterClient",
+		Why: "locks go on connections of their own, made from the client's options, and this one shows none",
+	}
 }

@@ -290,20 +290,6 @@ func TestGoneWaitersForPermits(t *testing.T) {
 	}
 	awaitWaiters(t, d, "n", 2)
 	mustRelease(t, d, g)
-	g = <-next
-
-	next = inLine(t, d, d, taking(request("n", time.Minute, true), 1, 2), 1)
-	if err := admin.Eval(context.Background(), ahead, []string{k.Queue}, ghost.Value()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := admin.HSet(context.Background(), k.Seen, "ghost", 1).Err(); err != nil { // for the last time, long ago
-		t.Fatal(err)
-	}
-	awaitWaiters(t, d, "n", 1)
-	if h := placeOf(t, s, taking(backend.Request{Name: "n", RequestID: "r"}, 2, 2)); h.Client != "" {
-		t.Errorf("the one who is left is %+v", h)
-	}
-	mustRelease(t, d, g)
 	mustRelease(t, d, <-next)
 	nothingLeft(t, s)
 }

@@ -2,9 +2,7 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"sync"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -15,8 +13,8 @@ import (
 
 const probeTime = redisconn.ConnectTime // for one probe, unless a URL says otherwise, whatever the callers' contexts allow
 
-// Ping implements backend.Pinger: it asks every master for INFO and refuses a server that evicts keys, a replica, and
-// versions before 6.0.
+// Ping asks every master for INFO and refuses a server that evicts keys, a replica, and versions before 6.0, with an
+// error that wraps backend.ErrMisconfigured; backend.ErrUnavailable if one does not answer.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := backend.ErrClosed
 	if !d.gate.Closed() {
@@ -28,20 +26,6 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return nil
 }
 
-// When the server is looked at again: after a while, and sooner after a fault, since another server may have taken its
-// place.
-const (
-	probeAgain = 30 * time.Second
-	probeSoon  = time.Second // at most once in that time
-)
-
-// What the last look at the server has found.
-const (
-	probeFits  uint32 = iota // or has not been made
-	probeStale               // that is long ago, or there was a fault since
-	probeMisfit
-)
-
 // known lets a call pass whose driver has seen its server: what is held can be kept and given back whatever became of
 // the server since.
 func (d *Driver) known(ctx context.Context) error {
@@ -51,29 +35,16 @@ func (d *Driver) known(ctx context.Context) error {
 	return d.ask(ctx)
 }
 
-// ready runs the probe unless it has passed. One that is stale is made again beside the calls, and what it finds is for
-// those that come later.
+// ready runs the probe unless it has passed.
 func (d *Driver) ready(ctx context.Context) error {
-	if !d.probe.Passed() {
-		return d.ask(ctx)
+	if d.unfit != nil {
+		return d.unfit
 	}
-	switch d.probed.Load() {
-	case probeMisfit:
-		return d.ask(ctx)
-	case probeStale:
-		if d.probed.CompareAndSwap(probeStale, probeFits) {
-			d.gate.Go(func(ctx context.Context) { _ = d.probe.Join(ctx, d.gate, d.inspect) }) // inspect notes the outcome
-		}
-	}
-	return nil
+	return d.probe.Ready(ctx, d.gate, d.inspect)
 }
 
 // suspect has the server looked at again with the next call.
-func (d *Driver) suspect() {
-	if d.clock.Now().Sub(backend.Instant(d.probedAt.Load())) > probeSoon {
-		d.probed.CompareAndSwap(probeFits, probeStale)
-	}
-}
+func (d *Driver) suspect() { d.probe.Suspect(d.clock.Now()) }
 
 func (d *Driver) ask(ctx context.Context) error {
 	if d.unfit != nil {
@@ -82,43 +53,41 @@ func (d *Driver) ask(ctx context.Context) error {
 	return d.probe.Join(ctx, d.gate, d.inspect)
 }
 
-// inspect asks the servers, and notes what it has found. A server that does not answer is as fit as it was.
+// inspect asks the servers, and notes what it has found.
 func (d *Driver) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
-	err := d.judge(ctx)
-	d.probedAt.Store(int64(d.clock.Now()))
-	again := probeAgain
-	switch {
-	case err == nil:
-		d.probed.Store(probeFits)
-	case errors.Is(err, backend.ErrMisconfigured):
-		d.probed.Store(probeMisfit)
-		return err
-	default:
-		again = probeSoon
+	if isSentinel(d.client) {
+		d.follow.Do(func() {
+			opt := *d.client.(*goredis.Client).Options()
+			d.gate.Go(func(context.Context) { d.batch.lines.follow(d.gate.Closing(), opt) })
+		})
 	}
-	time.AfterFunc(redisscript.Jitter(again), func() { d.probed.CompareAndSwap(probeFits, probeStale) })
+	err := d.judge(ctx)
+	d.probe.Note(d.clock.Now(), err)
 	return err
 }
 
 // judge asks the servers and draws the conclusions.
 func (d *Driver) judge(ctx context.Context) error {
 	if d.assumed != nil {
+		d.batch.lines.sharded.Store(d.assumed.Cluster)
 		return d.tryScript(ctx)
 	}
 	masters, err := d.masters(ctx)
 	if err != nil {
 		return err
 	}
-	cluster, setGet, durable, replicas := false, true, true, isSentinel(d.client)
+	cluster, durable, replicas := false, true, isSentinel(d.client)
 	for _, s := range masters {
 		s.Tolerated = d.evictable
 		if err := s.Fit(); err != nil {
 			return err
 		}
+		if err := d.canWait(s); err != nil {
+			return err
+		}
 		cluster = cluster || s.Cluster
-		setGet = setGet && s.AtLeast(6, 2)
 		durable = durable && s.Durable && !s.Evicts()
 		replicas = replicas || s.Cluster || s.Replicas > 0
 	}
@@ -128,8 +97,12 @@ func (d *Driver) judge(ctx context.Context) error {
 			Why: "the server is a node of a cluster (cluster_enabled:1)",
 		}
 	}
-	d.batch.cluster.Store(cluster)
-	d.setGet.Store(setGet)
+	d.batch.lines.sharded.Store(cluster)
+	if !d.probe.Passed() {
+		if err := d.tryScript(ctx); err != nil { // a lock is taken without it, and could not be given back
+			return err
+		}
+	}
 	switch {
 	case !durable: // which a replica does not mend: it is emptied by a master that comes back empty
 		d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
@@ -141,10 +114,8 @@ func (d *Driver) judge(ctx context.Context) error {
 	return nil
 }
 
-// tryScript takes what was assumed of the server for true, and sees whether it runs the script.
+// tryScript sees whether the server runs the script.
 func (d *Driver) tryScript(ctx context.Context) error {
-	d.batch.cluster.Store(d.assumed.Cluster)
-	d.setGet.Store(d.setGetAssumed)
 	s := newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe"))
 	if err := d.batch.do(ctx, s); err != nil {
 		f := *redisconn.FailureOf(err)

@@ -80,7 +80,9 @@ func (d *Driver) heard(text string) {
 	case !ok:
 	case m.Kind == redisscript.PushClosed:
 		d.waiting.closed(m.Lock, m.For)
-	case !d.waiting.granted(m.Nonce, m.Kind == redisscript.PushOffered):
+	case m.Kind == redisscript.PushAsked:
+		d.waiting.asked(m.Lock)
+	case !d.waiting.offered(m.Nonce):
 		// The lock is of no use to anybody until it is given back.
 		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)

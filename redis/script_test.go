@@ -10,21 +10,31 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// run calls the script with one step a lock, each with one argument.
-func run(t *testing.T, c *goredis.Client, steps ...[3]string) []any {
+// run calls the script with one step a lock: its name, the step and the arguments.
+func run(t *testing.T, c goredis.UniversalClient, steps ...[]string) []any {
 	t.Helper()
-	var locks []string
-	args := []any{redisscript.Channel("fencelock:", ""), "0"}
-	for _, s := range steps {
-		keys := redisscript.KeysOf("fencelock:", s[0])
-		locks = append(locks, keys.Lock, keys.Queue, keys.Seen)
-		args = append(args, s[1], 1, s[2])
-	}
-	answers, err := c.Eval(context.Background(), redisscript.Source, locks, args...).Slice()
+	answers, err := runSource(c, redisscript.Source, steps...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return answers
+}
+
+func runSource(c goredis.UniversalClient, source string, steps ...[]string) ([]any, error) {
+	var locks []string
+	args := []any{redisscript.Channel("fencelock:", ""), "0"}
+	if _, cluster := c.(*goredis.ClusterClient); cluster {
+		args[1] = "1"
+	}
+	for _, s := range steps {
+		keys := redisscript.KeysOf("fencelock:", s[0])
+		locks = append(locks, keys.Lock, keys.Queue, keys.Seen)
+		args = append(args, s[1], len(s)-2)
+		for _, a := range s[2:] {
+			args = append(args, a)
+		}
+	}
+	return c.Eval(context.Background(), source, locks, args...).Slice()
 }
 
 // A release on a name that has become one of permits gives nobody a waiter of the step before it in the same call.
@@ -51,9 +61,10 @@ func TestStepsOfOneCallAreSeparate(t *testing.T) {
 	if _, err := listen.Receive(ctx); err != nil {
 		t.Fatal(err)
 	}
-	answers := run(t, admin, [3]string{"A", redisscript.ReleaseFast, a.Start()}, [3]string{"B", redisscript.ReleaseFast, b.Start()})
-	if answers[0] != int64(1) || answers[1] != int64(0) {
-		t.Errorf("released: %v, want 1 and 0", answers)
+	answers := run(t, admin,
+		[]string{"A", redisscript.Release, a.Start(), "0"}, []string{"B", redisscript.Release, b.Start(), "0"})
+	if answers[0] != int64(redisscript.Offered) || answers[1] != int64(0) {
+		t.Errorf("released: %v, want 3 and 0", answers)
 	}
 	if v := admin.Get(ctx, keysA.Lock).Val(); v != waiter.Value() {
 		t.Errorf("A is %q, want the waiter's", v)

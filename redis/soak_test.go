@@ -32,7 +32,7 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 	return d, nil
 }
 
-// TestSoak breaks a server that keeps what it was given, and the links and processes of its clients, as chance wills.
+// TestSoak breaks a server that keeps what it was given, and the links and processes of its clients, at random.
 func TestSoak(t *testing.T) {
 	deep.Only(t)
 	nemesis.Run(t, soakService)

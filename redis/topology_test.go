@@ -60,6 +60,16 @@ func startCluster(t *testing.T) []*testServer {
 	return nodes
 }
 
+func openCluster(t *testing.T, nodes []*testServer) *Driver {
+	t.Helper()
+	d, err := Open(within(t, 20*time.Second), "redis+cluster://"+nodes[0].addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close(within(t, 5*time.Second)) })
+	return d
+}
+
 func TestCluster(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
@@ -207,6 +217,19 @@ func TestSlotMigration(t *testing.T) {
 		t.Errorf("released after the move: %v", err)
 	}
 	mustRelease(t, d, mustAcquire(t, d, request("n", 20*time.Second, false)))
+	stats := ""
+	for _, s := range nodes {
+		text, err := s.admin(t).Info(ctx, "errorstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stats += text
+	}
+	for _, answer := range []string{"ASK", "TRYAGAIN", "MOVED"} {
+		if !strings.Contains(stats, "errorstat_"+answer+":") {
+			t.Errorf("no call was answered %s: %s", answer, stats)
+		}
+	}
 }
 
 // startSentinel starts one Sentinel that watches s under the name "mymaster".

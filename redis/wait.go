@@ -90,15 +90,14 @@ var errGone = errors.New("the place in the queue is gone")
 
 // round is one attempt of wait.
 func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
-	codes := codesOf(c.r.Kind)
-	s := c.step(h, codes.wait, codes.waitAgain)
-	if err := c.d.batch.do(ctx, s); err != nil {
-		_ = c.failed(s, h, err) // wait judges err itself
+	answer, sentAt, err := c.ask(ctx, h, true)
+	if err != nil {
 		return backend.Grant{}, err
 	}
-	n, ok := s.answer.(int64)
-	sentAt := s.sentAt
-	s.free()
+	if g, ok := c.kept(answer, h, sentAt); ok {
+		return g, nil
+	}
+	n, ok := answer.(int64)
 	switch {
 	case !ok:
 		return backend.Grant{}, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
@@ -107,13 +106,16 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 	case n == redisscript.Mismatch:
 		return backend.Grant{}, backend.ErrLimitMismatch
 	}
-	c.d.waiting.queued(c.d, w, sentAt)
+	c.d.waiting.queued(c.d, w)
 	select {
 	case e := <-w.event:
 		if e.gone {
 			return backend.Grant{}, errGone
 		}
-		return c.granted(ctx, h, c.d.waiting.proof(w, e), e.offered)
+		if !e.at.IsZero() {
+			return c.grant(h, e.at), nil
+		}
+		return c.accept(ctx, h)
 	case <-ctx.Done():
 		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
 		return backend.Grant{}, ctx.Err()
@@ -123,18 +125,9 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 	}
 }
 
-// granted answers a hand-over. The server gave a full time to live after the instant at which the place was last
-// proved, so the validity counts from there. When a good part of it has gone by, a renewal makes it whole, and shows
-// that the hold was not handed over long ago and lost again while the push was on its way. What was offered has to be
-// accepted.
-func (c *call) granted(ctx context.Context, h redisscript.Hold, proof backend.Instant, offered bool) (backend.Grant, error) {
-	code := codesOf(c.r.Kind).renew
-	switch {
-	case offered:
-		code = codesOf(c.r.Kind).accept
-	case c.d.clock.Now().Sub(proof) <= c.r.TTL/4:
-		return c.grant(h, proof), nil
-	}
+// accept answers an offer.
+func (c *call) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
+	code := codesOf(c.r.Kind).accept
 	for n := 1; ; n++ {
 		s := newStep(code, c.keys, h.Start(), redisscript.Millis(h.PX))
 		err := c.d.batch.do(ctx, s)

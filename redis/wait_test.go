@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/deep"
@@ -76,10 +78,10 @@ func TestCommandsPerGrant(t *testing.T) {
 	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
 	before, trips := commands(t, admin), calls(t, admin, "evalsha")
 	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
-	if n := calls(t, admin, "evalsha") - trips; n != 2 {
-		t.Errorf("uncontended: %d round trips", n)
+	if n := calls(t, admin, "evalsha") - trips; n != 1 {
+		t.Errorf("uncontended: %d calls of scripts, want that of the release alone", n)
 	}
-	if n := commands(t, admin) - before; n > 7 {
+	if n := commands(t, admin) - before; n > 6 {
 		t.Errorf("uncontended: %d commands", n)
 	}
 
@@ -94,7 +96,7 @@ func TestCommandsPerGrant(t *testing.T) {
 		before = commands(t, admin)
 		contend(t, drivers, rounds)
 		least = min(least, float64(commands(t, admin)-before)/(workers*rounds))
-		if least <= 6.1 {
+		if least <= 16 { // 14 to 15; waking one waiter too many costs as much again
 			return
 		}
 	}
@@ -171,6 +173,90 @@ func TestIdleWaiters(t *testing.T) {
 	mustRelease(t, holder, g)
 }
 
+// Waiters of one client, each for a name of its own, cost the server little, on a cluster as well.
+func TestIdleWaitersOnManyNames(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	s := startServer(t)
+	idleOnManyNames(t, 200, 40, 5*time.Second, s.open(t), s.open(t), s.admin(t))
+}
+
+// The same for longer than a hold lasts.
+func TestIdleWaitersForLong(t *testing.T) {
+	deep.Only(t)
+	const window = time.Minute
+	t.Run("200", func(t *testing.T) {
+		t.Parallel()
+		s := startServer(t)
+		idleOnManyNames(t, 200, 40, window, s.open(t), s.open(t), s.admin(t))
+	})
+	t.Run("10000", func(t *testing.T) {
+		t.Parallel()
+		s := startServer(t)
+		idleOnManyNames(t, 10_000, 500, window, s.open(t), s.open(t), s.admin(t))
+	})
+	t.Run("200-cluster", func(t *testing.T) {
+		t.Parallel()
+		nodes := startCluster(t)
+		var admins []*goredis.Client
+		for _, n := range nodes {
+			admins = append(admins, n.admin(t))
+		}
+		idleOnManyNames(t, 200, 40, window, openCluster(t, nodes), openCluster(t, nodes), admins...)
+	})
+}
+
+func idleOnManyNames(t *testing.T, names int, most float64, window time.Duration, holder, d *Driver, admins ...*goredis.Client) {
+	var grants []backend.Grant
+	for i := range names {
+		grants = append(grants, mustAcquire(t, holder, request(fmt.Sprint("n", i), 30*time.Second, false)))
+	}
+	<-d.push.start(d)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, g := range grants {
+		wg.Go(func() {
+			if _, err := d.Acquire(ctx, request(g.Name, 30*time.Second, true)); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	count := func() (n int) {
+		for _, c := range admins {
+			n += commands(t, c)
+		}
+		return n
+	}
+	for _, g := range grants {
+		eventually(t, "all wait", func() bool {
+			n, err := d.client.LLen(ctx, redisscript.KeysOf("fencelock:", g.Name).Queue).Result()
+			return err == nil && n == 1
+		})
+	}
+	<-time.After(time.Second) // what is asked once when a wait begins is over
+	start, spent := time.Now(), 0
+	for left := window; left > 0; left = window - time.Since(start) {
+		before := count()
+		<-time.After(min(left, 9*time.Second))
+		spent += count() - before
+		for _, answer := range holder.Renew(within(t, 30*time.Second), grants) {
+			if answer.Err != nil {
+				t.Error(answer.Err)
+			}
+		}
+	}
+	rate := float64(spent) / time.Since(start).Seconds()
+	t.Logf("%d waiters on as many names, %d servers: %.1f commands a second", names, len(admins), rate)
+	if rate > most {
+		t.Errorf("more than %.0f", most)
+	}
+	cancel()
+	wg.Wait()
+	for _, g := range grants {
+		mustRelease(t, holder, g)
+	}
+}
+
 // A cancelled waiter leaves the queue soon.
 func TestCancelledWaiterLeaves(t *testing.T) {
 	t.Parallel()
@@ -245,33 +331,6 @@ func TestCrashedWaiterIsPassedBy(t *testing.T) {
 	<-gone
 }
 
-// A waiter whose host is gone without a word is forgotten after a few looks of the others.
-func TestSilentWaiterIsForgotten(t *testing.T) {
-	deep.NotShort(t)
-	t.Parallel()
-	s := startServer(t)
-	holder, d, admin := s.open(t), s.open(t), s.admin(t)
-	g := mustAcquire(t, holder, request("n", time.Minute, true))
-	k := redisscript.KeysOf("fencelock:", "n")
-	ghost := redisscript.Hold{PX: time.Minute, Client: "ghost", Nonce: "1", Request: "r", Owner: "o"}
-	if err := admin.RPush(context.Background(), k.Queue, ghost.Value()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	next := waitInLine(t, s, d, request("n", time.Minute, true), 2)
-	eventually(t, "the ghost is seen", func() bool {
-		n, err := admin.HExists(context.Background(), k.Seen, "ghost").Result()
-		return err == nil && n
-	})
-	// As if it had been seen for the last time long ago.
-	if err := admin.HSet(context.Background(), k.Seen, "ghost", 1).Err(); err != nil {
-		t.Fatal(err)
-	}
-	awaitQueue(t, admin, "n", 1)
-	mustRelease(t, holder, g)
-	mustRelease(t, d, <-next)
-	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
-}
-
 // The push is lost; the waiter gets the lock all the same, soon when it notices, and by its look when it does not.
 func TestLostPush(t *testing.T) {
 	t.Parallel()
@@ -300,25 +359,7 @@ func TestLostPush(t *testing.T) {
 	mustRelease(t, d, <-next)
 }
 
-// A hand-over that comes when its proof is old is confirmed before it is believed.
-func TestLateHandOverIsProved(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	holder, d := s.open(t), s.open(t)
-	const ttl = 400 * time.Millisecond
-	g := mustAcquire(t, holder, request("n", 10*time.Second, true))
-	next := waitInLine(t, s, d, request("n", ttl, true), 1)
-	<-time.After(ttl)
-	released := backend.SystemClock().Now()
-	mustRelease(t, holder, g)
-	got := <-next
-	if got.SentAt < released-backend.Instant(ttl/4) {
-		t.Errorf("the validity rests on a proof %v before the release", released.Sub(got.SentAt))
-	}
-	mustRelease(t, d, got)
-}
-
-// A release that meets another hold than its own, in either form, leaves hold and queue as they were.
+// A release that meets another hold than its own leaves hold and queue as they were.
 func TestStaleReleaseChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -330,46 +371,24 @@ func TestStaleReleaseChangesNothing(t *testing.T) {
 	if err := admin.Set(context.Background(), k.Lock, rival, 30*time.Second).Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, fast := range []bool{true, false} {
-		d.setGet.Store(fast)
-		if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("fast %v: %v", fast, err)
-		}
-		if v, err := admin.Get(context.Background(), k.Lock).Result(); err != nil || v != rival {
-			t.Errorf("fast %v: holder %q, %v", fast, v, err)
-		}
-		if left := pttl(t, admin, "n"); left <= 0 || left > 30*time.Second {
-			t.Errorf("fast %v: %v left", fast, left)
-		}
-		awaitQueue(t, admin, "n", 1)
+	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Error(err)
 	}
+	if v, err := admin.Get(context.Background(), k.Lock).Result(); err != nil || v != rival {
+		t.Errorf("holder %q, %v", v, err)
+	}
+	if left := pttl(t, admin, "n"); left <= 0 || left > 30*time.Second {
+		t.Errorf("%v left", left)
+	}
+	awaitQueue(t, admin, "n", 1)
 	if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
 		t.Fatal(err)
 	}
 	// The entry was deleted: the release is late, and the waiter gets the lock.
-	d.setGet.Store(true)
 	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("deleted: %v", err)
 	}
 	mustRelease(t, d, <-next)
-}
-
-// Old servers release in the careful form; the queue is served just the same.
-func TestHandOverWithoutSetGet(t *testing.T) {
-	t.Parallel()
-	s := startServer(t)
-	d := s.open(t)
-	g := mustAcquire(t, d, request("n", 20*time.Second, true))
-	d.setGet.Store(false)
-	var line []<-chan backend.Grant
-	for i := range 5 {
-		line = append(line, waitInLine(t, s, d, request("n", 20*time.Second, true), int64(i+1)))
-	}
-	for _, next := range line {
-		mustRelease(t, d, g)
-		g = <-next
-	}
-	mustRelease(t, d, g)
 }
 
 // An id that waits and asks again keeps one place.

@@ -2,6 +2,9 @@ package redis
 
 import (
 	"context"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -12,16 +15,41 @@ import (
 const (
 	lookAgain = 500 * time.Millisecond // after a fault
 	lookTime  = 3 * time.Second        // for one look
+	peekEvery = time.Second
 )
 
-// waiting knows the waiters of one driver, by nonce for pushes and by name for looks. It has one timer a name and no
-// goroutine.
+// What a look costs is more than a peek at hundreds of names, and a settlement about as much. So on one server every
+// name is peeked at all the time, and for the rest many names share what one client may ask for in a second.
+const (
+	restBetween = 10 * time.Second // between two looks at one name that is peeked at, at least
+	looksMore   = 3                // looks a second at names of which none is looked at more often than need be,
+	namesALook  = 150              // and one more for so many names
+	precise     = 64               // names up to which the end of each hold is settled when it is due, although a peek would find it
+)
+
+// nextLook is how long to wait from a look at one of so many names, in whose queue there were so many places, to the
+// next one.
+func nextLook(names, places int, peeked bool) time.Duration {
+	d := redisscript.NextLook(places)
+	if peeked {
+		d = max(d, redisscript.Jitter(restBetween))
+	}
+	share := time.Duration(names) * time.Second / time.Duration(looksMore+names/namesALook)
+	return max(d, mathrand.N(2*share+1)) // names whose waits began together are apart at once
+}
+
+// waiting knows the waiters of one driver, by nonce for pushes and by name for looks. It has one timer a name, one for
+// all of them, and no goroutine.
+//
+// A push makes every look unnecessary, unless it is lost or a holder dies. Looks and peeks are not what keeps a waiter's
+// place: who has died is found out by offering it the lock.
 type waiting struct {
 	mu     sync.Mutex // protects the following fields, and those of the groups and waiters
 	nonces map[string]*waiter
 	groups map[string]*group      // by lock key
 	ended  map[string]bool        // nonces of attempts that ended without a hold and may still be handed one
 	offers map[string]*time.Timer // by lock key: when to see what became of an offer
+	peek   *time.Timer            // nil until there is something to peek at
 	shut   bool
 }
 
@@ -29,18 +57,16 @@ const maxEnded = 10000 // then all are forgotten: what one of them is handed sta
 
 // waiter is one attempt of one call.
 type waiter struct {
-	keys   redisscript.Keys
-	nonce  string
-	event  chan event // buffered: the first one counts
-	proved backend.Instant
-	group  *group // nil until it is queued
+	keys  redisscript.Keys
+	nonce string
+	event chan event // buffered: the first one counts
+	group *group     // nil until it is queued
 }
 
-// event ends a waiter's wait: it holds, or its place is gone.
+// event ends a waiter's wait: it is offered the hold, or its place is gone.
 type event struct {
-	gone    bool
-	offered bool            // and is to be accepted
-	at      backend.Instant // the instant that proves the hold, if not zero
+	gone bool
+	at   backend.Instant // the instant that proves that it holds already, if not zero
 }
 
 // group is the waiters of one name.
@@ -52,6 +78,7 @@ type group struct {
 	again   bool      // look at once when it has ended
 	look    time.Time // when to look next
 	settle  time.Time // when to settle next; zero if not known
+	peeked  bool      // a peek tells when to look sooner
 }
 
 func (w *waiting) init() {
@@ -70,11 +97,10 @@ func (w *waiting) add(keys redisscript.Keys, h redisscript.Hold) *waiter {
 	return x
 }
 
-// queued says that x has a place in the queue, as the request sent at sentAt proved.
-func (w *waiting) queued(d *Driver, x *waiter, sentAt backend.Instant) {
+// queued says that x has a place in the queue.
+func (w *waiting) queued(d *Driver, x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	x.proved = sentAt
 	if len(x.event) > 0 || w.shut {
 		return // the push was here first
 	}
@@ -85,6 +111,9 @@ func (w *waiting) queued(d *Driver, x *waiter, sentAt backend.Instant) {
 		g.settle = time.Now().Add(redisscript.FirstSettle())
 		g.timer = time.AfterFunc(time.Until(g.settle), func() { d.tick(g) })
 		w.groups[x.keys.Lock] = g
+		if w.peek == nil && !d.sharded() {
+			w.peek = time.AfterFunc(redisscript.Jitter(peekEvery), d.peek)
+		}
 	}
 	g.waiters[x.nonce] = x
 	x.group = g
@@ -105,16 +134,6 @@ func (w *waiting) remove(x *waiter) {
 	}
 }
 
-// proof returns the instant from which the validity of a hand-over counts.
-func (w *waiting) proof(x *waiter, e event) backend.Instant {
-	if !e.at.IsZero() {
-		return e.at
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return x.proved
-}
-
 // close stops all timers.
 func (w *waiting) close() {
 	w.mu.Lock()
@@ -125,6 +144,9 @@ func (w *waiting) close() {
 	}
 	for _, t := range w.offers {
 		t.Stop()
+	}
+	if w.peek != nil {
+		w.peek.Stop()
 	}
 }
 
@@ -139,13 +161,13 @@ func (w *waiting) abandon(nonce string) {
 	w.ended[nonce] = true
 }
 
-// granted passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
+// offered passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
 // attempt that is just not known any more is no reason for that: a look was faster, and the attempt may hold the lock.
-func (w *waiting) granted(nonce string, offered bool) bool {
+func (w *waiting) offered(nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if x := w.nonces[nonce]; x != nil {
-		x.tell(event{offered: offered})
+		x.tell(event{})
 	}
 	return !w.ended[nonce]
 }
@@ -167,17 +189,90 @@ func (w *waiting) closed(lock string, d time.Duration) {
 	}
 }
 
+// asked answers whether those who wait for a name live, by a look.
+func (w *waiting) asked(lock string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g := w.groups[lock]; g != nil {
+		g.now()
+	}
+}
+
 // lookAll makes every group look at once: pushes may have been lost.
 func (w *waiting) lookAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		g.look = time.Now()
-		if g.busy {
-			g.again = true
-		}
-		g.arm()
+		g.now()
 	}
+}
+
+// now makes the group look at once. waiting.mu is held.
+func (g *group) now() {
+	g.look = time.Now()
+	g.again = g.again || g.busy
+	g.arm()
+}
+
+// peek looks at all names at once, and makes those groups look for whom something may have happened: nobody holds the
+// name, or this client does.
+func (d *Driver) peek() {
+	if d.gate.Enter() != nil {
+		return
+	}
+	defer d.gate.Leave()
+	w := &d.waiting
+	var all []*group
+	w.mu.Lock()
+	for _, g := range w.groups {
+		if g.peeked {
+			all = append(all, g)
+		}
+	}
+	w.mu.Unlock()
+	found := d.peekAt(all)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, g := range found {
+		if len(g.waiters) > 0 {
+			g.now()
+		}
+	}
+	switch {
+	case w.shut:
+	case len(w.groups) == 0:
+		w.peek = nil
+	default:
+		w.peek.Reset(redisscript.Jitter(peekEvery))
+	}
+}
+
+// peekAt returns the groups that are worth a look.
+func (d *Driver) peekAt(all []*group) (found []*group) {
+	if len(all) == 0 {
+		return nil
+	}
+	var steps []*step
+	for chunk := range slices.Chunk(all, redisscript.MaxPeek) {
+		s := newStep(redisscript.Peek, chunk[0].keys, strconv.Itoa(len(chunk)), d.identity)
+		for _, g := range chunk[1:] {
+			s.Others = append(s.Others, g.keys)
+		}
+		steps = append(steps, s)
+	}
+	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
+	defer cancel()
+	d.batch.doAll(ctx, steps, func(i int, s *step, err error) {
+		if err != nil {
+			return // the next one is soon
+		}
+		chunk := all[i*redisscript.MaxPeek : min((i+1)*redisscript.MaxPeek, len(all))]
+		worth, _ := redisscript.ParsePeeked(s.answer, len(chunk))
+		for _, n := range worth {
+			found = append(found, chunk[n])
+		}
+	})
+	return found
 }
 
 // settleAfter plans a settlement for soon after the hold has run out in d.
@@ -252,12 +347,15 @@ func (d *Driver) settle(ctx context.Context, g *group) {
 	ms, _ := s.answer.(int64)
 	s.free()
 	switch {
-	case ms >= 0:
+	case ms >= 0 && !w.rough(g):
 		g.settleAfter(time.Duration(ms) * time.Millisecond)
 	case ms == -2:
 		g.soon(0) // nobody holds and nobody waits: our places are gone
 	}
 }
+
+// rough reports whether the end of a hold is left to the next peek. waiting.mu is held.
+func (w *waiting) rough(g *group) bool { return g.peeked && len(w.groups) > precise }
 
 // soon brings the next look forward. waiting.mu is held.
 func (g *group) soon(d time.Duration) {
@@ -269,7 +367,7 @@ func (g *group) soon(d time.Duration) {
 // look learns what became of the waiters, keeps their places, and settles.
 func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 	s := newStep(redisscript.Look, g.keys)
-	s.more = append([]string{d.identity}, nonces...)
+	s.Args = append([]string{d.identity}, nonces...)
 	err := d.batch.do(ctx, s)
 	w := &d.waiting
 	w.mu.Lock()
@@ -285,9 +383,10 @@ func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 		g.look = time.Now().Add(redisscript.Jitter(lookAgain))
 		return
 	}
-	g.look = time.Now().Add(redisscript.NextLook(found.Length))
+	g.peeked = !d.sharded() && !found.Shared
+	g.look = time.Now().Add(nextLook(len(w.groups), found.Length, g.peeked))
 	g.settle = time.Time{}
-	if found.ExpiresIn >= 0 {
+	if found.ExpiresIn >= 0 && !w.rough(g) {
 		g.settleAfter(found.ExpiresIn)
 	}
 	for i, nonce := range nonces {
@@ -298,8 +397,6 @@ func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 		switch found.Places[i] {
 		case redisscript.PlaceGone:
 			x.tell(event{gone: true})
-		case redisscript.PlaceQueued:
-			x.proved = sentAt
 		case redisscript.PlaceHolds:
 			x.tell(event{at: sentAt})
 		}

@@ -25,7 +25,10 @@ type call struct {
 	unsure   error         // why it is not known what an attempt left somewhere
 }
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock when a majority of the servers has voted for the request. With Wait it stands in the queues of
+// all servers until it is granted or ctx ends; what it left anywhere is taken back then, in the background where a
+// server does not answer. The same RequestID again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no
+// majority answered, nothing is left), ErrUnknown (something may be left), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -93,101 +96,20 @@ func (c *call) ask(h redisscript.Hold, before bool, once, again string) (code st
 	return once, []string{h.Value(), redisscript.Millis(h.PX)}
 }
 
+// granted is grant for what a poll has won. The servers that it has not asked follow.
+func (c *call) granted(v *vote) (backend.Grant, bool) {
+	g, valid := c.grant(v.h, nth(v.proved, c.d.quorum))
+	if valid {
+		c.d.voteLater(c, v, g)
+	}
+	return g, valid
+}
+
 // grant is the answer to the caller, whose validity counts from sentAt; or false if that is over.
 func (c *call) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
 	now := c.d.clock.Now()
 	g := redisconn.Grant(c.r, h, sentAt, now)
 	return g, now < sentAt.Add(c.d.Describe().Validity(g.TTL))
-}
-
-// vote is the outcome of asking all nodes for a lock.
-type vote struct {
-	proved  []backend.Instant // by node; zero: no vote
-	yes     int
-	refused map[string]int // by the holder that was in the way
-	no      int
-	top     int // the most refusals for one holder
-	held    error
-	fault   *redisconn.Failure // one of those that failed
-	left    []*node            // may have, or will have, what the attempt asked for
-}
-
-// poll asks every node for the lock, in parallel. It returns as soon as the outcome is certain.
-func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
-	d := c.d
-	v := &vote{proved: make([]backend.Instant, len(d.nodes)), refused: map[string]int{}}
-	code, args := c.ask(h, c.again, redisscript.Try, redisscript.TryAgain)
-	steps, sink := d.toAll(c.keys, code, args...)
-	heard := make([]bool, len(d.nodes))
-	healthy := 0
-	for _, n := range d.nodes {
-		if !n.sick.Load() {
-			healthy++
-		}
-	}
-	certain := false
-	silent := d.poll(ctx, steps, sink, c.patience, func(s *step) bool {
-		heard[s.index] = true
-		switch n, ok := s.answer.(int64); {
-		case s.err != nil:
-			if v.fault == nil || s.err.Fatal {
-				v.fault = s.err
-			}
-			if s.err.Sent {
-				v.left = append(v.left, d.nodes[s.index])
-			}
-		case ok && n == 1:
-			v.proved[s.index] = s.sentAt
-			v.left = append(v.left, d.nodes[s.index])
-			v.yes++
-		default:
-			v.refusal(c.r.Name, s.answer)
-		}
-		certain = v.yes >= d.quorum || v.top >= d.quorum
-		// A request that was here before may have left something on every node: the later grant replaces the earlier
-		// one on all that are known to answer, before the caller can go on.
-		return certain && (!c.again || v.yes+v.no >= healthy)
-	})
-	for _, s := range silent {
-		heard[s.index] = true
-		if s.drop() {
-			continue
-		}
-		v.left = append(v.left, d.nodes[s.index])
-		if !certain {
-			v.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
-		}
-	}
-	if len(silent) > 0 && v.fault == nil {
-		// No server has seen the question: each is still being connected to, or owes an answer to an earlier one.
-		v.fault = &redisconn.Failure{Cause: errSilent}
-	}
-	for i, n := range d.nodes { // not awaited
-		if !heard[i] {
-			v.left = append(v.left, n)
-		}
-	}
-	if v.fault != nil && v.fault.Sent || len(silent) > 0 {
-		c.again = true
-	}
-	return v
-}
-
-// refusal notes the answer of a node that did not vote for us.
-func (v *vote) refusal(name string, answer any) {
-	v.no++
-	s, ok := redisscript.ParseState(answer)
-	if !ok || s.Value == "" {
-		return // it was free in the end: somebody gave up its place just now
-	}
-	id := s.Value
-	if s.Held {
-		id = s.Hold.Request
-	}
-	v.refused[id]++
-	if v.refused[id] > v.top {
-		v.top, v.held = v.refused[id], redisconn.HeldError(name, s)
-	}
 }
 
 const (
@@ -202,13 +124,13 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 	for faults, splits := 0, 0; ; {
 		v := c.poll(ctx, h)
 		if v.yes >= c.d.quorum {
-			if g, valid := c.grant(h, nth(v.proved, c.d.quorum)); valid {
+			if g, valid := c.granted(v); valid {
 				return g, nil
 			}
-			c.giveBack(h, v.left)
+			c.giveBack(h, v.left())
 			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
 		}
-		c.giveBack(h, v.left)
+		c.giveBack(h, v.left())
 		switch {
 		case v.top >= c.d.quorum:
 			return backend.Grant{}, v.held
@@ -251,13 +173,15 @@ func (c *call) giveUp(ctx context.Context, f *redisconn.Failure) error {
 }
 
 // giveBack removes in the background what one attempt left, or will leave, on nodes.
-func (c *call) giveBack(h redisscript.Hold, nodes []*node) {
-	if len(nodes) == 0 {
+func (c *call) giveBack(h redisscript.Hold, nodes set) {
+	if nodes == 0 {
 		return
 	}
 	c.d.waiters.abandon(h.Nonce)
-	for _, n := range nodes {
-		n.owe(debt{keys: c.keys, start: h.Start()})
+	for i, n := range c.d.nodes {
+		if nodes.has(i) {
+			n.owe(debt{keys: c.keys, start: h.Start()})
+		}
 	}
 }
 

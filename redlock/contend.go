@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// A contender looks after its places and votes as often as redisscript says, and more often once it has a vote.
+// A contender checks its places and votes as often as redisscript says, and more often once it has a vote.
 const (
 	reachLook  = 40 * time.Millisecond  // for one that has the first vote and lacks others
 	reachEvery = 500 * time.Millisecond // and then, or a third of the TTL: a look keeps votes alive
@@ -24,14 +24,14 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		h := c.hold()
 		v := c.poll(ctx, h)
 		if v.yes >= c.d.quorum {
-			if g, valid := c.grant(h, nth(v.proved, c.d.quorum)); valid {
+			if g, valid := c.granted(v); valid {
 				return g, nil
 			}
 		}
 		if v.fault != nil && v.fault.Sent {
 			c.unsure = v.fault.Cause
 		}
-		c.giveBack(h, v.left)
+		c.giveBack(h, v.left())
 		switch {
 		case v.fault != nil && (v.fault.Fatal || ctx.Err() != nil):
 			return backend.Grant{}, c.giveUp(ctx, v.fault)
@@ -71,7 +71,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 // It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only who
 // has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes split only
 // while contenders disagree about the leader, for lack of a connection to it for example. Queues on all nodes at once
-// were rejected: each has its own order, and with many contenders no round ends with a majority.
+// were rejected: each has its own order, and with many contenders none of them gets a majority in any round.
 //
 // The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
 // majority.
@@ -97,7 +97,6 @@ type place struct {
 	state   placeState
 	proved  backend.Instant // the place, or the vote, was there after this instant
 	early   bool            // the push for it was here before the answer
-	offered bool            // and it is to be accepted
 	twice   bool            // it was asked for before: a push may be for the time before, and only a look tells
 	touched bool            // something may be there
 	unsure  bool            // and no answer tells
@@ -188,7 +187,7 @@ func (x *contender) queue(i int) {
 	}
 	p := &x.places[i]
 	p.twice = p.touched
-	p.state, p.touched, p.unsure, p.early, p.offered = asking, true, true, false, false
+	p.state, p.touched, p.unsure, p.early = asking, true, true, false
 	code, args := c.ask(x.h, c.again || p.twice, once, again)
 	p.step = n.stepFor(x.sink, c.keys, code, args...)
 	x.submit(i, p.step)
@@ -207,7 +206,7 @@ func (x *contender) submit(i int, s *step) {
 	s.index = i
 	s.deadline = time.Now().Add(x.c.patience)
 	x.flying++
-	x.c.d.nodes[i].submit(s)
+	x.c.d.nodes[i].ask(s)
 }
 
 // answered takes in one answer.
@@ -238,7 +237,7 @@ func (x *contender) answered(s *step) error {
 		switch {
 		case isNumber && n == 1, isNumber && p.early && !p.twice:
 			p.state, p.proved = voted, s.sentAt
-			if n != 1 && p.offered {
+			if n != 1 {
 				x.accept(i)
 			}
 		case isNumber:
@@ -309,19 +308,17 @@ func (x *contender) looked(i int, s *step) {
 func (x *contender) heard(e event) {
 	p := &x.places[e.node]
 	switch {
-	case e.granted && p.state == queued && p.twice:
+	case e.offered && p.state == queued && p.twice:
 		x.soon(0)
-	case e.granted && p.state == queued:
+	case e.offered && p.state == queued:
 		p.state = voted
-		if e.offered {
-			x.accept(e.node)
-		}
+		x.accept(e.node)
 		x.turn(e.node)
-	case e.granted && p.state == asking:
-		p.early, p.offered = true, e.offered
+	case e.offered && p.state == asking:
+		p.early = true
 	case e.closed > 0:
 		x.settleAfter(e.closed)
-	case !e.granted && p.touched:
+	case !e.offered && p.touched:
 		x.soon(0)
 	}
 }

@@ -2,8 +2,8 @@
 // three, five or more independent Redis or Valkey servers. It is of the efficiency tier: it keeps two workers from
 // doing the same work as long as clocks and delays behave, and does not fence.
 //
-//	Acquire ─► every server at once: locks.lua, SET NX PX ─► granted by a majority
-//	            (line.go: one line of requests a server)      the rest goes on in the background
+//	Acquire ─► a majority at once: SET NX PX ─► granted ─► 3 ms later: the other servers, too
+//	            (the others if one refuses, fails, or is silent for 3 ms)
 //	waiter  ─► queue of the first server ─► its vote ─► the others' votes
 //
 // # What it guarantees
@@ -43,6 +43,12 @@
 //	1 server restarts empty,  holder had 3 votes, without       42 of 66   (64 %)
 //	2 servers restart empty,  holder had 3 votes, without       61 of 66   (92 %)
 //
+// By default a hold has three votes of five for its first milliseconds: a majority is asked, the others follow 3 ms
+// later, and never if the hold has been given back by then. So the rows with three votes are those of sections shorter
+// than that, and of a fault in the first milliseconds of a longer one; Options.WaitForAll has each hold begin with the
+// votes of all servers that answer, for 10 requests on five servers instead of 6. A vote that follows is sent before the
+// release or not at all, on the same connection: none comes behind it.
+//
 // # Quarantine
 //
 // A server that restarted may have forgotten whom it gave its vote to. The driver looks at run_id and uptime on every
@@ -62,7 +68,7 @@
 // # Waiting
 //
 // Who has to wait stands in the queue of one server, the first of the list that is well, and is told by a push when it
-// is its turn there; only then it asks the others. Its turn is an offer, which ends after two seconds unless it is
+// is its turn there; only then it asks the others. Its turn is an offer, which ends after one second unless it is
 // accepted: so a waiter that died costs those behind it that long, and until the next look, not a TTL. Votes hardly
 // ever split. When they do, because clients disagree about which server is well, those without a majority give up their
 // votes after three looks, and come back after a random pause. The order is that of arrival as a rule, and is lost with
@@ -70,9 +76,13 @@
 //
 // # Connections
 //
-// There is one connection to each server for calls, which carries one request at a time with all that has piled up, and
-// one for pushes as soon as somebody waits. The client library sets connections up and is not on the path of a call. A
-// server that refuses a connection is left alone for 10 ms, then longer, up to 640 ms.
+// Who kept a call waiting for 3 ms, or failed, is asked last for a second. A release asks those that were asked for their
+// votes, and returns when the lock is free for others: a server that hangs by then is seen to in the background.
+//
+// There is one connection to each server for calls, which carries any number of requests at a time, and one for pushes
+// as soon as somebody waits. Behind a request that is unanswered for 250 ms nothing more is sent. The client library
+// sets connections up and is not on the path of a call. A server that refuses a connection is left alone for 10 ms, then
+// longer, up to 640 ms.
 //
 // # Renewal
 //
@@ -90,8 +100,10 @@
 //
 // Ping, Open and the first call refuse, with errors that wrap backend.ErrInvalidOption or backend.ErrMisconfigured: an
 // even number of servers, or fewer than three; the same server twice, by run_id; nodes and clients of a cluster,
-// clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction; versions before 6.0. A minority that
-// cannot be reached is no obstacle. Its servers are looked at when they come back, before they vote, and kept out if
-// they are unfit. A user restricted by ACL needs what package redis needs; without +config|get a server counts as one
-// that forgets.
+// clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction (see Options.AllowVolatileEviction);
+// versions before 6.0. A minority that cannot be reached is no obstacle. Its servers are looked at when they come back,
+// before they vote, and kept out if they are unfit. All are looked at again every half minute, beside the calls: one
+// that has become unfit is asked for no more votes, and keeps and gives back those that it has given. A user restricted
+// by ACL needs what package redis needs; without +config|get a server counts as one that forgets, and without +info see
+// Options.AssumeVersion.
 package redlock

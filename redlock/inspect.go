@@ -9,8 +9,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Look implements backend.Inspector: who has the votes of a majority. Since is not known; Waiters are those in the
-// longest queue.
+// Look tells who has the votes of a majority. Since is not known; Waiters are those in the longest queue. Without the
+// answers of a majority it is backend.ErrUnavailable.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {

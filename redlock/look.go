@@ -148,11 +148,10 @@ func (x *contender) unsure() bool {
 }
 
 // left are the nodes that may have something.
-func (x *contender) left() []*node {
-	var nodes []*node
-	for i, n := range x.c.d.nodes {
+func (x *contender) left() (nodes set) {
+	for i := range x.places {
 		if x.places[i].touched {
-			nodes = append(nodes, n)
+			nodes |= only(i)
 		}
 	}
 	return nodes

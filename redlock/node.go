@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
 const (
@@ -24,9 +26,12 @@ type node struct {
 	index  int
 	addr   string
 	client *goredis.Client
-	line   line
+	line   *rediswire.Line
 	push   push
-	sick   atomic.Bool // the last exchange failed, or somebody waited for an answer in vain
+	sick   atomic.Bool  // the last exchange failed, or somebody waited for an answer in vain
+	aside  atomic.Int64 // until when others are asked first, in Unix nanoseconds
+
+	misfit atomic.Pointer[redisconn.Failure] // what the last look has found wrong with the server; nil for nothing
 
 	// Protected by Driver.roster.
 	runID string          // of the server process that was met last
@@ -53,7 +58,17 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 		return n.vet(ctx, c)
 	}
 	n.client = goredis.NewClient(opt)
-	n.line.init()
+	n.line = rediswire.NewLine(rediswire.Options{
+		Connect:  func() (net.Conn, error) { return rediswire.Connect(*n.client.Options()) },
+		Clock:    d.clock,
+		Channels: d.channels,
+		Ordered:  true,
+		Report: func(f *redisconn.Failure) {
+			if n.sick.Store(f != nil); f == nil {
+				n.aside.Store(0)
+			}
+		},
+	})
 	n.push.init()
 	return n
 }
@@ -61,11 +76,15 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 // vet looks at the server on every new connection, before anything else is sent on it. A connection to a server that
 // must not vote is refused, so that none of its answers can ever count: a server cannot restart without ending its
 // connections. Looking at times, from outside, was rejected: a server may restart between a look and a vote.
-func (n *node) vet(ctx context.Context, c *goredis.Conn) error {
+func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
+	if n.d.o.AssumeVersion != "" {
+		return nil
+	}
 	s, err := redisconn.ReadServer(ctx, c)
 	if err != nil {
 		return err
 	}
+	s.Tolerated = n.d.o.AllowVolatileEviction
 	if err := fit(s); err != nil {
 		return fmt.Errorf("server %s: %w", n.addr, err)
 	}

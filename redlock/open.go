@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -14,7 +15,7 @@ func init() { kit.Register(Open, "redlock", "redlocks") }
 
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"redlock"}, Secure: []string{"redlocks"}, Port: "6379",
-	Options: []string{"node-timeout", "max-ttl", "trust-fresh"},
+	Options: []string{"node-timeout", "max-ttl", "trust-fresh", "wait-for-all", "allow-volatile-eviction", "assume-version"},
 }
 
 // Open connects to the servers that rawURL names, looks at them, and returns a driver whose Close closes the
@@ -33,6 +34,9 @@ var syntax = kit.Syntax{
 //	node-timeout   Options.NodeTimeout
 //	max-ttl        Options.MaxTTL
 //	trust-fresh    Options.TrustFresh, true or false
+//	wait-for-all   Options.WaitForAll, true or false
+//	allow-volatile-eviction=true  Options.AllowVolatileEviction
+//	assume-version  Options.AssumeVersion: nothing is asked then
 //	pool-size      connections to each server at most
 //	protocol       2 or 3: the version of the Redis protocol on connections for pushes
 //
@@ -76,8 +80,15 @@ func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options,
 			}
 		}
 	}
-	if o.TrustFresh, err = u.Bool("trust-fresh"); err != nil {
-		return nil, nil, err
+	for name, on := range map[string]*bool{
+		"trust-fresh": &o.TrustFresh, "wait-for-all": &o.WaitForAll, "allow-volatile-eviction": &o.AllowVolatileEviction,
+	} {
+		if *on, err = u.Bool(name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if o.AssumeVersion = u.Options.Get("assume-version"); o.AssumeVersion == "" && u.Options.Has("assume-version") {
+		return nil, nil, errors.New("option assume-version is empty")
 	}
 	db := 0
 	if u.Path != "" {

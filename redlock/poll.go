@@ -17,14 +17,48 @@ func (n *node) stepFor(sink chan<- *step, keys redisscript.Keys, code string, ar
 // toAll writes the same step for every node, with the node's index. The sink has room for all.
 func (d *Driver) toAll(keys redisscript.Keys, code string, args ...string) (steps []*step, sink chan *step) {
 	sink = make(chan *step, len(d.nodes))
-	all := make([]step, len(d.nodes))
-	steps = make([]*step, len(d.nodes))
+	return d.to(d.all(), sink, keys, code, args...), sink
+}
+
+// to writes the same step for some nodes, with the node's index.
+func (d *Driver) to(nodes set, sink chan<- *step, keys redisscript.Keys, code string, args ...string) (steps []*step) {
+	steps = make([]*step, 0, len(d.nodes))
 	for i, n := range d.nodes {
-		s := &all[i]
-		s.code, s.keys, s.args, s.node, s.index, s.sink = code, keys, args, n, i, sink
-		steps[i] = s
+		if nodes.has(i) {
+			s := n.stepFor(sink, keys, code, args...)
+			s.index = i
+			steps = append(steps, s)
+		}
 	}
-	return steps, sink
+	return steps
+}
+
+// gather passes on each answer as it comes, until each returns true. It is false when patience or ctx is over before
+// that. slow, unless nil, is called once, after hedge; if it is true that is all.
+func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duration,
+	each func(*step) (done bool), slow func() (done bool)) bool {
+	wait := min(hedge, patience)
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	for {
+		select {
+		case s := <-sink:
+			if each(s) {
+				return true
+			}
+		case <-t.C:
+			if slow == nil {
+				return false
+			}
+			if slow() {
+				return true
+			}
+			slow = nil
+			t.Reset(patience - wait)
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // poll asks all nodes the same and passes on each answer as it comes, until each returns true, all have answered, the
@@ -37,25 +71,13 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	for _, s := range steps {
 		s.deadline = deadline
 	}
-	byNode(steps, func(n *node, group []*step) { n.submit(group...) })
-	t := time.NewTimer(patience)
-	defer t.Stop()
-	var answered int
-	for answered < len(steps) {
-		select {
-		case s := <-sink:
-			answered++
-			s.node = nil // marks it as answered; its node is known by index
-			if each(s) {
-				return nil
-			}
-			continue
-		case <-t.C:
-		case <-ctx.Done():
-		}
-		break
-	}
-	if answered == len(steps) {
+	byNode(steps, func(n *node, group []*step) { n.ask(group...) })
+	answered := 0
+	if gather(ctx, sink, patience, patience, func(s *step) bool {
+		answered++
+		s.node = nil // marks it as answered; its node is known by index
+		return each(s) || answered == len(steps)
+	}, nil) {
 		return nil
 	}
 	late := time.Since(began) >= patience

@@ -107,7 +107,9 @@ func (n *node) heard(text string) {
 	case !ok:
 	case m.Kind == redisscript.PushClosed:
 		n.d.waiters.closed(n.index, m.Lock, m.For)
-	case !n.d.waiters.granted(n.index, m.Nonce, m.Kind == redisscript.PushOffered):
+	case m.Kind == redisscript.PushAsked:
+		n.d.waiters.look(n.index, m.Lock)
+	case !n.d.waiters.offered(n.index, m.Nonce):
 		// The vote is of no use to anybody until it is given back.
 		s := n.stepFor(make(chan *step, 1), redisscript.KeysOfLock(m.Lock), redisscript.Decline, n.d.identity, m.Nonce)
 		s.deadline = time.Now().Add(time.Second)

@@ -2,14 +2,17 @@ package redlock
 
 import (
 	"context"
+	"math/bits"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Release implements backend.Driver. It asks all servers at once and returns when a majority has given the hold back,
-// or when that has become impossible; the rest goes on in the background.
+// Release gives a hold back if it still is the one that was granted. It asks all servers that were asked for their
+// votes, at once, and returns when a majority has given the hold back, or when that has become impossible (backend.ErrNotHeld if a majority does not have
+// it, ErrUnknown if too few answer); the rest goes on in the background.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := d.release(ctx, g); err != nil {
 		return redisconn.CallError(ctx, driverName, "release", g.Name, err)
@@ -28,53 +31,118 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	keys := redisscript.KeysOf(d.o.KeyPrefix, g.Name)
 	start := redisconn.StartOf(g)
 	if start == "" {
+		d.later.cancel(g.RequestID, "")
 		return d.remove(ctx, keys, g)
 	}
-	steps, sink := d.toAll(keys, quit, start, closedFor(g.MinHoldUntil, d.clock.Now()))
-	for _, s := range steps {
-		s.closed = g.MinHoldUntil
+	e := &ending{
+		d: d, g: g, keys: keys, start: start, code: redisscript.Free,
+		asked: d.all() &^ d.later.cancel(g.RequestID, start),
 	}
-	t := tally{}
-	owe := func(i int) { d.nodes[i].owe(debt{keys: keys, start: start, closed: g.MinHoldUntil}) }
-	silent := d.poll(ctx, steps, sink, d.nodeTimeout(g.TTL), func(s *step) bool {
-		t.count(s, 1)
-		if s.err != nil {
-			owe(s.index)
+	return e.run(ctx)
+}
+
+// ending is one release of a hold.
+type ending struct {
+	tally
+	d     *Driver
+	g     backend.Grant
+	keys  redisscript.Keys
+	start string
+	code  string  // of the first step for each
+	asked set     // who may have the hold: the others were never asked for it, and never will be
+	open  []*step // by node; nil: answered, or not asked
+	left  int     // of these
+	sink  chan *step
+}
+
+func (e *ending) run(ctx context.Context) error {
+	d := e.d
+	e.sink = make(chan *step, 2*len(d.nodes))
+	e.open = make([]*step, len(d.nodes))
+	args := []string{e.start}
+	closed := closedFor(e.g.MinHoldUntil, d.clock.Now())
+	if closed != "0" || d.waiters.contended(e.keys.Lock) {
+		e.code, args = quit, append(args, closed)
+	}
+	patience := d.nodeTimeout(e.g.TTL)
+	began := time.Now()
+	for _, s := range d.to(e.asked, e.sink, e.keys, e.code, args...) {
+		s.closed, s.deadline = e.g.MinHoldUntil, began.Add(patience)
+		e.open[s.index] = s
+		e.left++
+		s.node.submit(s)
+	}
+	gathered := gather(ctx, e.sink, d.hedgeTime, patience, e.answered, e.enough)
+	silent := 0
+	for i, s := range e.open {
+		if gathered || s == nil {
+			continue
 		}
-		return t.yes >= d.quorum || t.no >= d.quorum
-	})
-	for _, s := range silent {
+		silent++
+		if time.Since(began) >= patience {
+			d.nodes[i].sick.Store(true)
+		}
 		if s.drop() {
-			owe(s.index)
+			e.owe(i)
+			e.open[i] = nil
 		} else {
-			t.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
+			e.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
 		}
 	}
-	d.unwatch(steps, sink)
+	e.unwatch()
 	switch {
-	case t.yes >= d.quorum:
+	case e.yes >= d.quorum || e.enough():
 		return nil
-	case t.no >= d.quorum || t.yes+t.no == len(d.nodes):
-		return &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
+	case e.impossible() || e.yes+e.no == bits.OnesCount32(uint32(e.asked)):
+		return &backend.NotHeldError{Name: e.g.Name, Reason: redisconn.LossReason(e.g, d.clock.Now())}
 	}
-	return d.undecided(ctx, &t, len(silent))
+	return d.undecided(ctx, &e.tally, silent)
+}
+
+// answered takes in one answer, and reports whether no more are needed.
+func (e *ending) answered(s *step) (done bool) {
+	if s.code == redisscript.Free && s.unpaid() && s.err == nil { // somebody waits, or it is not there
+		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, quit, e.start, "0")
+		next.index, next.deadline = s.index, s.deadline
+		e.open[s.index] = next
+		next.node.submit(next)
+		return false
+	}
+	e.open[s.index] = nil
+	e.left--
+	e.count(s, 1)
+	if s.err != nil || e.code == quit && s.unpaid() {
+		e.owe(s.index)
+	}
+	return e.yes >= e.d.quorum || e.impossible() || e.left == 0
+}
+
+// enough reports whether the hold is gone from so many servers that others can have the lock.
+func (e *ending) enough() bool {
+	return e.no == 0 && e.yes > 0 && e.yes+len(e.d.nodes)-bits.OnesCount32(uint32(e.asked)) >= e.d.quorum
+}
+
+// impossible reports whether no majority can have had the hold.
+func (e *ending) impossible() bool { return e.no > bits.OnesCount32(uint32(e.asked))-e.d.quorum }
+
+func (e *ending) owe(i int) {
+	e.d.nodes[i].owe(debt{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
 }
 
 // unwatch makes what nobody waits for any more take care of itself.
-func (d *Driver) unwatch(steps []*step, sink <-chan *step) {
-	waiting := false
-	for _, s := range steps {
-		if s.node != nil {
+func (e *ending) unwatch() {
+	for _, s := range e.open {
+		if s != nil {
 			s.unwatched.Store(true)
-			waiting = true
 		}
 	}
-	for waiting {
+	for e.left > 0 {
 		select {
-		case s := <-sink:
-			if s.err != nil {
-				d.nodes[s.index].owe(debt{keys: s.keys, start: s.args[0], closed: s.closed})
+		case s := <-e.sink:
+			if s.unpaid() {
+				e.owe(s.index)
 			}
+			e.left--
 		default:
 			return
 		}

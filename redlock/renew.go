@@ -17,9 +17,9 @@ type renewal struct {
 	decided bool
 }
 
-// Renew implements backend.Driver: one script call a node for up to 128 grants, all of a node's calls in one pipeline,
-// all nodes at once. A grant is renewed when a majority has prolonged it, and lost when a majority says that it is not
-// there; everything else is a fault.
+// Renew prolongs grants, and answers for each of them, in order: one script call a node for up to 128 grants, all of a
+// node's calls in one pipeline, all nodes at once. A grant is renewed when a majority has prolonged it, and lost
+// (backend.ErrNotHeld) when a majority says that it is not there; everything else is a fault, and no loss.
 //
 // A node that lacks what a majority has just confirmed gets it back, as a new vote that stands in its queue like any
 // other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is
@@ -36,6 +36,9 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		return answers
 	}
 	defer d.end()
+	for _, g := range grants {
+		d.later.hasten(g.RequestID)
+	}
 	now := d.clock.Now()
 	sink := make(chan *step, len(grants)*len(d.nodes))
 	steps := make([]*step, 0, len(grants)*len(d.nodes))
@@ -126,10 +129,10 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 			continue
 		}
 		for _, n := range held[i].lacking {
-			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Try,
+			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Set,
 				redisconn.ValueOf(g), redisscript.Millis(pxOf(g, now)))
 			s.deadline = time.Now().Add(d.nodeTimeout(g.TTL))
-			n.submit(s)
+			n.ask(s)
 		}
 	}
 }

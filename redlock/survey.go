@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -16,8 +17,8 @@ const (
 	straggle   = 250 * time.Millisecond // for the minority, once a majority has answered
 )
 
-// Ping implements backend.Pinger: it connects to every server and refuses the set if one of those that answer is unfit
-// (see the package comment), or if no majority answers.
+// Ping connects to every server and refuses the set, with an error that wraps backend.ErrMisconfigured, if one of those
+// that answer is unfit (see the package comment); backend.ErrUnavailable if no majority answers.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := backend.ErrClosed
 	switch {
@@ -73,5 +74,46 @@ collect:
 		return &redisconn.Failure{Cause: fmt.Errorf("%d of %d servers answer, %d are needed: %w",
 			well, len(d.nodes), d.quorum, errors.Join(errs...))}
 	}
+	d.probe.Note(d.clock.Now(), nil)
 	return nil
+}
+
+// lookAgain looks at all servers that have been seen before: their settings may have changed since. One that is unfit
+// by now is asked for no more votes, and keeps and gives back those that it has given.
+func (d *Driver) lookAgain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.patience)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, n := range d.nodes {
+		all.Go(func() {
+			err := n.vet(ctx, n.client)
+			switch {
+			case err == nil:
+				n.misfit.Store(nil)
+			case errors.Is(err, backend.ErrMisconfigured):
+				n.misfit.Store(&redisconn.Failure{Cause: err})
+			}
+		})
+	}
+	all.Wait()
+	d.probe.Note(d.clock.Now(), nil)
+	return nil
+}
+
+// ask submits steps, unless they ask for a vote that would not count.
+func (n *node) ask(steps ...*step) {
+	f := n.misfit.Load()
+	if f == nil {
+		n.submit(steps...)
+		return
+	}
+	for _, s := range steps {
+		switch s.code {
+		case redisscript.Set, redisscript.Try, redisscript.TryAgain, redisscript.Wait, redisscript.WaitAgain:
+			s.err = f
+			s.sink <- s
+		default:
+			n.submit(s)
+		}
+	}
 }

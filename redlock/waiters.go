@@ -70,12 +70,12 @@ func (w *waiters) abandon(nonce string) {
 	w.ended[nonce] = true
 }
 
-// granted passes on that a node has given its vote to a place in its queue. It is false if the attempt was abandoned.
-func (w *waiters) granted(node int, nonce string, offered bool) bool {
+// offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned.
+func (w *waiters) offered(node int, nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if x := w.nonces[nonce]; x != nil {
-		x.tell(event{node: node, granted: true, offered: offered})
+		x.tell(event{node: node, offered: true})
 	}
 	return !w.ended[nonce]
 }
@@ -91,6 +91,17 @@ func (w *waiters) closed(node int, lock string, d time.Duration) {
 	}
 }
 
+// look makes the contenders for one name look, which tells the node that they live.
+func (w *waiters) look(node int, lock string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range w.nonces {
+		if x.c.keys.Lock == lock {
+			x.tell(event{node: node})
+		}
+	}
+}
+
 // lookAll makes every contender look: pushes of one node may have been lost.
 func (w *waiters) lookAll(node int) {
 	w.mu.Lock()
@@ -100,12 +111,11 @@ func (w *waiters) lookAll(node int) {
 	}
 }
 
-// event is what a contender hears of one node: that it has its vote, that the name stays closed there for a while, or,
-// with neither, that something may have been missed.
+// event is what a contender hears of one node: that it is offered its vote, that the name stays closed there for a
+// while, or, with neither, that something may have been missed or that the node wants a sign of life.
 type event struct {
 	node    int
-	granted bool
-	offered bool // and is to be accepted
+	offered bool
 	closed  time.Duration
 }
 

@@ -14,7 +14,11 @@ import (
 // tries is how often an attempt without Wait is made when its answer got lost.
 const tries = 3
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock, with a token that is higher than all that the name ever had: the transaction number of its
+// node. With Wait the request stands in the name's queue, and watches whoever stands before it; when ctx ends its node
+// is removed. The same RequestID again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was
+// sent), ErrUnknown (what the request may have left could not be removed), ErrHistoryLost (another ensemble answers),
+// or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -184,8 +188,8 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// take puts a node into the queue and returns its hold when it is the first. The hold is returned with an error, too:
-// it has the session's user.
+// take puts a node into the queue and returns its hold when it is the first. It returns the hold with an
+// error too, since the hold counts as a user of its session.
 //
 // The node is made before the queue is read, also for an attempt without Wait: a read that came first would cost every
 // attempt one more round trip, and could show an old state.
@@ -205,23 +209,28 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		}
 		a.unknown, a.mine = false, "" // what was sent has been lost, and what stood has gone
 	}
-	path, err := a.create(ctx, s)
+	b, err := a.create(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	return a.queue(ctx, s, path, s.takeBirth(path))
+	return a.queue(ctx, s, b)
 }
 
-// create makes the node.
-func (a *attempt) create(ctx context.Context, s *session) (string, error) {
+// create makes the node, and reads the queue behind it in the same round trip.
+func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	data, err := valueOf(a.r).encode()
 	if err != nil {
-		return "", err
+		return birth{}, err
 	}
 	a.d.announceDir(ctx, s, a.dir)
 	for n := 0; ; n++ {
-		path, err := do(ctx, s, a.late(s), func(c *zk.Conn) (string, error) {
-			return c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
+		b, err := do(ctx, s, a.late(s), func(c *zk.Conn) (birth, error) {
+			path, err := c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
+			if b := s.takeBirth(path); b != nil {
+				<-b.done
+				return *b, err
+			}
+			return birth{path: path}, err
 		})
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
 			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty,
@@ -236,27 +245,26 @@ func (a *attempt) create(ctx context.Context, s *session) (string, error) {
 		}
 		if err != nil {
 			a.note(err)
-			return "", err
+			return birth{}, err
 		}
 		a.unknown = false
-		return path, nil
+		return b, nil
 	}
 }
 
 // late returns what to do with a node that is made after its acquire gave up: nobody knows it, unless the request was
 // repeated and found it.
-func (a *attempt) late(s *session) func(string, error) {
-	return func(path string, err error) {
+func (a *attempt) late(s *session) func(birth, error) {
+	return func(b birth, err error) {
 		if err != nil {
 			return
 		}
-		s.takeBirth(path)
 		a.d.mu.Lock()
-		known := a.d.holds[path] != nil
+		known := a.d.holds[b.path] != nil
 		a.d.mu.Unlock()
 		if !known {
 			a.d.background(func() {
-				a.d.repeat(a.d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })
+				a.d.repeat(a.d.ctx, func(ctx context.Context) error { return s.remove(ctx, b.path) })
 			})
 		}
 	}
@@ -288,7 +296,7 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 			return nil, err
 		}
 	}
-	return a.queue(ctx, s, own[0].path, 0)
+	return a.queue(ctx, s, birth{path: own[0].path})
 }
 
 // move replaces a node by one with the same name, content and token on session s, in one transaction.

@@ -96,9 +96,9 @@ func (a *attempt) passed(first held) error {
 
 // stepBack leaves the queue, in which an attempt has no place. Without an error the queue must be read again.
 //
-// Who stands before us may be an attempt that is refused as well. That one does not refuse us: where the queue shows
-// that it cannot have been granted we wait until it has gone, and where it may have stepped back from somebody who has
-// gone since we look whether it stays.
+// The entry before ours may belong to another attempt that is about to leave. It is no reason to refuse ours. If the
+// queue shows that it was never granted, wait until it has gone. If it may have left because of a holder who has gone
+// since, look whether it stays.
 func (a *attempt) stepBack(ctx context.Context, s *session, h *hold, front []entry, own entry) error {
 	first, ok, err := a.first(ctx, s, front)
 	if err != nil || !ok {
@@ -136,8 +136,9 @@ func (a *attempt) stepBack(ctx context.Context, s *session, h *hold, front []ent
 	return heldError(a.r.Name, first)
 }
 
-// sift divides the entries behind the first one, until what it has found refuses us. Firm are those that hold as far as
-// the queue tells, and those that wait; nobody overtakes them. Passing are those that will be refused.
+// sift divides the entries behind the first one into firm and passing ones, and stops as soon as the firm ones are
+// reason enough to refuse ours. Firm entries hold, as far as the queue tells, or wait, and nobody overtakes them.
+// Passing entries will be refused and leave.
 func (a *attempt) sift(
 	ctx context.Context, s *session, first entry, behind []entry, refused func([]entry) bool,
 ) (firm, passing []entry, err error) {

@@ -26,6 +26,9 @@ type breaker struct {
 	how   loss
 	broke bool
 	conns []*brokenConn
+	open  int // of conns
+
+	arrived, deliver chan struct{} // of a reply that is held: closed when it has come, and to let it pass
 }
 
 // loss is what happens at the step.
@@ -35,6 +38,7 @@ const (
 	unsent      loss = "the request is not sent"
 	requestLost loss = "the request is lost on its way"
 	replyLost   loss = "the request is carried out and the reply is lost"
+	replyHeld   loss = "the request is carried out and the reply is held back" // see breaker.deliver
 )
 
 var losses = []loss{unsent, requestLost, replyLost}
@@ -60,6 +64,10 @@ func (b *breaker) step(frame []byte) string {
 	op := int32(binary.BigEndian.Uint32(frame[8:]))
 	kind := kinds[op]
 	switch op {
+	case opMulti:
+		if !strings.Contains(string(frame), b.requestID) {
+			kind = "prove"
+		}
 	case opGetData:
 		if frame[len(frame)-1] != 0 {
 			kind = "watch"
@@ -84,6 +92,7 @@ func (b *breaker) dial(ctx context.Context, network, address string) (net.Conn, 
 	defer b.mu.Unlock()
 	c := &brokenConn{Conn: conn, b: b}
 	b.conns = append(b.conns, c)
+	b.open++
 	return c, nil
 }
 
@@ -92,6 +101,14 @@ func (b *breaker) arm(step string, how loss) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.at, b.how = step, how
+}
+
+// rearm is arm once it has broken.
+func (b *breaker) rearm(step string, how loss) {
+	b.arm(step, how)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.broke = false
 }
 
 func (b *breaker) hasBroken() bool {
@@ -145,6 +162,13 @@ func (b *breaker) happens(step string) loss {
 	return b.how
 }
 
+// connections is how many are open.
+func (b *breaker) connections() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open
+}
+
 // session returns the id and the password of the latest session, as the server told them. One that was only made to
 // learn the server's tick is shorter than those that carry holds, and does not count.
 func (b *breaker) session() (id uint64, password []byte) {
@@ -173,27 +197,51 @@ type brokenConn struct {
 	// Protected by b.mu.
 	hello []byte // the answer to the connect request
 	drop  uint32 // the number of the request whose reply is lost; 0: none
+	late  uint32 // the number of the request whose reply is held; 0: none
+	ended bool
 }
 
-// Write takes one request, as the library writes them.
-func (c *brokenConn) Write(p []byte) (int, error) {
+// Close closes the connection.
+func (c *brokenConn) Close() error {
+	c.b.mu.Lock()
+	if !c.ended {
+		c.ended = true
+		c.b.open--
+	}
+	c.b.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Write takes whole requests.
+func (c *brokenConn) Write(p []byte) (n int, err error) {
 	if !c.greeted {
 		c.greeted = true
 		return c.Conn.Write(p)
 	}
-	switch c.b.happens(c.b.step(p)) {
-	case unsent:
-		c.Conn.Close()
-		return 0, os.NewSyscallError("write", syscall.ECONNRESET)
-	case requestLost:
-		c.Conn.Close()
-		return len(p), nil
-	case replyLost:
-		c.b.mu.Lock()
-		c.drop = binary.BigEndian.Uint32(p[4:])
-		c.b.mu.Unlock()
+	for n < len(p) {
+		request := p[n:][:4+binary.BigEndian.Uint32(p[n:])]
+		switch c.b.happens(c.b.step(request)) {
+		case unsent:
+			c.Conn.Close()
+			return n, os.NewSyscallError("write", syscall.ECONNRESET)
+		case requestLost:
+			c.Conn.Close()
+			return len(p), nil
+		case replyLost:
+			c.b.mu.Lock()
+			c.drop = binary.BigEndian.Uint32(request[4:])
+			c.b.mu.Unlock()
+		case replyHeld:
+			c.b.mu.Lock()
+			c.late = binary.BigEndian.Uint32(request[4:])
+			c.b.mu.Unlock()
+		}
+		if _, err := c.Conn.Write(request); err != nil {
+			return n, err
+		}
+		n += len(request)
 	}
-	return c.Conn.Write(p)
+	return n, nil
 }
 
 // Read returns what the server sends, except a reply that is to be lost.
@@ -213,6 +261,7 @@ func (c *brokenConn) Read(p []byte) (int, error) {
 		}
 		c.b.mu.Lock()
 		lost := c.drop != 0 && c.drop == binary.BigEndian.Uint32(frame[4:])
+		held := c.late != 0 && c.late == binary.BigEndian.Uint32(frame[4:])
 		if c.hello == nil {
 			c.hello = frame
 		}
@@ -220,6 +269,10 @@ func (c *brokenConn) Read(p []byte) (int, error) {
 		if lost {
 			c.Conn.Close()
 			return 0, io.ErrUnexpectedEOF
+		}
+		if held {
+			close(c.b.arrived)
+			<-c.b.deliver
 		}
 		c.frame = frame
 	}

@@ -11,8 +11,9 @@
 // sessions per TTL. The node's name starts with the request id, so that a node whose creation was not answered is found
 // again. The nodes in the order of their creation are the queue, and the first one holds the lock. A waiter watches the
 // node before its own. It says "held" only after it has read the queue with its own node in it, first, on the session
-// that made it. An uncontended acquire takes two round trips: the creation, then the queue. An attempt without waiting
-// that is not the first removes its node again. A release is one deletion.
+// that made it. An uncontended acquire takes one round trip: the request for the queue is sent with the creation, and the
+// server does one after the other. An attempt without waiting that is not the first removes its node again. A release is
+// one deletion.
 //
 // Shared holds and permits stand in the same queue, and the end of a node's name says what it asks for. An exclusive
 // entry holds when it is the first. A shared one holds while no exclusive one stands before it: a writer that waits
@@ -51,9 +52,9 @@
 // refused with ErrInvalidTTL, which names the bound. A hold ends for its holder one tick before the session may: see
 // Options.Tick. An expired session loses its holds and nothing else; the next acquire makes another session.
 //
-// A deleted node is told to its holder at once, through a watch that costs no goroutine. It is set when the node has
-// stood for 200 ms. Names are container nodes. The driver removes those that it has used and that have been empty for 2
-// s; the servers remove what is left by clients that died.
+// A deleted node is told to its holder at once, through a watch that costs no goroutine. It is set when the lock has
+// been held for 200 ms. Names are container nodes. The driver removes those that it has used and that have been empty
+// for 2 s; the servers remove what is left by clients that died.
 //
 // # History
 //
@@ -93,6 +94,11 @@
 // maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A user needs the right
 // to read, create and delete below the prefix, and to create it where it is missing.
 //
+// Observers serve as the other servers do. Those that follow a server by its observerMasterPort, and not the leader,
+// hand on what they heard from clients up to a tick later: where clients may use them, set Options.Tick to two of the
+// servers' ticks.
+//
 // Users authenticate with the digest scheme; the client library has no SASL and so no Kerberos. Tested with ZooKeeper
-// 3.8; versions 3.5 to 3.7 and 3.9 speak the same protocol and are not tested, nor are observers.
+// 3.8, an observer included; versions 3.5 to 3.7 and 3.9 speak the same protocol and are not tested, nor is
+// observerMasterPort.
 package zookeeper

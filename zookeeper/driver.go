@@ -35,8 +35,8 @@ type Options struct {
 	// Tick is the servers' tickTime: the margin by which a hold is believed to end before its session may, and the unit
 	// of the bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample
 	// configuration of the server. A value above the servers' makes leases end earlier than necessary. One below is
-	// refused with ErrMisconfigured, unless the servers' minSessionTimeout is set to less than two ticks, which hides
-	// it.
+	// refused with ErrMisconfigured. What the servers show of theirs is minSessionTimeout, two ticks unless it is set:
+	// to less, it hides a longer tick; to more, half of it is wanted here, since nobody can tell the two apart.
 	Tick time.Duration
 
 	// User and Password authenticate with the digest scheme. All nodes are then open to this user only.
@@ -187,7 +187,8 @@ func notPath(path string) string {
 // IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe implements backend.Driver. The token space is known after the first session stands.
+// Describe tells what the driver can do, without asking the ensemble. The token space is known after the first session
+// stands.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
@@ -203,7 +204,7 @@ func (d *Driver) Describe() backend.Description {
 // minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
-// begin is what every call does first: it is counted in, and the options are good.
+// begin starts every call: it counts the call in and refuses options that are wrong.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -218,8 +219,8 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
-// Ping implements backend.Pinger: the leader of the ensemble answers, and the user may read and make the root. A
-// connection that is lost meanwhile is no answer: Ping tries again, as Acquire does.
+// Ping makes sure that the leader of the ensemble answers, and that the user may read and make the root. A connection
+// that is lost meanwhile is no answer: Ping tries again, as Acquire does, until ctx ends.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return d.callError("ping", "", err)
@@ -248,8 +249,8 @@ func (d *Driver) pingOnce(ctx context.Context) error {
 	return s.prove(ctx, d.clock.Now())
 }
 
-// Close implements backend.Driver. It ends waiters with ErrClosed and closes the driver's sessions, which removes
-// whatever nodes are left.
+// Close ends waiters with backend.ErrClosed and closes the driver's sessions, which removes whatever nodes are left.
+// Close may be called again.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	idle := make(chan struct{})

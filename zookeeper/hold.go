@@ -26,12 +26,17 @@ type hold struct {
 	link      int // the connection over which the node was seen last; 0: it has no watch yet
 }
 
-// addHold notes a node. It takes over the session's user that the caller has.
-func (d *Driver) addHold(s *session, path string, token int64) *hold {
+// addHold notes a node. It takes over the session's user that the caller has. It is nil if the node was moved from
+// another hold that has been released since: nobody would ever drop the new one.
+func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold {
 	h := &hold{session: s, path: path, token: token, gone: make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if old := d.holds[path]; old != nil {
+	old := d.holds[path]
+	if from != nil && old != from {
+		return nil
+	}
+	if old != nil {
 		old.session.leave()
 	}
 	d.holds[path] = h

@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Look implements backend.Inspector. ExpiresIn is not known to clients of ZooKeeper. Since is the time at which the
-// holder entered the queue, by the leader's clock.
+// Look tells who holds a name and how many wait for it. ExpiresIn is not known to clients of ZooKeeper. Since is the
+// time at which the holder entered the queue, by the leader's clock.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
@@ -102,8 +102,8 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 	}
 }
 
-// List implements backend.Lister: the names in order of their escaped form. The names are read at once, and each one's
-// state after that.
+// List yields the names that begin with prefix and are held, in order of their escaped form. The names are read at
+// once, and each one's state after that.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
@@ -144,7 +144,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	})
 }
 
-// ForceRelease implements backend.ForceReleaser. The victims are told at once.
+// ForceRelease ends all holds of name that it finds, by deleting their nodes; the victims are told at once. A name that
+// nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	err := backend.ValidateName(name)
 	if err == nil {

@@ -24,42 +24,48 @@ const (
 var errGone = errors.New("the node of the request is gone")
 
 // queue waits until no entry before path keeps it waiting, and returns its hold. An attempt without Wait steps back
-// instead. The token is that of a node that was made now, or 0 for one that was found.
+// instead. Of a node that was found, and not made now, only the path is known.
 //
 // What says "held" is the queue, read with our own node in it. That the node is our session's is known without another
 // request: the session made it under a name that nobody else gives, or the node was read. Only the same request, sent
-// by another client, moves it to another session, and then it is that one's to tell.
+// by another client, moves it to another session; that session then has to tell its own client.
 //
 // What stands before our node only ever leaves: the server numbers the nodes of a name in the order of their creation.
 // A queue that grants therefore goes on granting while our node stands.
-func (a *attempt) queue(ctx context.Context, s *session, path string, token int64) (*hold, error) {
+func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error) {
 	// From here on the node is known. Its hold is what the watch finds, and what removes the node if we give up.
-	h := a.d.addHold(s, path, token)
-	a.mine = path
-	if token == 0 {
+	h := a.d.addHold(s, b.path, b.zxid, nil)
+	a.mine = b.path
+	if b.zxid == 0 {
 		if err := a.d.watchHold(ctx, h); err != nil {
 			return h, a.vanished(h, err)
 		}
 	}
-	a.d.watchLater(h)
 	a.wake = make(chan struct{}, 1)
 	defer a.stopListening(s)
-	own := entry{path: path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
+	own := entry{path: b.path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
+	nodes := b.queue
+	b.queue = nil // a waiter keeps nothing that grows with the queue
 	for first := true; ; first = false {
-		queue, err := s.children(ctx, a.dir)
-		if err != nil {
-			return h, err
+		queue := entriesOf(a.dir, nodes)
+		if nodes == nil {
+			var err error
+			if queue, err = s.children(ctx, a.dir); err != nil {
+				return h, err
+			}
 		}
+		nodes = nil
 		if same := ofRequest(queue, a.r.RequestID); len(same) > 1 && first {
 			return a.merge(ctx, s, h, same)
 		}
-		front, there := before(queue, path)
+		front, there := before(queue, b.path)
 		if !there || a.d.isGone(h) {
 			return h, a.vanished(h, zk.ErrNoNode)
 		}
 		front = slices.DeleteFunc(front, func(e entry) bool { return a.foreign[e.path] })
-		block := blockers(front, own)
+		block := slices.Clone(blockers(front, own))
 		if len(block) == 0 {
+			a.d.watchLater(h)
 			return h, nil
 		}
 		a.queued = true
@@ -176,24 +182,25 @@ func (a *attempt) stopListening(s *session) {
 // once.
 const lookAtNodes = 16
 
-// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has.
+// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has. The first look watches
+// ours: few wait for so long.
 func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
-	own := false
-	if len(some) > lookAtNodes {
-		var queue []entry
-		queue, err = s.children(ctx, a.dir)
-		own = place(queue, h.path) >= 0
-		gone = slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 })
-	} else if own, err = s.exists(ctx, h.path); own && err == nil {
-		there, errs := make([]bool, len(some)), make([]error, len(some))
-		sideBySide(len(some), func(i int) { there[i], errs[i] = s.exists(ctx, some[i].path) })
-		gone, err = slices.Contains(there, false), errors.Join(errs...)
+	if gone, err = a.lookAt(ctx, s, some); err == nil {
+		err = a.d.seeAgain(ctx, h)
 	}
-	switch {
-	case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, errNoConnection):
+	if errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection) {
 		return false, nil // the place in the queue is kept as long as the session lives
-	case err == nil && !own:
-		err = zk.ErrNoNode
 	}
 	return gone, err
+}
+
+// lookAt reports whether one of some entries has gone.
+func (a *attempt) lookAt(ctx context.Context, s *session, some []entry) (gone bool, err error) {
+	if len(some) > lookAtNodes {
+		queue, err := s.children(ctx, a.dir)
+		return slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), err
+	}
+	there, errs := make([]bool, len(some)), make([]error, len(some))
+	sideBySide(len(some), func(i int) { there[i], errs[i] = s.exists(ctx, some[i].path) })
+	return slices.Contains(there, false), errors.Join(errs...)
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Release implements backend.Driver.
+// Release removes the node of a hold if it still is the one that was granted. With a grant that Request.Grant made it
+// removes whatever that request has, its hold or its place in the queue. What is not there is backend.ErrNotHeld.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, notHeld(g, d.release(ctx, g)))
 }

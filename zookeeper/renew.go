@@ -10,9 +10,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew implements backend.Driver. One request proves the session of all grants with one TTL. Every node that was
-// deleted before the leader answered it has been told by its watch before that answer, so that nothing is read for the
-// single holds. After a reconnect each of them is read once, all side by side.
+// Renew prolongs grants, and answers for each of them, in order. One request proves the session of all grants with one
+// TTL. Every node that was deleted before the leader answered it has been told by its watch before that answer, so that
+// nothing is read for the single holds. After a reconnect each of them is read once, all side by side.
 //
 // A grant with a longer TTL than its session's moves to the session of that TTL, with one transaction of its own. One
 // with a shorter TTL stays where it is: a renewal never shortens a hold.
@@ -116,8 +116,8 @@ func (d *Driver) renewGone(ctx context.Context, g backend.Grant, h *hold) backen
 	return backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: reason}}
 }
 
-// seeAgain reads a node after a reconnect: the library sets its watches again, but says neither when nor whether. A
-// node that has no watch yet gets it.
+// seeAgain reads a node: after a reconnect the library sets its watches again, but says neither when nor whether. A node
+// that has no watch yet gets it. The error is zk.ErrNoNode if it is not our session's any more.
 func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 	d.mu.Lock()
 	watched := h.link != 0
@@ -176,9 +176,10 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 		return nil, zk.ErrNoNode
 	}
 	var lost func(backend.Reason)
+	releasing := false
 	if h != nil {
 		d.mu.Lock()
-		lost = h.lost
+		lost, releasing = h.lost, h.releasing
 		h.releasing = true // its node goes with our knowledge
 		d.mu.Unlock()
 	}
@@ -186,13 +187,16 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 		if err := d.move(ctx, s, path, node.value); err != nil {
 			if h != nil {
 				d.mu.Lock()
-				h.releasing = false
+				h.releasing = releasing
 				d.mu.Unlock()
 			}
 			return nil, err
 		}
 	}
-	moved := d.addHold(s, path, token)
+	moved := d.addHold(s, path, token, h)
+	if moved == nil {
+		return nil, errGone
+	}
 	d.grant(moved, lost)
 	d.watchLater(moved) // if the watch fails now
 	err = d.watchHold(ctx, moved)

@@ -53,7 +53,7 @@ type session struct {
 	isUp     bool
 	link     int                      // counts connections: what was seen over an earlier one is looked at again
 	dirs     map[string]chan struct{} // closed when the creation of that node has been sent
-	births   map[string]int64         // zxids of nodes whose creation was answered just now
+	births   map[string]*birth        // of nodes whose creation was answered just now
 	failures int                      // dials since the last connection
 	proof    proof
 	asking   *question                    // not nil while a proof is asked for
@@ -142,7 +142,7 @@ func (d *Driver) standing() (found *session) {
 	return found
 }
 
-// anySession returns a session for a call that needs none in particular, with a user more.
+// anySession returns a session for a call that needs none in particular, and counts one more user of it.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.join(ctx) == nil {
 		return found, nil
@@ -153,7 +153,7 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 func (d *Driver) newSession(at slot) *session {
 	s := &session{
 		d: d, slot: at, asked: at.ttl, shook: make(chan struct{}), ready: make(chan struct{}), lost: make(chan struct{}), up: make(chan struct{}),
-		proof: proof{tick: d.o.Tick}, dirs: map[string]chan struct{}{}, births: map[string]int64{},
+		proof: proof{tick: d.o.Tick}, dirs: map[string]chan struct{}{}, births: map[string]*birth{},
 		watched: map[string][]chan<- struct{}{},
 	}
 	s.dialing, s.stopDial = context.WithCancel(context.Background())
@@ -446,14 +446,14 @@ func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {
-		_ = w.Conn.Close() // whatever the library waits for there
+		_ = w.Close() // whatever the library waits for there
 	}
 	s.conn.Close() // waits for the answer, for a second at most
 	s.mu.Lock()
 	w = s.wire
 	s.mu.Unlock()
 	if w != nil {
-		_ = w.Conn.Close()
+		_ = w.Close()
 	}
 	for range events { // until the library has ended
 	}

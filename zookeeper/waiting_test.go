@@ -54,12 +54,11 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 			}
 		}
 	}
-	const looks, nodes = 2, 2
-	until("watch another's", waiters*nodes) // that before it, and its own
+	until("watch another's", 2*waiters) // that before it at once, and its own when it looks
 	mu.Lock()
 	clear(asked)
 	mu.Unlock()
-	until("look", waiters*looks*nodes)
+	until("look", 2*waiters)
 	mu.Lock()
 	if asked["list"] > 0 {
 		t.Errorf("%d waiters read the queue %d times while nothing happened", waiters, asked["list"])

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// watchAfter is how long a node waits, or is held, before it is watched. A watch costs a request and, when the node is
+// watchAfter is how long a node is held before it is watched. A watch costs a request and, when the node is
 // deleted, a notification; most locks are released before they would need it.
 const watchAfter = 200 * time.Millisecond
 

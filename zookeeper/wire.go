@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -23,8 +24,8 @@ import (
 //   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it
 //     never gets one; the wire puts the zxid into the requests that need it. It also knows one from before the session,
 //     which the library does not send;
-//   - the zxid that created a node. The library does not ask for it when it creates an entry; the wire does, which
-//     saves every acquire one request.
+//   - the zxid that created a node, and the queue in which it stands. The library does not ask for them when it creates
+//     an entry; the wire does, in the same breath, which saves every acquire a request and a round trip.
 type wire struct {
 	net.Conn
 	s       *session
@@ -35,19 +36,29 @@ type wire struct {
 
 	// For the goroutine that reads.
 	buffer [16 << 10]byte
-	read   []byte          // of buffer: what the library has not read yet
+	read   []byte          // what the library has not read yet
 	head   [headBytes]byte // of the server's message
 	have   int             // bytes of head
 	rest   int             // bytes of the message that follow
 	shaken bool
-	keep   bool   // the message answers a creation
-	kept   []byte // what of it follows the head
+	ours   bool              // the message is not for the library
+	answer func(body []byte) // if not nil, is called with what follows the head
+	kept   []byte            // of that
 
 	// For the goroutine that writes.
 	greeted bool
 
-	mu      sync.Mutex     // protects the following field
-	creates map[int32]bool // numbers of creations that are not answered
+	mu     sync.Mutex       // protects the following fields
+	births map[int32]*birth // by the number of the creation, until the queue has been read
+	closed bool
+}
+
+// birth is what the wire asks about a node that is created.
+type birth struct {
+	path  string
+	zxid  int64         // that created it
+	done  chan struct{} // closed when the queue has been read, or never will be
+	queue []string      // the nodes of the name, this one among them; nil if they could not be read. Valid after done.
 }
 
 // headBytes is what counts of a message: length, protocol version, timeout and session id of the first one, length,
@@ -68,7 +79,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
 	ctx, cancel := context.WithTimeout(s.dialing, timeout)
 	defer cancel()
-	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), creates: map[int32]bool{}}
+	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32]*birth{}}
 	if !s.probe {
 		w.seen = s.d.zxid.Load()
 	}
@@ -119,7 +130,7 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 
 // Read returns what the server sent. The library reads each message in two small pieces, the wire in large ones.
 func (w *wire) Read(p []byte) (int, error) {
-	if len(w.read) == 0 {
+	for len(w.read) == 0 {
 		n, err := w.Conn.Read(w.buffer[:])
 		if refused := w.follow(w.buffer[:n]); refused != nil {
 			return 0, refused
@@ -128,42 +139,54 @@ func (w *wire) Read(p []byte) (int, error) {
 			if !w.shaken {
 				w.s.turnedAway(w, err)
 			}
+			w.abandonBirths()
 			return 0, err
-		}
-		w.read = w.buffer[:n] // an error comes again
+		} // else an error comes again
 	}
 	n := copy(p, w.read)
 	w.read = w.read[n:]
+	if len(w.read) == 0 {
+		w.read = w.read[:0:0]
+	}
 	return n, nil
 }
 
-// follow finds the server's messages in what was read, and takes the zxids out.
+// Close closes the connection. Nobody waits for answers over it any more.
+func (w *wire) Close() error {
+	w.abandonBirths()
+	return w.Conn.Close()
+}
+
+// follow finds the server's messages in what was read, takes the zxids out, and leaves the library what is its own.
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
 		if w.rest > 0 {
 			n := min(w.rest, len(p))
-			if w.keep {
+			if w.answer != nil {
 				w.kept = append(w.kept, p[:n]...)
 			}
-			if w.rest -= n; w.rest == 0 {
-				w.created()
+			if !w.ours {
+				w.read = append(w.read, p[:n]...)
 			}
-			p = p[n:]
-			continue
+			p, w.rest = p[n:], w.rest-n
+		} else {
+			n := copy(w.head[w.have:], p)
+			p, w.have = p[n:], w.have+n
+			if w.have < headBytes {
+				return nil
+			}
+			w.have = 0
+			w.rest = max(0, 4+int(binary.BigEndian.Uint32(w.head[:]))-headBytes)
+			if err := w.message(); err != nil {
+				return err
+			}
+			if !w.ours {
+				w.read = append(w.read, w.head[:]...)
+			}
 		}
-		n := copy(w.head[w.have:], p)
-		if w.shaken {
-			clear(p[min(max(8-w.have, 0), n):min(max(16-w.have, 0), n)])
-		}
-		w.have += n
-		p = p[n:]
-		if w.have < headBytes {
-			continue
-		}
-		w.have = 0
-		w.rest = max(0, 4+int(binary.BigEndian.Uint32(w.head[:]))-headBytes)
-		if err := w.message(); err != nil {
-			return err
+		if w.rest == 0 && w.answer != nil {
+			w.answer(w.kept)
+			w.answer, w.kept = nil, w.kept[:0]
 		}
 	}
 	return nil
@@ -183,30 +206,89 @@ func (w *wire) message() error {
 	}
 	number := int32(binary.BigEndian.Uint32(w.head[4:]))
 	zxid := int64(binary.BigEndian.Uint64(w.head[8:]))
-	if number >= 0 && zxid > 0 { // a reply, and no event or answer to a ping
+	refused := binary.BigEndian.Uint32(w.head[16:]) != 0
+	clear(w.head[8:16])
+	w.ours = number < -ownNumbers
+	if (number >= 0 || w.ours) && zxid > 0 { // a reply, and no event or answer to a ping
 		w.s.zxid.Store(zxid)
 		w.s.d.saw(zxid)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.keep = w.creates[number] && binary.BigEndian.Uint32(w.head[16:]) == 0 // no error
-	delete(w.creates, number)
+	b := w.births[number&math.MaxInt32]
+	switch {
+	case b == nil:
+	case !w.ours && !refused:
+		w.answer = func(body []byte) { w.s.noteBirth(b, body) }
+	case !w.ours:
+		delete(w.births, number)
+	default:
+		delete(w.births, number&math.MaxInt32)
+		w.answer = b.readQueue
+	}
 	return nil
 }
 
-// created notes which zxid created a node, at the end of the answer to its creation: the path, and its state, which
-// begins with that zxid.
-func (w *wire) created() {
-	if !w.keep {
+// noteBirth keeps the birth of a node for whoever asked for the creation. The answer to that is the path, and the
+// node's state, which begins with the zxid that created it.
+func (s *session) noteBirth(b *birth, body []byte) {
+	path, body, ok := cutText(body)
+	if !ok || len(body) < 8 {
 		return
 	}
-	body := w.kept
-	w.keep, w.kept = false, w.kept[:0]
+	b.path, b.zxid = path, int64(binary.BigEndian.Uint64(body))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.births[path] = b
+}
+
+// takeBirth returns the birth of a node, or nil if it is not known.
+func (s *session) takeBirth(path string) *birth {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.births[path]
+	delete(s.births, path)
+	return b
+}
+
+// readQueue takes the nodes of the name from an answer: their number, and each one's name.
+func (b *birth) readQueue(body []byte) {
+	defer close(b.done)
 	if len(body) < 4 {
-		return
+		return // an error
 	}
-	if size := int(binary.BigEndian.Uint32(body)); len(body) >= 4+size+8 {
-		w.s.noteBirth(string(body[4:4+size]), int64(binary.BigEndian.Uint64(body[4+size:])))
+	n := binary.BigEndian.Uint32(body)
+	var queue []string
+	for body = body[4:]; n > 0; n-- {
+		node, rest, ok := cutText(body)
+		if !ok {
+			return
+		}
+		queue, body = append(queue, node), rest
+	}
+	b.queue = queue
+}
+
+// cutText reads a text with its length in front.
+func cutText(p []byte) (text string, rest []byte, ok bool) {
+	if len(p) < 4 {
+		return "", nil, false
+	}
+	size := int(int32(binary.BigEndian.Uint32(p)))
+	if p = p[4:]; size < 0 || size > len(p) {
+		return "", nil, false
+	}
+	return string(p[:size]), p[size:], true
+}
+
+// abandonBirths ends the wait for queues that will not be read any more.
+func (w *wire) abandonBirths() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for number, b := range w.births {
+		delete(w.births, number)
+		close(b.done)
 	}
 }
 
@@ -214,6 +296,7 @@ func (w *wire) created() {
 const (
 	opCreate          = 1
 	opPing            = 11
+	opGetChildren2    = 12
 	opCreate2         = 15 // as create; the answer has the node's state
 	opCreateContainer = 19
 	opSetWatches      = 101
@@ -225,7 +308,7 @@ const (
 // The library answers a request with the error of its write, whatever that is, and all others of the connection with
 // ErrConnectionClosed. Here they become the same.
 func (w *wire) Write(p []byte) (int, error) {
-	op := int32(0)
+	op, size := int32(0), len(p)
 	switch {
 	case !w.greeted:
 		w.greeted = true
@@ -242,13 +325,13 @@ func (w *wire) Write(p []byte) (int, error) {
 		}
 	}
 	n, err := w.Conn.Write(p)
+	n = min(n, size)
 	if n > 0 && op != opPing {
 		w.s.written.Add(1)
 	}
-	const head = 4 + 4 + 4 + 4 // length, number, kind, length of the path
-	if op == opCreateContainer && len(p) > head {
-		if size := int(binary.BigEndian.Uint32(p[12:])); size <= len(p)-head {
-			w.s.dirSent(string(p[head : head+size]))
+	if op == opCreateContainer {
+		if dir, _, ok := cutText(p[12:]); ok {
+			w.s.dirSent(dir)
 		}
 	}
 	if err != nil {
@@ -258,14 +341,29 @@ func (w *wire) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// askBirth makes an entry's creation one that is answered with the node's state.
+// ownNumbers bounds the numbers of requests whose answers the wire keeps to itself: they are below its negative. The
+// library's are positive, those of the protocol, such as pings, just below zero.
+const ownNumbers = 1 << 30
+
+// askBirth makes an entry's creation one that is answered with the node's state, and asks for the queue behind it. The
+// server does both in this order.
 func (w *wire) askBirth(p []byte) []byte {
-	p = bytes.Clone(p)
-	binary.BigEndian.PutUint32(p[8:], opCreate2)
+	number := int32(binary.BigEndian.Uint32(p[4:]))
+	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.creates[int32(binary.BigEndian.Uint32(p[4:]))] = true
-	return p
+	if !ok || number >= ownNumbers || w.closed {
+		return p // it is asked for later, by who misses it
+	}
+	w.births[number] = &birth{done: make(chan struct{})}
+	p = bytes.Clone(p)
+	binary.BigEndian.PutUint32(p[8:], opCreate2)
+	dir := parent(path)
+	p = binary.BigEndian.AppendUint32(p, uint32(4+4+4+len(dir)+1))
+	p = binary.BigEndian.AppendUint32(p, uint32(number)|1<<31)
+	p = binary.BigEndian.AppendUint32(p, opGetChildren2)
+	p = binary.BigEndian.AppendUint32(p, uint32(len(dir)))
+	return append(append(p, dir...), 0) // without a watch
 }
 
 // putZxid returns the message with a zxid in it: in a connect request the highest that the driver had seen, so that a
@@ -276,22 +374,6 @@ func putZxid(p []byte, at int, zxid int64) []byte {
 	p = bytes.Clone(p)
 	binary.BigEndian.PutUint64(p[at:], uint64(zxid))
 	return p
-}
-
-// noteBirth keeps the zxid that created a node for whoever asked for the creation.
-func (s *session) noteBirth(path string, zxid int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.births[path] = zxid
-}
-
-// takeBirth returns the zxid that created a node, or 0 if it is not known.
-func (s *session) takeBirth(path string) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	zxid := s.births[path]
-	delete(s.births, path)
-	return zxid
 }
 
 // expectDir returns a channel that is closed when the creation of dir has been sent.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"net"
+	"slices"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -48,10 +50,14 @@ func TestWire(t *testing.T) {
 	stat := make([]byte, 68)
 	binary.BigEndian.PutUint64(stat, 0x500000003) // czxid
 	created := message(int32(1), int64(0x500000004), int32(0), int32(len(path)), []byte(path), stat)
+	const own = math.MinInt32 // marks numbers of the wire's requests
+	queue := message(int32(own+1), int64(0x500000005), int32(0), int32(2), int32(1), []byte("a"), int32(2), []byte("bc"), stat)
 	event := message(int32(-1), int64(-1), int32(0), int32(2), int32(3), int32(1), []byte("x"))
 	pong := message(int32(-2), int64(0x500000009), int32(0))
 	refused := message(int32(2), int64(0x500000006), int32(-101))
-	said := bytes.Join([][]byte{hello, event, created, pong, refused}, nil)
+	failed := message(int32(own+2), int64(0x500000006), int32(-101))
+	said := bytes.Join([][]byte{hello, event, created, queue, pong, refused, failed}, nil)
+	heard := bytes.Join([][]byte{hello, event, created, pong, refused}, nil) // by the library
 
 	for name, pieces := range map[string]func(io.Reader) io.Reader{
 		"as they come": func(r io.Reader) io.Reader { return r },
@@ -64,7 +70,7 @@ func TestWire(t *testing.T) {
 			s := d.newSession(slot{ttl: 4 * time.Second})
 			s.zxid.Store(0x400000001)
 			conn := &pipe{Reader: pieces(bytes.NewReader(said))}
-			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, creates: map[int32]bool{}}
+			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, births: map[int32]*birth{}}
 
 			write := func(p []byte) []byte {
 				t.Helper()
@@ -78,13 +84,21 @@ func TestWire(t *testing.T) {
 			if got := write(message(int32(0), int64(0), int32(4000), int64(0))); !bytes.Equal(got, want) {
 				t.Errorf("connect request = %x, want %x with the highest zxid", got, want)
 			}
-			create := func(op, flags int32) []byte { return message(int32(1), op, int32(len(path)), []byte(path), flags) }
-			if got := write(create(opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, create(opCreate2, 3)) {
-				t.Errorf("creation of an entry = %x, want create2", got)
+			create := func(number, op, flags int32) []byte {
+				return message(number, op, int32(len(path)), []byte(path), flags)
 			}
-			if got := write(create(opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(opCreate, 0)) {
+			for number := range int32(3) {
+				dir := parent(path)
+				want := create(number, opCreate2, 3)
+				want = append(want, message(own+number, int32(opGetChildren2), int32(len(dir)), []byte(dir), false)...)
+				if got := write(create(number, opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, want) {
+					t.Errorf("creation of an entry = %x, want %x: create2, and the queue", got, want)
+				}
+			}
+			if got := write(create(7, opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(7, opCreate, 0)) {
 				t.Errorf("another creation = %x, want it unchanged", got)
 			}
+			never := w.births[0]
 			want = message(int32(5), int32(opSetWatches), int64(0x400000001), int32(0))
 			if got := write(message(int32(5), int32(opSetWatches), int64(0), int32(0))); !bytes.Equal(got, want) {
 				t.Errorf("watches = %x, want %x with the zxid at which the connection was opened", got, want)
@@ -94,21 +108,28 @@ func TestWire(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			blank := bytes.Clone(said)
+			blank := bytes.Clone(heard)
 			for at := len(hello); at < len(blank); at += 4 + int(binary.BigEndian.Uint32(blank[at:])) {
 				clear(blank[at+8 : at+16])
 			}
 			if !bytes.Equal(got, blank) {
-				t.Errorf("read %x, want %x: everything, without zxids", got, blank)
+				t.Errorf("read %x, want %x: everything that is not the wire's, without zxids", got, blank)
 			}
 			if s.id != 77 || s.zxid.Load() != 0x500000006 {
 				t.Errorf("session %d, zxid %x; want 77, and that of the last reply", s.id, s.zxid.Load())
 			}
-			if zxid := s.takeBirth(path); zxid != 0x500000003 {
-				t.Errorf("the node was created by %x, want 500000003", zxid)
+			b := s.takeBirth(path)
+			if b == nil || b.path != path || b.zxid != 0x500000003 {
+				t.Fatalf("the birth is %+v, want the node's path and the zxid 500000003", b)
 			}
-			if zxid := s.takeBirth(path); zxid != 0 || len(w.creates) != 0 {
-				t.Errorf("something of an answered creation is kept: %x, %v", zxid, w.creates)
+			if <-b.done; !slices.Equal(b.queue, []string{"a", "bc"}) {
+				t.Errorf("the queue is %q", b.queue)
+			}
+			if <-never.done; never.queue != nil { // ended with the connection
+				t.Errorf("the queue of a node whose creation was not answered is %q", never.queue)
+			}
+			if b := s.takeBirth(path); b != nil || len(w.births) != 0 {
+				t.Errorf("something of an answered creation is kept: %+v, %v", b, w.births)
 			}
 		})
 	}
@@ -118,7 +139,7 @@ func TestWire(t *testing.T) {
 func TestFailedWriteIsALostConnection(t *testing.T) {
 	t.Parallel()
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
-	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(slot{ttl: 4 * time.Second}), greeted: true, creates: map[int32]bool{}}
+	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(slot{ttl: 4 * time.Second}), greeted: true, births: map[int32]*birth{}}
 	_, err := w.Write(message(int32(1), int32(opPing)))
 	if !transient(err) || !errors.Is(err, zk.ErrConnectionClosed) {
 		t.Errorf("Write = %v, want zk.ErrConnectionClosed", err)

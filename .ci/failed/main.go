@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -43,7 +44,9 @@ const (
 )
 
 func main() {
-	said := map[string][]string{} // by test
+	said := map[string][]string{}           // by test
+	last := map[string][]string{}           // by package, whatever it said
+	running := map[string]map[string]bool{} // by package, the tests that have begun and not ended
 	skipped := false
 	var left, packages, excused []string
 	tests, undecided := 0, 0
@@ -62,8 +65,22 @@ func main() {
 				slow = append(slow, e)
 			}
 		}
+		switch of := running[e.Package]; {
+		case e.Test == "":
+		case e.Action == "run" && of == nil:
+			running[e.Package] = map[string]bool{e.Test: true}
+		case e.Action == "run":
+			of[e.Test] = true
+		case e.Action == "pass" || e.Action == "fail" || e.Action == "skip":
+			delete(of, e.Test)
+		}
 		switch e.Action {
 		case "output", "build-output":
+			if lines := append(last[e.Package], e.Output); len(lines) > 2*most {
+				last[e.Package] = lines[1:]
+			} else {
+				last[e.Package] = lines
+			}
 			if telling.MatchString(e.Output) {
 				said[key] = append(said[key], e.Output)
 			}
@@ -96,9 +113,19 @@ func main() {
 					fmt.Println("…")
 				}
 			}
+			if e.Test == "" && len(running[e.Package]) > 0 { // the program has ended in the middle
+				fmt.Println("    running were", slices.Sorted(maps.Keys(running[e.Package])))
+				for _, line := range last[e.Package] {
+					fmt.Print("    ", line[:min(len(line), widest)])
+				}
+			}
 		case "pass":
 			delete(said, key)
 		}
+	}
+	if err := in.Err(); err != nil {
+		fmt.Println("the output of the tests cannot be read:", err)
+		os.Exit(1)
 	}
 	if len(left) > 0 {
 		fmt.Printf("%d tests were left out, here or for make deep:\n  %s\n", len(left), strings.Join(left, "\n  "))

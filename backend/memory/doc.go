@@ -3,8 +3,8 @@
 //
 //	locks, err := fencelock.ForCorrectness(memory.New(nil), nil)
 //
-// A Store is the server: it holds the names, the queues and the token counter, and it alone enforces TTLs. Each Driver
-// is one more independent client of it, with a network of its own between the two:
+// A Store is the server: the lock machine of the bundled server, in memory; it alone enforces TTLs. Each
+// Driver is one more independent client of it, with a network of its own between the two:
 //
 //	Driver.Acquire ─► Network (Requests) ─► Store
 //	       answer  ◄─ Network (Replies)  ◄────┘
@@ -24,8 +24,9 @@
 // set it back, and after a Wipe it counts anew in another token space. A hold ends exactly its TTL after the store
 // received the last request that prolonged it. Holds survive Store.Restart, places in queues do not.
 //
-// The counter of tokens counts the ends of holds too, so tokens of one name may skip numbers; it is also the revision
-// of what Watch yields. The store keeps the last 4096 events, of all names together, across Restart.
+// The counter of tokens counts places in queues and the ends of both too, so tokens of one name may skip numbers; it is
+// also the revision of what Watch yields. The store keeps the last 4096 of all these, of all names together, across
+// Restart.
 //
 // # Trouble on demand
 //

@@ -1,16 +1,17 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // Options are the settings of New. The zero value, or nil, means defaults.
@@ -34,12 +35,7 @@ type Driver struct {
 	store *Store
 	net   Network
 	space string // the store's, as the driver found it
-
-	done    chan struct{} // closed by Close
-	waiting sync.WaitGroup
-
-	mu     sync.Mutex // protects the following field
-	closed bool
+	gate  *kit.Gate
 }
 
 const (
@@ -57,7 +53,7 @@ func (d *Driver) Network() *Network { return &d.net }
 // space.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe implements backend.Driver.
+// Describe tells what the driver can do. The bounds of TTLs are 100 ms and a year, in steps of a nanosecond.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name: "memory",
@@ -70,104 +66,74 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// Acquire implements backend.Driver.
+// Acquire takes a lock, with a token that is higher than all that the store ever issued. With Wait the request stands
+// in the name's queue until it is granted or ctx ends. The same RequestID again, from whichever driver, gets the same
+// hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (no answer came), DeadlockError,
+// ErrHistoryLost (after Store.Wipe), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := d.admit(ctx, &r); err != nil {
-		return backend.Grant{}, callError("acquire", r.Name, err)
-	}
 	rs := []backend.Request{r}
-	var room [1]granted
-	grants, sent, err := d.acquire(ctx, rs, room[:0])
+	grants, err := d.acquire(ctx, rs, kit.Validate(d.Describe(), r))
 	if err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
 	}
-	return grantOf(&rs[0], &grants[0], sent), nil
+	return grants[0], nil
 }
 
-// AcquireAll implements backend.MultiAcquirer, for any set of distinct names. It waits in the queues of all of them at
-// once.
+// AcquireAll takes any set of distinct names in one step, or none. It waits in the queues of all of them at once.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	rs = slices.Clone(rs) // the store keeps those that wait
-	for i := range rs {
-		if err := d.admit(ctx, &rs[i]); err != nil {
-			return nil, callError("acquire", rs[i].Name, err)
-		}
-	}
-	if len(rs) == 0 {
-		return nil, callError("acquire", "", &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "set of names", Value: "of none", Why: "it is empty",
-		})
-	}
-	grants, sent, err := d.acquire(ctx, rs, nil)
+	grants, err := d.acquire(ctx, rs, kit.ValidateSet(d.Describe(), rs))
 	if err != nil {
-		return nil, callError("acquire", rs[0].Name, err)
+		name := ""
+		if len(rs) > 0 {
+			name = rs[0].Name
+		}
+		return nil, callError("acquire", name, err)
+	}
+	return grants, nil
+}
+
+// acquire takes requests unless they are invalid.
+func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid error) ([]backend.Grant, error) {
+	if err := cmp.Or(d.alive(ctx), invalid); err != nil {
+		return nil, err
+	}
+	grants, sent, err := d.ask(ctx, rs)
+	if err != nil {
+		return nil, err
 	}
 	out := make([]backend.Grant, len(rs))
 	for i := range rs {
-		out[i] = grantOf(&rs[i], &grants[i], sent)
+		a := &grants[i]
+		out[i] = rs[i].Grant()
+		out[i].Token, out[i].Incarnation, out[i].TTL, out[i].SentAt, out[i].Queued = a.token, a.incarnation, a.ttl, sent, a.queued
+		if a.minHold > 0 {
+			out[i].MinHoldUntil = sent.Add(a.minHold)
+		}
 	}
 	return out, nil
 }
 
-// acquire returns what was granted, and the instant from which it counts.
-func (d *Driver) acquire(ctx context.Context, rs []backend.Request, room []granted) ([]granted, backend.Instant, error) {
-	if !d.net.troubled.Load() {
-		// The short way: one look without a place in the queue, which is all that an open name takes.
-		d.net.seen[0].Add(1)
-		sent := d.store.clock.Now()
-		if a, v := d.store.acquire(d, rs, sent, room, nil); v == answered {
-			d.net.seen[1].Add(1)
-			if a.err == nil || !rs[0].Wait || !errors.Is(a.err, backend.ErrHeld) {
-				return a.grants, sent, a.err
-			}
-		}
+// ask returns what was granted, and the instant from which it counts.
+func (d *Driver) ask(ctx context.Context, rs []backend.Request) ([]granted, backend.Instant, error) {
+	// The short way: one look without a place in the queue, which is all that an open name takes.
+	var a answer
+	sent, ok := d.direct(func(sent backend.Instant) (v verdict) {
+		a, v = d.store.acquire(d, rs, sent, nil)
+		return v
+	})
+	if ok && (a.err == nil || !rs[0].Wait || !errors.Is(a.err, backend.ErrHeld)) {
+		return a.grants, sent, a.err
 	}
 	return d.acquireOver(ctx, rs)
 }
 
-func (d *Driver) admit(ctx context.Context, r *backend.Request) error {
-	if err := d.alive(ctx); err != nil {
-		return err
-	}
-	invalid := func(what, value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
-	}
-	switch {
-	case r.Kind > backend.KindPermits:
-		return fmt.Errorf("%v: %w", r.Kind, backend.ErrUnsupported)
-	case r.Kind != backend.KindPermits && (r.Permits != 0 || r.Limit != 0):
-		return invalid("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "the kind of hold is "+r.Kind.String())
-	case r.Kind == backend.KindPermits && (r.Permits < 1 || r.Limit < r.Permits):
-		return invalid("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), "want at least one, and no more than there are")
-	case r.Kind == backend.KindPermits && r.Hierarchical:
-		return fmt.Errorf("permits of a hierarchical name: %w", backend.ErrUnsupported)
-	}
-	if r.TTL < minTTL || r.TTL > maxTTL {
-		return d.Describe().ValidateTTL(r.TTL)
-	}
-	if r.MinHold < 0 || r.MinHold > maxTTL {
-		return invalid("minimum hold", r.MinHold.String(), fmt.Sprintf("want between 0 and %v", maxTTL))
-	}
-	return nil
-}
-
 // alive refuses calls that must not reach the store.
 func (d *Driver) alive(ctx context.Context) error {
-	select {
-	case <-d.done:
+	if d.gate.Closed() {
 		return backend.ErrClosed
-	default:
-		return ctx.Err()
 	}
-}
-
-func grantOf(r *backend.Request, a *granted, sent backend.Instant) backend.Grant {
-	g := r.Grant()
-	g.Token, g.Incarnation, g.TTL, g.SentAt, g.Queued = a.token, a.incarnation, a.ttl, sent, a.queued
-	if a.minHold > 0 {
-		g.MinHoldUntil = sent.Add(a.minHold)
-	}
-	return g
+	return ctx.Err()
 }
 
 // delivery is an answer, with the instant before the request that it answers was sent.
@@ -178,10 +144,10 @@ type delivery struct {
 
 // acquireOver asks over the network, again and again with the same request ids where an answer may be lost.
 func (d *Driver) acquireOver(ctx context.Context, rs []backend.Request) ([]granted, backend.Instant, error) {
-	if !d.enter() {
-		return nil, 0, backend.ErrClosed
+	if err := d.gate.Enter(); err != nil {
+		return nil, 0, err
 	}
-	defer d.waiting.Done()
+	defer d.gate.Leave()
 	wait, ttl := rs[0].Wait, rs[0].TTL
 	box := make(chan delivery, 8)
 	ambiguous := false        // a request left and its answer did not come
@@ -221,7 +187,7 @@ func (d *Driver) acquireOver(ctx context.Context, rs []backend.Request) ([]grant
 		case <-poll:
 			ambiguous = true
 		case <-ctx.Done():
-		case <-d.done:
+		case <-d.gate.Closing().Done():
 		}
 		if end == nil {
 			end = d.alive(ctx)
@@ -257,7 +223,7 @@ func (d *Driver) sendAcquire(rs []backend.Request, box chan delivery) (<-chan st
 	}
 	return d.net.request(func() {
 		d.store.handle(func() bool {
-			a, v := d.store.acquire(d, rs, 0, nil, push)
+			a, v := d.store.acquire(d, rs, 0, push)
 			if v == answered {
 				post(a)
 			}
@@ -273,22 +239,18 @@ func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 		return err
 	}
 	if rs[0].Wait {
-		remove := func() (v verdict) {
+		remove := func(backend.Instant) (v verdict) {
 			for i := range rs {
 				g := rs[i].Grant()
 				v, _ = d.store.release(d, &g)
 			}
 			return v
 		}
-		if !d.net.troubled.Load() {
-			if remove() == answered {
-				return err
-			}
+		if _, ok := d.direct(remove); ok {
+			return err
 		}
 		d.net.request(func() {
-			d.store.handle(func() bool {
-				return remove() != notServing
-			}, func() {})
+			d.store.handle(func() bool { return remove(0) != notServing }, func() {})
 		})
 	}
 	if errors.Is(err, backend.ErrUnavailable) {
@@ -305,7 +267,7 @@ func (d *Driver) pause(ctx context.Context, poll <-chan time.Time) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-d.done:
+	case <-d.gate.Closing().Done():
 		return backend.ErrClosed
 	}
 }
@@ -320,23 +282,16 @@ func (s *Store) jitter(name string, d time.Duration) time.Duration {
 	return d*3/4 + rand.N(d/2+1)
 }
 
-// Renew implements backend.Driver, in one message for any number of grants.
+// Renew prolongs any number of grants in one message, and answers for each of them, in order. A hold that is gone is a
+// backend.NotHeldError with the reason, as long as the store remembers it, and is never made again.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if len(grants) == 0 {
 		return out
 	}
-	errs := make([]error, len(grants))
-	err := d.alive(ctx)
-	var sent backend.Instant
-	if err == nil {
-		var ok bool
-		if sent, ok = d.direct(func() verdict { return d.store.renew(d, grants, errs) }); !ok {
-			// A message may be delivered after the caller gave up and used its slice for something else.
-			late := slices.Clone(grants)
-			sent, err = d.exchange(ctx, func() verdict { return d.store.renew(d, late, errs) })
-		}
-	}
+	// A message may be delivered after the caller gave up and used its slice for something else.
+	late, errs := slices.Clone(grants), make([]error, len(grants))
+	sent, err := d.call(ctx, func(backend.Instant) verdict { return d.store.renew(d, late, errs) })
 	for i := range grants {
 		each := err
 		if each == nil {
@@ -351,57 +306,51 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// Release implements backend.Driver.
+// Release gives a hold back if it still is the one that was granted. With a grant that Request.Grant made it removes
+// whatever that request has, its hold or its place in the queue. What is not held is backend.ErrNotHeld.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	if err := d.alive(ctx); err != nil {
-		return callError("release", g.Name, err)
-	}
-	if !d.net.troubled.Load() {
-		d.net.seen[0].Add(1)
-		if v, err := d.store.release(d, &g); v == answered {
-			d.net.seen[1].Add(1)
-			return callError("release", g.Name, err)
-		}
-	}
-	return callError("release", g.Name, d.releaseOver(ctx, g))
-}
-
-func (d *Driver) releaseOver(ctx context.Context, g backend.Grant) error {
 	var answer error
-	if _, err := d.exchange(ctx, func() (v verdict) {
+	_, err := d.call(ctx, func(backend.Instant) (v verdict) {
 		v, answer = d.store.release(d, &g)
 		return v
-	}); err != nil {
-		return err
+	})
+	if err == nil {
+		err = answer
 	}
-	return answer
+	return callError("release", g.Name, err)
 }
 
-// Ping implements backend.Pinger.
+// Ping makes sure that the store answers.
 func (d *Driver) Ping(ctx context.Context) error {
-	return callError("ping", "", d.call(ctx, func() verdict { return d.store.look(func(backend.Instant) {}) }))
+	return callError("ping", "", d.look(ctx, func(backend.Instant) {}))
 }
 
-// call runs op at the store, the short way or as a message. What op writes may be read only if the error is nil.
-func (d *Driver) call(ctx context.Context, op func() verdict) error {
-	if err := d.alive(ctx); err != nil {
-		return err
-	}
-	if _, ok := d.direct(op); ok {
-		return nil
-	}
-	_, err := d.exchange(ctx, op)
+// look runs read at one moment of the store. What it writes may be read only if the error is nil.
+func (d *Driver) look(ctx context.Context, read func(now backend.Instant)) error {
+	_, err := d.call(ctx, func(sent backend.Instant) verdict { return d.store.serve(sent, read) })
 	return err
 }
 
+// call runs op at the store, the short way or as a message, and returns the instant before. What op writes may be read
+// only if the error is nil.
+func (d *Driver) call(ctx context.Context, op func(sent backend.Instant) verdict) (backend.Instant, error) {
+	if err := d.alive(ctx); err != nil {
+		return 0, err
+	}
+	if sent, ok := d.direct(op); ok {
+		return sent, nil
+	}
+	return d.exchange(ctx, op)
+}
+
 // direct runs op at once if nothing is wrong with the network and the server. It returns the instant before.
-func (d *Driver) direct(op func() verdict) (backend.Instant, bool) {
+func (d *Driver) direct(op func(sent backend.Instant) verdict) (backend.Instant, bool) {
 	if d.net.troubled.Load() {
 		return 0, false
 	}
 	d.net.seen[0].Add(1)
 	sent := d.store.clock.Now()
-	if op() == notServing {
+	if op(sent) == notServing {
 		return 0, false
 	}
 	d.net.seen[1].Add(1)
@@ -409,13 +358,13 @@ func (d *Driver) direct(op func() verdict) (backend.Instant, bool) {
 }
 
 // exchange sends op to the store as a message and waits for the reply. It returns the instant before.
-func (d *Driver) exchange(ctx context.Context, op func() verdict) (backend.Instant, error) {
+func (d *Driver) exchange(ctx context.Context, op func(sent backend.Instant) verdict) (backend.Instant, error) {
 	done := make(chan error, 1)
 	reply := func(err error) { d.net.reply(func() { done <- err }) }
 	sent := d.store.clock.Now()
 	conn, ok := d.net.request(func() {
 		d.store.handle(func() bool {
-			if op() == notServing {
+			if op(0) == notServing {
 				return false
 			}
 			reply(nil)
@@ -432,7 +381,7 @@ func (d *Driver) exchange(ctx context.Context, op func() verdict) (backend.Insta
 		return 0, fmt.Errorf("%w: connection reset", backend.ErrUnknown)
 	case <-ctx.Done():
 		return 0, fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
-	case <-d.done:
+	case <-d.gate.Closing().Done():
 		return 0, backend.ErrClosed
 	}
 }
@@ -440,37 +389,21 @@ func (d *Driver) exchange(ctx context.Context, op func() verdict) (backend.Insta
 // pushLost tells a holder of this driver that its hold is gone.
 func (d *Driver) pushLost(lost func(backend.Reason), reason backend.Reason) {
 	d.net.reply(func() {
-		select {
-		case <-d.done:
-		default:
+		if !d.gate.Closed() {
 			lost(reason)
 		}
 	})
 }
 
-// enter counts a call that may wait, unless the driver is closed.
-func (d *Driver) enter() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.closed {
-		d.waiting.Add(1)
-	}
-	return !d.closed
-}
-
-// Close implements backend.Driver. It returns once every waiter is out of its queue.
-func (d *Driver) Close(context.Context) error {
-	d.mu.Lock()
-	if !d.closed {
-		d.closed = true
-		close(d.done)
-	}
-	d.mu.Unlock()
-	d.waiting.Wait()
+// Close ends waiters with backend.ErrClosed, and returns once every one of them is out of its queue, or when ctx ends.
+// Holds stay until they expire. Close may be called again.
+func (d *Driver) Close(ctx context.Context) error {
+	d.gate.Close()
+	err := d.gate.Wait(ctx)
 	d.store.mu.Lock()
-	delete(d.store.drivers, d)
+	d.store.drivers = slices.DeleteFunc(d.store.drivers, func(other *Driver) bool { return other == d })
 	d.store.mu.Unlock()
-	return nil
+	return err
 }
 
 func callError(call, name string, err error) error {

@@ -3,122 +3,77 @@ package memory
 import (
 	"context"
 	"iter"
-	"slices"
-	"strings"
+	"maps"
+	"math"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// look lets read see the store at one moment.
-func (s *Store) look(read func(now backend.Instant)) verdict {
-	s.mu.Lock()
-	if s.state != serving {
-		s.mu.Unlock()
-		return notServing
-	}
-	now := s.clock.Now()
-	s.expire(now)
-	read(now)
-	s.arm(now)
-	s.unlock()
-	return answered
-}
-
-func (e *entry) info(now backend.Instant) backend.State {
-	info := backend.State{Name: e.name}
-	for _, h := range e.holds {
-		if !h.vacant {
-			info.Held = true
-			info.Holders = append(info.Holders, backend.Holder{
-				Owner: h.owner, HoldID: h.holdID, Kind: h.kind, Permits: h.claim.permits, Token: h.token,
-				Since: time.Now().Add(-now.Sub(h.since)), ExpiresIn: h.expires.Sub(now), Metadata: cloneMetadata(h.metadata),
-			})
+// stateOf tells of a name what people ask.
+func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
+	state := backend.State{Name: info.Name, Waiters: info.Waiters, Revision: info.Revision}
+	for i := range info.Holders {
+		m, h := &info.Holders[i], s.holds[info.Holders[i].Token]
+		if h.vacant {
+			continue
 		}
-	}
-	for _, w := range e.queue {
-		for i := range w.requests {
-			if w.requests[i].Name == e.name {
-				info.Waiters++
-			}
-		}
-	}
-	return info
-}
-
-// Look implements backend.Inspector.
-func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	info := backend.State{Name: name}
-	look := func() verdict {
-		return d.store.look(func(now backend.Instant) {
-			if e := d.store.names[name]; e != nil {
-				info = e.info(now)
-			}
-			info.Revision = d.store.revision()
+		state.Held = true
+		state.Holders = append(state.Holders, backend.Holder{
+			Owner: m.Owner, HoldID: m.HoldID, Kind: backend.Kind(m.Kind), Permits: int(m.Permits), Token: h.token,
+			Since: time.Now().Add(-now.Sub(h.since)), ExpiresIn: h.expires.Sub(now), Metadata: maps.Clone(m.Metadata),
 		})
 	}
-	if err := d.call(ctx, look); err != nil {
-		return backend.State{}, callError("holder", name, err)
-	}
-	return info, nil
+	return state
 }
 
-// List implements backend.Lister: sorted by name, as of one moment.
+// Look tells who holds a name and how many wait for it, as of one moment.
+func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
+	var state backend.State
+	err := d.look(ctx, func(now backend.Instant) {
+		info := d.store.machine.Holder(name)
+		state = d.store.stateOf(now, &info)
+	})
+	if err != nil {
+		return backend.State{}, callError("holder", name, err)
+	}
+	return state, nil
+}
+
+// List yields the names that begin with prefix and are held, sorted, as of one moment.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
-		var found []backend.State
-		look := func() verdict {
-			return d.store.look(func(now backend.Instant) {
-				for name, e := range d.store.names {
-					if e.held() > 0 && strings.HasPrefix(name, prefix) {
-						info := e.info(now)
-						info.Revision = d.store.revision()
-						found = append(found, info)
-					}
-				}
-			})
-		}
-		if err := d.call(ctx, look); err != nil {
+		var states []backend.State
+		err := d.look(ctx, func(now backend.Instant) {
+			names, _ := d.store.machine.List(prefix, "", math.MaxInt)
+			for i := range names {
+				states = append(states, d.store.stateOf(now, &names[i]))
+			}
+		})
+		if err != nil {
 			yield(backend.State{}, callError("list", prefix, err))
 			return
 		}
-		slices.SortFunc(found, func(a, b backend.State) int { return strings.Compare(a.Name, b.Name) })
-		for _, info := range found {
-			if !yield(info, nil) {
+		for _, state := range states {
+			if state.Held && !yield(state, nil) {
 				return
 			}
 		}
 	}
 }
 
-// ForceRelease implements backend.ForceReleaser. It ends a minimum hold too. The reason is told to those who
-// watch the name.
+// ForceRelease ends all holds of name, and a minimum hold too. Holders are told at once, and the reason is told to
+// those who watch the name. A name that nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	var missing error
-	force := func() verdict {
-		return d.store.look(func(now backend.Instant) {
-			if !d.store.endAll(name, now, backend.ReasonForceReleased, backend.ChangeForceReleased, reason) {
-				missing = &backend.NotHeldError{Name: name}
-			}
-		})
-	}
-	if err := d.call(ctx, force); err != nil {
-		return callError("force-release", name, err)
-	}
-	return callError("force-release", name, missing)
-}
-
-// endAll takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
-func (s *Store) endAll(name string, now backend.Instant, reason backend.Reason, what backend.ChangeType, why string) bool {
-	e := s.names[name]
-	if e == nil || e.held() == 0 {
-		return false
-	}
-	for _, h := range slices.Clone(e.holds) { // those who get the name meanwhile are spared
-		if !h.vacant {
-			h.closes = 0
-			s.end(h, now, reason, what, why)
+	err := d.look(ctx, func(now backend.Instant) {
+		if !d.store.forceRelease(now, name, "", reason, backend.ReasonForceReleased) {
+			missing = &backend.NotHeldError{Name: name}
 		}
+	})
+	if err == nil {
+		err = missing
 	}
-	return true
+	return callError("force-release", name, err)
 }

@@ -322,8 +322,8 @@ func TestLostReplyIsResolvedByAskingAgain(t *testing.T) {
 		a.Network().Drop(memory.Replies)
 		time.AfterFunc(time.Second, a.Network().Pass)
 		g := acquire(t, a, request("x", time.Minute))
-		if g.Token != 1 {
-			t.Errorf("token %v, want 1: the same hold", g.Token)
+		if g.Token != 2 {
+			t.Errorf("token %v, want 2, the store's first: the same hold", g.Token)
 		}
 	})
 }

@@ -1,6 +1,12 @@
 package memory
 
-import "github.com/fencelock/fencelock/backend"
+import (
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/fencelock/fencelock/backend"
+)
 
 // serverState is what an operator, or an outage, made of the server.
 type serverState uint8
@@ -28,7 +34,7 @@ func (s *Store) Resume() {
 		s.mu.Unlock()
 		return
 	}
-	s.serve()
+	s.goOn()
 }
 
 // Stop ends the server: connections break, and calls answer backend.ErrUnavailable until Start. What it held is kept
@@ -37,16 +43,10 @@ func (s *Store) Stop() {
 	s.mu.Lock()
 	s.state = stopped
 	s.inbox = nil
-	for _, e := range s.names {
-		for len(e.queue) > 0 {
-			s.dequeue(e.queue[0])
-		}
-		s.dropIdle(e)
+	for _, w := range s.waiting("") {
+		s.leave(s.clock.Now(), w)
 	}
-	drivers := make([]*Driver, 0, len(s.drivers))
-	for d := range s.drivers {
-		drivers = append(drivers, d)
-	}
+	drivers := slices.Clone(s.drivers)
 	s.unlock()
 	for _, d := range drivers {
 		d.net.Reset()
@@ -60,7 +60,7 @@ func (s *Store) Start() {
 		s.mu.Unlock()
 		return
 	}
-	s.serve()
+	s.goOn()
 }
 
 // Restart is Stop and Start.
@@ -69,8 +69,8 @@ func (s *Store) Restart() {
 	s.Start()
 }
 
-// serve goes back to work with s.mu held, and frees it.
-func (s *Store) serve() {
+// goOn goes back to work with s.mu held, and frees it.
+func (s *Store) goOn() {
 	s.state = serving
 	inbox := s.inbox
 	s.inbox = nil
@@ -89,8 +89,14 @@ func (s *Store) serve() {
 func (s *Store) Evict(name string) bool {
 	s.mu.Lock()
 	defer s.unlock()
-	return s.evict(name)
+	now := s.clock.Now()
+	there := s.forceRelease(now, name, byEviction, string(backend.ReasonEvicted), backend.ReasonEvicted)
+	s.arm(now)
+	return there
 }
+
+// byEviction is who takes holds away where nobody does.
+const byEviction = "eviction"
 
 // Expire ends the holds of name, whatever minimum was asked for, as if their TTLs had passed: their holders are told
 // backend.ReasonExpired. It reports whether there was one.
@@ -98,9 +104,13 @@ func (s *Store) Expire(name string) bool {
 	s.mu.Lock()
 	defer s.unlock()
 	now := s.clock.Now()
-	there := s.endAll(name, now, backend.ReasonExpired, backend.ChangeExpired, "")
+	holds := s.living(name) // those who get the name meanwhile are spared
+	for _, h := range holds {
+		h.closes = 0
+		s.over(now, h)
+	}
 	s.arm(now)
-	return there
+	return len(holds) > 0
 }
 
 // EvictWaiters deletes the places in the queue of name behind the waiters' backs, and tells nobody. It returns how
@@ -108,15 +118,11 @@ func (s *Store) Expire(name string) bool {
 func (s *Store) EvictWaiters(name string) int {
 	s.mu.Lock()
 	defer s.unlock()
-	e := s.names[name]
-	if e == nil {
-		return 0
+	waiters := s.waiting(name)
+	for _, w := range waiters {
+		s.leave(s.clock.Now(), w)
 	}
-	n := 0
-	for ; len(e.queue) > 0; n++ {
-		s.leave(e.queue[0], s.clock.Now())
-	}
-	return n
+	return len(waiters)
 }
 
 // Wipe deletes everything that the store keeps, the counter of tokens and their space included: as if another server,
@@ -127,26 +133,21 @@ func (s *Store) EvictWaiters(name string) int {
 func (s *Store) Wipe() {
 	s.mu.Lock()
 	defer s.unlock()
-	now := s.clock.Now()
-	s.space = newSpace()
-	for _, e := range s.names {
-		for len(e.queue) > 0 {
-			w, err := e.queue[0], s.forgot(e.queue[0].driver)
-			s.dequeue(w)
-			s.outbox = append(s.outbox, func() { w.push(answer{err: err}) })
+	waiters, holds := s.waiting(""), s.holds
+	s.begin()
+	for _, w := range waiters {
+		err := s.forgot(w.driver)
+		s.outbox = append(s.outbox, func() { w.push(answer{err: err}) })
+	}
+	for _, t := range slices.Sorted(maps.Keys(holds)) {
+		s.lose(holds[t], backend.ReasonHistoryLost)
+	}
+	s.ended = endings{} // of other tokens
+	for _, name := range slices.Sorted(maps.Keys(s.watches)) {
+		for _, w := range s.watches[name] {
+			s.ring(w, s.machine.Revision())
 		}
 	}
-	for name, e := range s.names {
-		s.endAll(name, now, backend.ReasonHistoryLost, backend.ChangeReleased, string(backend.ReasonHistoryLost))
-		for len(e.holds) > 0 {
-			s.drop(e.holds[0], now) // closed by a minimum
-		}
-	}
-	for _, e := range s.names {
-		s.dropIdle(e)
-	}
-	s.ended = endings{}
-	s.forgetHistory()
 }
 
 // Compact forgets all events so far, as if that many others had happened since. Watches that have not read all of them
@@ -154,14 +155,7 @@ func (s *Store) Wipe() {
 func (s *Store) Compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.past.forget(s.revision())
-}
-
-func (s *Store) evict(name string) bool {
-	now := s.clock.Now()
-	there := s.endAll(name, now, backend.ReasonEvicted, backend.ChangeReleased, string(backend.ReasonEvicted))
-	s.arm(now)
-	return there
+	s.floor = s.machine.Revision()
 }
 
 // Names returns how many names are held, closed by a minimum hold, or waited for.
@@ -173,7 +167,8 @@ func (s *Store) Names() int {
 		s.expire(now)
 		s.arm(now)
 	}
-	return len(s.names)
+	names, _ := s.machine.List("", "", math.MaxInt)
+	return len(names)
 }
 
 // handle runs op as soon as the server serves, and refuse if it is down. op reports false if it found the server not

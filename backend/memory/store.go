@@ -1,13 +1,20 @@
 package memory
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/btree"
+
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // StoreOptions are the settings of a Store. The zero value, or nil, means defaults.
@@ -22,7 +29,8 @@ type StoreOptions struct {
 	Steady bool
 }
 
-// Store is a lock service in memory. All methods are safe for concurrent use.
+// Store is a lock service in memory: the lock machine of the bundled server, and the time, which the machine leaves to
+// others. All methods are safe for concurrent use.
 type Store struct {
 	clock  backend.Clock
 	steady bool
@@ -31,46 +39,162 @@ type Store struct {
 	space   string     // of the tokens; another one after Wipe
 	state   serverState
 	inbox   []func() // requests that arrived while paused
-	names   map[string]*entry
-	last    fencing.Token // counts grants and ends of holds
-	past    history
-	watches map[string]map[*watch]struct{}
-	alarms  alarmHeap
+	machine *machine.Machine
+	command machine.Command // the one that apply carries out
+	holds   map[fencing.Token]*hold
+	waiters map[uint64]*waiter // by ticket
+	ended   endings
+	floor   uint64 // the revision up to which Compact has forgotten all events
+	watches map[string][]*watch
+	alarms  *btree.BTreeG[*alarm]
+	alarmed uint64 // counts alarms
 	timer   *time.Timer
 	armed   backend.Instant // when the timer fires; zero: not armed
 	outbox  []func()        // pushes to send once mu is free
-	ended   endings
-	drivers map[*Driver]struct{}
-	under   map[string]map[*waiter]struct{} // those that wait under a hold, by its request id
-	spare   []*entry
+	drivers []*Driver
+}
+
+// hold is what the store keeps of one hold besides what the machine does. Once it has ended it may go on to keep the
+// name closed, for what is left of its minimum.
+type hold struct {
+	name, requestID string
+	token           fencing.Token
+	incarnation     string
+	ttl             time.Duration
+	since           backend.Instant
+	expires         backend.Instant
+	closes          backend.Instant // the end of the minimum; zero: none
+	vacant          bool            // over, and only keeps the name closed
+	queued          bool            // granted out of the queue
+	lost            func(backend.Reason)
+	driver          *Driver // whom lost belongs to
+	alarm           alarm
+}
+
+// waiter is one set of requests that waits for all of its names at once.
+type waiter struct {
+	ticket   uint64
+	requests []backend.Request
+	driver   *Driver
+	push     func(answer)
+	alarm    alarm
 }
 
 // NewStore returns an empty store with a random token space.
 func NewStore(o *StoreOptions) *Store {
-	s := &Store{
-		clock: backend.SystemClock(), space: newSpace(),
-		names: map[string]*entry{}, watches: map[string]map[*watch]struct{}{}, drivers: map[*Driver]struct{}{},
-		under: map[string]map[*waiter]struct{}{},
-	}
-	s.past.floor = s.revision()
+	s := &Store{clock: backend.SystemClock(), watches: map[string][]*watch{}}
 	if o != nil && o.Clock != nil {
 		s.clock = o.Clock
 	}
 	s.steady = o != nil && o.Steady
+	s.begin()
 	return s
 }
 
-func newSpace() string { return "memory-" + backend.NewRequestID() }
-
 // Driver returns one more client of the store. The caller closes it.
 func (s *Store) Driver() *Driver {
-	d := &Driver{store: s, done: make(chan struct{})}
+	d := &Driver{store: s, gate: kit.NewGate()}
 	d.net.conn = make(chan struct{})
 	s.mu.Lock()
 	d.space = s.space
-	s.drivers[d] = struct{}{}
+	s.drivers = append(s.drivers, d)
 	s.mu.Unlock()
 	return d
+}
+
+// Sessions of the machine. The store times each hold by itself, so one session has them all; a hold whose time is over
+// moves to another one and ends with it.
+var (
+	everybody = machine.SessionID{1}
+	expired   = machine.SessionID{2}
+)
+
+// begin makes the store an empty one, with a token space of its own.
+func (s *Store) begin() {
+	s.space = "memory-" + backend.NewRequestID()
+	s.machine = machine.New(eventsKept)
+	s.holds, s.waiters = map[fencing.Token]*hold{}, map[uint64]*waiter{}
+	s.ended, s.alarms, s.floor = endings{}, newAlarms(), 0
+	limits := machine.DefaultLimits()
+	for _, l := range limits.All() {
+		*l.Value = l.Most
+	}
+	s.apply(0, machine.Command{Op: machine.OpSetLimits, Limits: &limits}, "")
+	s.apply(0, machine.Command{Op: machine.OpOpenSession, Session: everybody, TTL: maxTTL}, "")
+}
+
+// apply carries out c, and does to others what it brings about. Whoever loses a hold by it is told the reason, if there
+// is one.
+func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Reason) machine.Result {
+	before := s.machine.Revision()
+	s.command = c
+	r, notices := s.machine.Apply(0, &s.command)
+	for i := range notices {
+		s.notice(now, &notices[i], reason)
+	}
+	s.wake(before)
+	return r
+}
+
+func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Reason) {
+	switch {
+	case n.Type == machine.NoticeGranted:
+		w := s.waiters[n.Ticket]
+		s.forgetWaiter(w)
+		a := answer{grants: make([]granted, len(n.Grants))}
+		for i := range n.Grants {
+			a.grants[i] = s.keep(now, w.driver, &w.requests[i], n.Grants[i].Token, true).granted(now)
+		}
+		s.outbox = append(s.outbox, func() { w.push(a) })
+	case n.Type == machine.NoticeLingering:
+		h := s.holds[n.Token]
+		h.vacant, h.lost = true, nil
+		s.setAlarm(&h.alarm, h.closes)
+	case n.Type != machine.NoticeLost, n.Cause == machine.CauseMoved:
+	case n.Ticket != 0:
+		s.forgetWaiter(s.waiters[n.Ticket])
+	default:
+		if h := s.holds[n.Token]; !h.vacant {
+			s.lose(h, reason)
+			s.forget(h)
+		}
+	}
+}
+
+// keep makes the store time a hold that was granted now.
+func (s *Store) keep(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token, queued bool) *hold {
+	h := &hold{
+		name: r.Name, requestID: r.RequestID, token: t, incarnation: t.String(), ttl: r.TTL, since: now,
+		expires: now.Add(r.TTL), queued: queued, lost: r.Lost, driver: d,
+	}
+	if r.MinHold > 0 {
+		h.closes = now.Add(r.MinHold)
+	}
+	h.alarm = alarm{hold: h}
+	s.holds[t] = h
+	s.setAlarm(&h.alarm, h.expires)
+	return h
+}
+
+func (s *Store) forget(h *hold) {
+	s.setAlarm(&h.alarm, 0)
+	delete(s.holds, h.token)
+}
+
+func (s *Store) forgetWaiter(w *waiter) {
+	s.setAlarm(&w.alarm, 0)
+	delete(s.waiters, w.ticket)
+}
+
+// lose tells the holder of h through his own network why it is gone, unless he gave it back.
+func (s *Store) lose(h *hold, reason backend.Reason) {
+	if reason == "" {
+		return
+	}
+	s.ended.add(h.token, reason)
+	if lost, d := h.lost, h.driver; lost != nil {
+		s.outbox = append(s.outbox, func() { d.pushLost(lost, reason) })
+	}
 }
 
 // answer is what the store says about one acquire: of one request, or of a set of them.
@@ -89,6 +213,12 @@ type granted struct {
 	queued      bool          // granted out of the queue
 }
 
+func (h *hold) granted(now backend.Instant) granted {
+	return granted{
+		token: h.token, incarnation: h.incarnation, ttl: h.ttl, queued: h.queued, minHold: max(0, h.closes.Sub(now)),
+	}
+}
+
 // verdict says what became of a request at the store.
 type verdict uint8
 
@@ -98,348 +228,271 @@ const (
 	notServing         // the store is paused or stopped and has done nothing
 )
 
-// acquire grants all of rs, or answers why not if push is nil, or queues them. Requests that hold or wait already keep
-// what they have, with a fresh TTL: that is what makes sending them again harmless. A caller that read the clock just
-// now passes what it read, since reading costs as much as granting; others pass zero. The grants are appended to room.
-func (s *Store) acquire(d *Driver, rs []backend.Request, now backend.Instant, room []granted, push func(answer)) (answer, verdict) {
-	s.mu.Lock()
-	if s.state != serving {
-		s.mu.Unlock()
-		return answer{}, notServing
-	}
-	if now.IsZero() {
-		now = s.clock.Now()
-	}
-	s.expire(now)
-	a, v := answer{err: s.forgot(d)}, answered
-	if a.err == nil {
-		a, v = s.decide(d, rs, now, room, push)
-	}
-	s.arm(now)
-	s.unlock()
-	return a, v
-}
-
-func (s *Store) decide(d *Driver, rs []backend.Request, now backend.Instant, room []granted, push func(answer)) (answer, verdict) {
-	if grants, all := s.again(d, rs, now, room); all {
-		return answer{grants: grants}, answered
-	}
-	if e := s.names[rs[0].Name]; e != nil && push != nil {
-		if w := e.waiter(rs[0].RequestID); w != nil {
-			w.requests, w.driver, w.push = rs, d, push
-			s.setAlarm(&w.alarm, now.Add(rs[0].TTL))
-			return answer{}, queued
-		}
-	}
-	var few [1]claim
-	claims := few[:0]
-	for i := range rs {
-		claims = appendClaims(claims, i, &rs[i])
-	}
-	if err := s.refuse(rs, claims); err != nil {
-		return answer{err: err}, answered
-	}
-	blocked := s.blocked(claims, nil)
-	switch {
-	case blocked == nil:
-		for i := range rs {
-			room = append(room, s.grant(&rs[i], now, d, false).granted(now))
-		}
-		return answer{grants: room}, answered
-	case push == nil:
-		return answer{err: s.names[blocked.name].heldError(rs[blocked.request].Name, now)}, answered
-	}
-	if err := s.cycle(rs, claims); err != nil {
-		return answer{err: err}, answered
-	}
-	s.enqueue(&waiter{requests: rs, claims: append([]claim(nil), claims...), driver: d, push: push}, now)
-	return answer{}, queued
-}
-
-// again prolongs the holds of requests that were granted before, and reports whether all were. A set of which only
-// some are left is given up: it is all or none, and its caller asks for all.
-func (s *Store) again(d *Driver, rs []backend.Request, now backend.Instant, grants []granted) ([]granted, bool) {
-	found := 0
-	for i := range rs {
-		if e := s.names[rs[i].Name]; e != nil && e.find(rs[i].RequestID) != nil {
-			found++
-		}
-	}
-	if found == 0 {
-		return nil, false
-	}
-	for i := range rs {
-		r := &rs[i]
-		var h *hold
-		if e := s.names[r.Name]; e != nil {
-			h = e.find(r.RequestID)
-		}
-		switch {
-		case h == nil:
-		case found < len(rs):
-			h.closes = 0
-			s.vacate(h, now, backend.ChangeReleased, "")
-		default:
-			h.ttl, h.lost, h.driver = r.TTL, r.Lost, d
-			h.expires = max(h.expires, now.Add(r.TTL))
-			s.setAlarm(&h.alarm, h.expires)
-			grants = append(grants, h.granted(now))
-		}
-	}
-	return grants, found == len(rs)
-}
-
-// refuse says what can never be granted: a set that contradicts itself, and a name that is in use otherwise.
-func (s *Store) refuse(rs []backend.Request, claims []claim) error {
-	if len(rs) > 1 {
-		if err := contradiction(rs, claims); err != nil {
-			return err
-		}
-	}
-	for i := range claims {
-		c := &claims[i]
-		if e := s.names[c.name]; e != nil && (e.limit != c.limit || e.tree != c.tree) {
-			return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, c.name)
-		}
-	}
-	return nil
-}
-
-// blocked returns the first claim that somebody keeps out: a holder, or a waiter before w, which may be nil.
-func (s *Store) blocked(claims []claim, w *waiter) *claim {
-	for i := range claims {
-		c := &claims[i]
-		e := s.names[c.name]
-		if e == nil {
-			continue
-		}
-		if e.bars(c) {
-			return c
-		}
-		for _, ahead := range e.queue {
-			if ahead == w {
-				break
-			}
-			if c.behind(ahead) {
-				return c
-			}
-		}
-	}
-	return nil
-}
-
-// grant makes r a holder, which nothing keeps out, with the next token.
-func (s *Store) grant(r *backend.Request, now backend.Instant, d *Driver, queued bool) *hold {
-	s.last++
-	token := s.last
-	if r.Kind != backend.KindExclusive {
-		token = token.NotExclusive()
-	}
-	var few [1]claim
-	claims := appendClaims(few[:0], 0, r)
-	own := claims[len(claims)-1]
-	h := s.entryFor(&own).newHold()
-	h.claim, h.kind, h.requestID, h.holdID, h.owner, h.token = own, r.Kind, r.RequestID, r.HoldID, r.Owner, token
-	h.incarnation, h.ttl, h.since, h.expires = s.last.String(), r.TTL, now, now.Add(r.TTL)
-	h.metadata, h.lost, h.driver, h.queued = cloneMetadata(r.Metadata), r.Lost, d, queued
-	if r.MinHold > 0 {
-		h.closes = now.Add(r.MinHold)
-	}
-	for i := range claims {
-		s.entryFor(&claims[i]).count(&claims[i], 1)
-	}
-	s.record(h, backend.ChangeAcquired, "")
-	s.setAlarm(&h.alarm, h.expires)
-	return h
-}
-
-func (h *hold) granted(now backend.Instant) granted {
-	return granted{
-		token: h.token, incarnation: h.incarnation, ttl: h.ttl, queued: h.queued, minHold: max(0, h.closes.Sub(now)),
-	}
-}
-
-func (s *Store) enqueue(w *waiter, now backend.Instant) {
-	w.alarm = alarm{index: idle, waiter: w}
-	for i := range w.claims {
-		if e := s.entryFor(&w.claims[i]); len(e.queue) == 0 || e.queue[len(e.queue)-1] != w {
-			e.queue = append(e.queue, w)
-		}
-	}
-	s.waitsUnder(w, true)
-	// A waiter that stopped asking is dead. Its place ends like a hold would, or a queue of the dead would close the
-	// name for one TTL each.
-	s.setAlarm(&w.alarm, now.Add(w.requests[0].TTL))
-}
-
-// renew prolongs the holds it finds, and never makes one that it does not find.
-func (s *Store) renew(d *Driver, grants []backend.Grant, out []error) verdict {
+// serve runs op at one moment of the store, if it is serving. A caller that read the clock just now passes what it
+// read, since reading costs as much as granting; others pass zero.
+func (s *Store) serve(now backend.Instant, op func(now backend.Instant)) verdict {
 	s.mu.Lock()
 	if s.state != serving {
 		s.mu.Unlock()
 		return notServing
 	}
-	now := s.clock.Now()
-	s.expire(now)
-	for i := range grants {
-		g := &grants[i]
-		var h *hold
-		if e := s.names[g.Name]; e != nil && s.forgot(d) == nil {
-			h = e.findGrant(g)
-		}
-		if h == nil {
-			out[i] = s.notHeld(d, g)
-			continue
-		}
-		out[i] = nil
-		h.ttl = g.TTL
-		h.expires = max(h.expires, now.Add(g.TTL))
-		s.setAlarm(&h.alarm, h.expires)
+	if now.IsZero() {
+		now = s.clock.Now()
 	}
+	s.expire(now)
+	op(now)
 	s.arm(now)
 	s.unlock()
 	return answered
 }
 
+// acquire grants all of rs, or answers why not if push is nil, or queues them. Requests that hold or wait already keep
+// what they have, with a fresh TTL: that is what makes sending them again harmless.
+func (s *Store) acquire(d *Driver, rs []backend.Request, now backend.Instant, push func(answer)) (a answer, v verdict) {
+	waits := false
+	v = s.serve(now, func(now backend.Instant) {
+		if a.err = s.forgot(d); a.err == nil {
+			a, waits = s.decide(now, d, rs, push)
+		}
+	})
+	if waits {
+		v = queued
+	}
+	return a, v
+}
+
+func (s *Store) decide(now backend.Instant, d *Driver, rs []backend.Request, push func(answer)) (answer, bool) {
+	c := machine.Command{
+		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: push != nil,
+	}
+	r := s.apply(now, c, "")
+	if r.Code == machine.CodeConflict {
+		// Some of a set that was granted before have ended. It is all or none, and its caller asks for all.
+		for i := range rs {
+			s.apply(now, machine.Command{Op: machine.OpRelease, Name: rs[i].Name, RequestID: rs[i].RequestID}, "")
+		}
+		r = s.apply(now, c, "")
+	}
+	switch {
+	case r.Code == machine.CodeGranted:
+		a := answer{grants: make([]granted, len(rs))}
+		for i := range r.Grants {
+			a.grants[i] = s.granted(now, d, &rs[i], r.Grants[i].Token)
+		}
+		return a, false
+	case r.Code == machine.CodeQueued && push != nil:
+		w := s.waiters[r.Ticket]
+		if w == nil {
+			w = &waiter{ticket: r.Ticket}
+			w.alarm = alarm{waiter: w}
+			s.waiters[r.Ticket] = w
+		}
+		w.requests, w.driver, w.push = rs, d, push
+		// A waiter that stopped asking is dead. Its place ends like a hold would, or a queue of the dead would close
+		// the name for one TTL each.
+		s.setAlarm(&w.alarm, now.Add(rs[0].TTL))
+		return answer{}, true
+	}
+	return answer{err: s.refusal(now, rs, &r)}, false
+}
+
+// granted prolongs the hold that r has, if it was granted before.
+func (s *Store) granted(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token) granted {
+	h := s.holds[t]
+	if h == nil {
+		return s.keep(now, d, r, t, false).granted(now)
+	}
+	h.lost, h.driver = r.Lost, d
+	s.prolong(now, h, r.TTL)
+	return h.granted(now)
+}
+
+func (s *Store) prolong(now backend.Instant, h *hold, ttl time.Duration) {
+	h.ttl = ttl
+	h.expires = max(h.expires, now.Add(ttl))
+	s.setAlarm(&h.alarm, h.expires)
+}
+
+func requestsOf(rs []backend.Request) []machine.Request {
+	out := make([]machine.Request, len(rs))
+	for i := range rs {
+		r := &rs[i]
+		out[i] = machine.Request{
+			Name: r.Name, ID: r.RequestID, HoldID: r.HoldID, Owner: r.Owner, Kind: machine.Kind(r.Kind),
+			Permits: uint32(r.Permits), Limit: uint32(r.Limit), Hierarchical: r.Hierarchical, MinHold: r.MinHold,
+			Metadata: maps.Clone(r.Metadata),
+		}
+	}
+	return out
+}
+
+// refusal is the answer to requests that were not granted.
+func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Result) error {
+	switch r.Code {
+	case machine.CodeHeld, machine.CodeQueued:
+		return s.heldError(now, rs, r.Holder)
+	case machine.CodeDeadlock:
+		all := &backend.DeadlockError{}
+		holds := r.Cycle[len(r.Cycle)-1].Name
+		for i, b := range r.Cycle[1:] {
+			all.Cycle = append(all.Cycle, backend.DeadlockEdge{Owner: r.Cycle[i].Owner, Holds: holds, Wants: b.Name})
+			holds = b.Name
+		}
+		return all
+	case machine.CodeMismatch:
+		return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Detail)
+	}
+	return kit.InvalidOption(cmp.Or(r.Field, "request"), "of the request for "+fmt.Sprintf("%q", rs[0].Name), r.Detail)
+}
+
+// heldError tells who is in the way of rs. Nobody is who only keeps the name closed.
+func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) error {
+	held := &backend.HeldError{Name: rs[0].Name}
+	closed := rs[0].Name
+	if in != nil {
+		closed = in.Name
+		for i := range rs {
+			if name := rs[i].Name; name == closed || strings.HasPrefix(name, closed+"/") {
+				held.Name = name
+			}
+		}
+		if !in.Waits {
+			held.Holder, held.HoldID = in.Owner, in.HoldID
+		}
+	}
+	for _, h := range s.machine.Holder(closed).Holders {
+		left := s.holds[h.Token].ends().Sub(now)
+		if held.RetryAfter == 0 || left < held.RetryAfter {
+			held.RetryAfter = left
+		}
+		if held.Holder == "" && !h.Lingering {
+			held.Holder, held.HoldID = h.Owner, h.HoldID
+		}
+	}
+	return held
+}
+
+// ends is when a hold stops to keep others out, unless it is renewed.
+func (h *hold) ends() backend.Instant {
+	if h.vacant {
+		return h.closes
+	}
+	return max(h.expires, h.closes)
+}
+
+// find returns the living hold that g is, by request and by incarnation, never by name alone.
+func (s *Store) find(d *Driver, g *backend.Grant) *hold {
+	h := s.holds[g.Token]
+	if h == nil || h.vacant || s.forgot(d) != nil ||
+		h.name != g.Name || h.requestID != g.RequestID || h.incarnation != g.Incarnation {
+		return nil
+	}
+	return h
+}
+
+// renew prolongs the holds it finds, and never makes one that it does not find.
+func (s *Store) renew(d *Driver, grants []backend.Grant, out []error) verdict {
+	return s.serve(0, func(now backend.Instant) {
+		for i := range grants {
+			h := s.find(d, &grants[i])
+			if h == nil {
+				out[i] = s.notHeld(d, &grants[i])
+				continue
+			}
+			out[i] = nil
+			s.prolong(now, h, grants[i].TTL)
+		}
+	})
+}
+
 // release ends the hold that g names. If g names a request only (Request.Grant), it ends whatever that request has, and
 // no minimum applies, since nobody ran under it. A wait for several names ends as a whole.
-func (s *Store) release(d *Driver, g *backend.Grant) (verdict, error) {
-	s.mu.Lock()
-	if s.state != serving {
-		s.mu.Unlock()
-		return notServing, nil
-	}
-	now := s.clock.Now()
-	s.expire(now)
-	err := s.giveBack(d, g, now)
-	s.arm(now)
-	s.unlock()
-	return answered, err
-}
-
-func (s *Store) giveBack(d *Driver, g *backend.Grant, now backend.Instant) error {
-	e := s.names[g.Name]
-	if e == nil || s.forgot(d) != nil {
-		return s.notHeld(d, g)
-	}
-	if g.Token != 0 || g.Incarnation != "" {
-		h := e.findGrant(g)
-		if h == nil {
-			return s.notHeld(d, g)
+func (s *Store) release(d *Driver, g *backend.Grant) (v verdict, err error) {
+	v = s.serve(0, func(now backend.Instant) {
+		c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
+		there := s.forgot(d) == nil
+		if g.Token != 0 || g.Incarnation != "" {
+			h := s.find(d, g)
+			there = h != nil
+			c.Linger = there && now < h.closes
 		}
-		s.vacate(h, now, backend.ChangeReleased, "")
-		return nil
-	}
-	if h := e.find(g.RequestID); h != nil {
-		h.closes = 0
-		s.vacate(h, now, backend.ChangeReleased, "")
-		return nil
-	}
-	if w := e.waiter(g.RequestID); w != nil {
-		s.leave(w, now)
-		return nil
-	}
-	return s.notHeld(d, g)
-}
-
-// end takes a hold from its holder, who is told the reason through his own network. Watchers are told what happened
-// and why, in words.
-func (s *Store) end(h *hold, now backend.Instant, reason backend.Reason, what backend.ChangeType, why string) {
-	s.ended.add(h.token, reason)
-	if lost, d := h.lost, h.driver; lost != nil {
-		s.outbox = append(s.outbox, func() { d.pushLost(lost, reason) })
-	}
-	s.vacate(h, now, what, why)
-}
-
-// vacate ends a hold. For what is left of its minimum it goes on to keep the name closed.
-func (s *Store) vacate(h *hold, now backend.Instant, what backend.ChangeType, why string) {
-	s.last++
-	s.record(h, what, why)
-	if now < h.closes {
-		h.vacant, h.metadata, h.lost = true, nil, nil
-		s.setAlarm(&h.alarm, h.closes)
-		return
-	}
-	s.drop(h, now)
-}
-
-// drop forgets a hold that is over, and lets those in who waited for that.
-func (s *Store) drop(h *hold, now backend.Instant) {
-	s.setAlarm(&h.alarm, 0)
-	e, own := h.entry, h.claim
-	e.removeHold(h)
-	e.count(&own, -1)
-	if own.tree {
-		below := claim{use: belowOf(own.use)}
-		eachAncestor(own.name, func(ancestor string) { s.names[ancestor].count(&below, -1) })
-		eachAncestor(own.name, func(ancestor string) { s.settle(ancestor, now) })
-	}
-	s.settle(own.name, now)
-}
-
-// settle brings a name, whose holders or waiters changed, to rest: those first in its queue become holders, or nothing
-// is left of it.
-func (s *Store) settle(name string, now backend.Instant) {
-	e := s.names[name]
-	if e == nil {
-		return
-	}
-	for i := 0; i < len(e.queue); {
-		w := e.queue[i]
-		if blocked := s.blocked(w.claims, w); blocked != nil {
-			if u := blocked.use; blocked.name == name && (u == exclusive || u == permits) {
-				break // nobody gets past it
-			}
-			i++
-			continue
+		if !there || s.apply(now, c, "").Code != machine.CodeOK {
+			err = s.notHeld(d, g)
 		}
-		s.dequeue(w)
-		a := answer{grants: make([]granted, len(w.requests))}
-		for j := range w.requests {
-			a.grants[j] = s.grant(&w.requests[j], now, w.driver, true).granted(now)
-		}
-		push := w.push
-		s.outbox = append(s.outbox, func() { push(a) })
-	}
-	s.dropIdle(e)
+	})
+	return v, err
 }
 
-// dequeue takes a waiter out of all queues.
-func (s *Store) dequeue(w *waiter) {
-	s.setAlarm(&w.alarm, 0)
-	s.waitsUnder(w, false)
-	for i := range w.claims {
-		if e := s.names[w.claims[i].name]; e != nil {
-			e.queue = slices.DeleteFunc(e.queue, func(other *waiter) bool { return other == w })
+// living returns the holds of a name that are not over.
+func (s *Store) living(name string) []*hold {
+	var living []*hold
+	for _, h := range s.machine.Holder(name).Holders {
+		if !h.Lingering {
+			living = append(living, s.holds[h.Token])
 		}
 	}
+	return living
 }
 
-// leave takes out a waiter that gives up, and lets those in who stood behind it.
-func (s *Store) leave(w *waiter, now backend.Instant) {
-	s.dequeue(w)
-	for i := range w.claims {
-		s.settle(w.claims[i].name, now)
+// forceRelease takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
+func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
+	if len(s.living(name)) == 0 {
+		return false
 	}
+	s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by}, reason)
+	return true
+}
+
+// over ends a hold as its TTL does.
+func (s *Store) over(now backend.Instant, h *hold) {
+	s.lose(h, backend.ReasonExpired)
+	s.apply(now, machine.Command{Op: machine.OpOpenSession, Session: expired, TTL: maxTTL}, "")
+	s.apply(now, machine.Command{
+		Op: machine.OpMove, Session: expired, Name: h.name, RequestID: h.requestID, Token: h.token,
+	}, "")
+	linger := now < h.closes
+	if !linger {
+		s.forget(h)
+	}
+	s.apply(now, machine.Command{Op: machine.OpExpire, Session: expired, Linger: linger}, "")
 }
 
 // expire ends everything whose time has come.
 func (s *Store) expire(now backend.Instant) {
-	for len(s.alarms) > 0 && s.alarms[0].at <= now {
-		al := s.alarms[0]
+	for {
+		al, some := s.alarms.Min()
+		if !some || al.at > now {
+			return
+		}
 		s.setAlarm(al, 0)
-		switch {
-		case al.waiter != nil:
-			push := al.waiter.push
-			s.outbox = append(s.outbox, func() { push(answer{gone: true}) })
-			s.leave(al.waiter, now)
-		case al.hold.vacant:
-			s.drop(al.hold, now)
+		switch h, w := al.hold, al.waiter; {
+		case w != nil:
+			s.outbox = append(s.outbox, func() { w.push(answer{gone: true}) })
+			s.leave(now, w)
+		case h.vacant:
+			s.forget(h)
+			s.apply(now, machine.Command{Op: machine.OpFree, Name: h.name, Token: h.token}, "")
 		default:
-			s.end(al.hold, now, backend.ReasonExpired, backend.ChangeExpired, "")
+			s.over(now, h)
 		}
 	}
+}
+
+// leave takes a waiter out of all queues.
+func (s *Store) leave(now backend.Instant, w *waiter) {
+	s.apply(now, machine.Command{Op: machine.OpCancelWait, Name: w.requests[0].Name, RequestID: w.requests[0].RequestID}, "")
+}
+
+// waiting returns those who wait, by arrival; with a name, those who wait for that.
+func (s *Store) waiting(name string) []*waiter {
+	var found []*waiter
+	for _, ticket := range slices.Sorted(maps.Keys(s.waiters)) {
+		w := s.waiters[ticket]
+		if name == "" || slices.ContainsFunc(w.requests, func(r backend.Request) bool { return r.Name == name }) {
+			found = append(found, w)
+		}
+	}
+	return found
 }
 
 // unlock frees the store, then sends what piled up. Sending under the lock would let a callback that looks at the store

@@ -9,10 +9,10 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Watch implements backend.Watcher. It replays since any revision of the store whose later events are among the 4096
-// kept, and needs no goroutine of its own. Events are read from the store when the loop asks for them, so a loop that
-// is slow holds nothing up; one so slow that events of its name are gone meanwhile gets backend.ErrCompacted. A since
-// that the store has not reached is backend.ErrInvalidOption.
+// Watch yields what happens to a name from now on, or since any revision of the store whose later events are among the
+// 4096 kept. It needs no goroutine of its own. Events are read from the store when the loop asks for them, so a loop
+// that is slow holds nothing up; one so slow that events of its name are gone meanwhile gets backend.ErrCompacted. A
+// since that the store has not reached is backend.ErrInvalidOption.
 //
 // Holds that ended by Store.Evict are reported as released, with backend.ReasonEvicted as the reason; Store.Wipe ends
 // the watch with backend.ErrHistoryLost. If the store cannot be reached when the watch starts, that is its end; later
@@ -42,10 +42,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		// A message may be delivered late: it has variables of its own.
 		var n news
 		seen := since
-		read := func() verdict {
-			return d.store.look(func(backend.Instant) { n = d.store.read(d, w, seen) })
-		}
-		err := d.call(ctx, read)
+		err := d.look(ctx, func(backend.Instant) { n = d.store.read(d, w, seen) })
 		if end := d.alive(ctx); end != nil {
 			return end
 		}
@@ -81,7 +78,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		case <-poll:
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.done:
+		case <-d.gate.Closing().Done():
 			return backend.ErrClosed
 		}
 	}

@@ -5,24 +5,30 @@
 //	client, err := fencelock.ForCorrectness(locks.Driver(nil), nil)
 //
 // It is for programs that run once per machine and want durable locks with fencing tokens without a service beside
-// them: the locks are those of this process, and outlive its crash as far as their TTL allows. Several processes need a
-// server of their own (fencelock serve), or several of them.
+// them: the locks are those of this process, and outlive its crash as far as their TTL allows.
+//
+// Three processes on three machines share locks with Options.Cluster: each runs a member, and its drivers find the one
+// that leads. docs/EMBEDDED.md says how to deploy and to roll that; examples/members is a program. Otherwise several
+// processes need a server of their own (fencelock serve), or several of them.
 //
 // It stands in a package of its own because a program that only connects to servers should not link the server.
 package embedded
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/machine"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // Options say what to start.
@@ -30,55 +36,166 @@ type Options struct {
 	// DataDir keeps the data. It is made if it does not exist, and belongs to one server at a time. Required.
 	DataDir string
 
-	// MinTTL is the least TTL of a lock. Default one second: there are no elections to outlast.
+	// Cluster makes it a member of a cluster. Nil: it is alone.
+	Cluster *Cluster
+
+	// MinTTL is the least TTL of a lock. Default one second, as there are no elections to outlast, and in a cluster three.
 	MinTTL time.Duration
 
 	// MaxTTL is the greatest TTL of a lock. Default 24 hours.
 	MaxTTL time.Duration
-	// Limits bound what the server takes on. A field that is zero has its value of machine.DefaultLimits.
-	Limits machine.Limits
+	// Limits bound what the server takes on. Fields that are zero have their defaults.
+	Limits Limits
 
 	// Logger is told what the server does. Default slog.Default.
 	Logger *slog.Logger
 }
 
+// Cluster makes the server one of several members, each in a process of its own and on a machine of its own. It serves
+// while most of them are there: three survive the loss of one.
+type Cluster struct {
+	// Members are the addresses, host:port, by which the members find each other, this one's own among them: the same
+	// list for all. When all are there for the first time they make a cluster. Where most of them have one already, a
+	// further one is taken in, see JoinKey. Required, at least three.
+	Members []string
+	// PeerListen is where this member listens for the others, host:port. Required. PeerAdvertise is its address in
+	// Members, if that is another one.
+	PeerListen, PeerAdvertise string
+	// Listen is where it listens for the drivers of the others, host:port. Required. Advertise is what they are told
+	// instead, if they reach it under another name.
+	Listen, Advertise string
+	// TLS is for both addresses and both directions: Certificates of this member, which name its hosts; RootCAs and
+	// ClientCAs with the authority of all; ClientAuth tls.RequireAndVerifyClientCert. Required beyond loopback, unless
+	// Insecure is set.
+	TLS      *tls.Config
+	Insecure bool
+	// JoinKey is a secret of at least 16 bytes that all members share: one that has lost its data, or a further one,
+	// comes in with it. Nil: an operator approves it, with "fencelock member add".
+	JoinKey []byte
+}
+
+// apply puts the cluster into the configuration of the server.
+func (o *Cluster) apply(c *server.Config) error {
+	wrong := func(what, value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "Cluster." + what, Value: value, Why: why}
+	}
+	switch {
+	case len(o.Members) < 3:
+		return wrong("Members", fmt.Sprint(o.Members), "want three or more: two survive the loss of neither")
+	case o.PeerListen == "":
+		return wrong("PeerListen", `""`, "the others need an address of this member")
+	case o.Listen == "":
+		return wrong("Listen", `""`, "the drivers of the others need an address of this member")
+	}
+	if o.TLS != nil {
+		switch t := o.TLS; {
+		case len(t.Certificates) == 0 && t.GetCertificate == nil:
+			return wrong("TLS", "without a certificate", "members show who they are")
+		case t.ClientAuth != tls.RequireAndVerifyClientCert || t.ClientCAs == nil || t.RootCAs == nil:
+			return wrong("TLS", "without RootCAs, ClientCAs or RequireAndVerifyClientCert", "whoever asked would be a member")
+		}
+	}
+	c.Listen, c.Advertise, c.PeerListen, c.PeerAdvertise = o.Listen, o.Advertise, o.PeerListen, o.PeerAdvertise
+	c.Join, c.BootstrapExpect, c.JoinKey = o.Members, len(o.Members), o.JoinKey
+	c.TLS, c.PeerTLS, c.Insecure = o.TLS, o.TLS, o.Insecure
+	return nil
+}
+
 // Server is a lock server in this process. All methods are safe for concurrent use.
-type Server struct{ server *server.Server }
+type Server struct {
+	server  *server.Server
+	cluster Cluster
+	formed  chan struct{} // closed once a leader was known
+}
 
 // A member that is alone need not leave others time to answer.
 var alone = server.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
-// Start starts a server and returns when it serves: after some tens of milliseconds, or longer if much is to be read
-// from DataDir. ctx bounds the start, not the server. Locks of before live for their full TTL from now on, unless their
-// clients renew them. An empty DataDir wraps backend.ErrInvalidOption; another option that makes no sense is a
-// *server.ConfigError.
+// Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if much
+// is to be read from DataDir. A member of a cluster is returned when it can be reached, which is before most of the
+// others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live for at
+// most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
+// backend.ErrInvalidOption.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
 		return nil, &backend.InvalidError{
 			Kind: backend.ErrInvalidOption, What: "DataDir", Value: `""`, Why: "the locks are to survive, so they need a place",
 		}
 	}
-	if o.MinTTL == 0 {
-		o.MinTTL = time.Second
-	}
-	s, err := server.Start(ctx, server.Config{
-		DataDir: o.DataDir, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: o.Limits, Log: o.Logger, Timing: alone,
-	})
-	if err == nil {
-		if err = s.WaitLeader(ctx); err != nil {
-			err = errors.Join(err, s.Close(context.WithoutCancel(ctx)))
+	s := &Server{formed: make(chan struct{})}
+	c := server.Config{DataDir: o.DataDir, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: machine.Limits(o.Limits), Log: o.Logger}
+	if o.Cluster == nil {
+		c.Timing = alone
+		if c.MinTTL == 0 {
+			c.MinTTL = time.Second
 		}
+	} else if err := o.Cluster.apply(&c); err != nil {
+		return nil, err
 	}
-	if err != nil {
+	var err error
+	if s.server, err = server.Start(ctx, c); err != nil {
+		var wrong *server.ConfigError
+		if errors.As(err, &wrong) {
+			err = &backend.InvalidError{Kind: backend.ErrInvalidOption, What: wrong.Setting, Value: wrong.Value, Why: wrong.Why}
+		}
 		return nil, fmt.Errorf("embedded: start in %s: %w", o.DataDir, err)
 	}
-	return &Server{s}, nil
+	if o.Cluster == nil {
+		if err := s.server.WaitLeader(ctx); err != nil {
+			err = errors.Join(err, s.server.Close(context.WithoutCancel(ctx)))
+			return nil, fmt.Errorf("embedded: start in %s: %w", o.DataDir, err)
+		}
+		close(s.formed)
+		return s, nil
+	}
+	s.cluster = *o.Cluster
+	go func() {
+		if s.server.WaitLeader(context.Background()) == nil { // it returns when the server ends, too
+			close(s.formed)
+		}
+	}()
+	return s, nil
 }
 
-// Driver returns one more client of the server. Close it before the server. It does no I/O.
+// Driver returns one more client of the server, or of the cluster of which it is a member: that finds the leader
+// wherever it is. While no leader has been known since the start, because most members are not there yet, its calls wait
+// until their contexts end. Options.TLS and Dial are set by the cluster where they are not given. Close it before the
+// server. It does no I/O.
 func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
-	return builtin.Attach(func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }, o)
+	connect := func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }
+	if s.cluster.PeerListen == "" {
+		return builtin.Attach(connect, o)
+	}
+	var options builtin.Options
+	if o != nil {
+		options = *o
+	}
+	if options.TLS == nil && s.cluster.TLS != nil {
+		options.TLS = s.cluster.TLS.Clone()
+	}
+	return builtin.AttachMember(builtin.Member{
+		Connect: connect, Address: cmp.Or(s.cluster.Advertise, s.server.Addr().String()), Forming: s.forming,
+	}, &options)
 }
+
+// forming reports whether no leader has been known since the start.
+func (s *Server) forming() bool {
+	select {
+	case <-s.formed:
+		return false
+	case <-s.server.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// WaitLeader returns once the server knows who leads, itself or another member: it is what a probe of readiness waits
+// for. The error is that of ctx, or why the server ended.
+func (s *Server) WaitLeader(ctx context.Context) error { return s.server.WaitLeader(ctx) }
+
+// Addr is the address at which clients of the other members reach this one; nil without a cluster.
+func (s *Server) Addr() net.Addr { return s.server.Addr() }
 
 // Done is closed when the server has ended: by Close, or because it could not go on (a full disk, for example). Err
 // then tells why; it is nil after Close.
@@ -88,7 +205,7 @@ func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 func (s *Server) Err() error { return s.server.Err() }
 
 // Backup writes all that the server keeps to w, with all that was acknowledged before the call. If it returns an error,
-// what was written is of no use. server.Restore makes a new data directory of it, for Start.
+// what was written is of no use. Restore makes a new data directory of it, for Start.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error { return s.server.Backup(ctx, w) }
 
 // Close stops the server. Locks stay as they are: their sessions go on when the server is started again.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/embedded"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/testcert"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -80,6 +82,104 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 	info, err := d.Look(t.Context(), "x")
 	if err != nil || len(info.Holders) != 1 || info.Holders[0].HoldID != r.HoldID {
 		t.Errorf("after a restart within the TTL the holder is %+v, %v", info, err)
+	}
+}
+
+// cluster returns the options of three members that know each other.
+func cluster(t *testing.T) []embedded.Options {
+	t.Helper()
+	addresses := port.Addresses(t, 6)
+	authority := testcert.New(t)
+	var all []embedded.Options
+	for i := range 3 {
+		c := authority.Server(t, "localhost")
+		c.RootCAs, c.ServerName = c.ClientCAs, "localhost"
+		all = append(all, embedded.Options{
+			DataDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler),
+			Cluster: &embedded.Cluster{Members: addresses[:3], PeerListen: addresses[i], Listen: addresses[3+i], TLS: c},
+		})
+	}
+	return all
+}
+
+func startMember(t *testing.T, o embedded.Options) *embedded.Server {
+	t.Helper()
+	s, err := embedded.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return s
+}
+
+// Before most members are there, calls wait for as long as their callers do. Then they are served, whoever leads.
+func TestClusterForms(t *testing.T) {
+	t.Parallel()
+	all := cluster(t)
+	first := startMember(t, all[0])
+	d := first.Driver(nil)
+	t.Cleanup(func() { _ = d.Close(context.Background()) })
+	short, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	if _, err := d.Look(short, "x"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("one of three answers %v before its caller gives up", err)
+	}
+	looked := make(chan error, 1)
+	go func() {
+		_, err := d.Look(t.Context(), "x")
+		looked <- err
+	}()
+	second := startMember(t, all[1])
+	startMember(t, all[2])
+	select {
+	case err := <-looked:
+		if err != nil {
+			t.Errorf("a call from before the cluster was there: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the call is not answered")
+	}
+	if err := first.WaitLeader(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	// Members see each other's locks, and go on when one of them ends.
+	r := backend.Request{Name: "x", Owner: "a", RequestID: backend.NewRequestID(), TTL: time.Minute}
+	if _, err := d.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	other := second.Driver(nil)
+	t.Cleanup(func() { _ = other.Close(context.Background()) })
+	for _, gone := range []*embedded.Server{nil, first} {
+		if gone != nil {
+			if err := gone.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if info, err := other.Look(t.Context(), "x"); err != nil || len(info.Holders) != 1 {
+			t.Errorf("another member sees %+v, %v", info, err)
+		}
+	}
+}
+
+func TestClusterThatMakesNoSense(t *testing.T) {
+	t.Parallel()
+	for what, spoil := range map[string]func(*embedded.Cluster){
+		"Members":    func(c *embedded.Cluster) { c.Members = c.Members[:2] },
+		"PeerListen": func(c *embedded.Cluster) { c.PeerListen = "" },
+		"Listen":     func(c *embedded.Cluster) { c.Listen = "" },
+		"RootCAs":    func(c *embedded.Cluster) { c.TLS.RootCAs = nil },
+		"a certificate": func(c *embedded.Cluster) {
+			c.TLS.Certificates = nil
+		},
+		"JoinKey":         func(c *embedded.Cluster) { c.JoinKey = []byte("short") },
+		"BootstrapExpect": func(c *embedded.Cluster) { c.PeerListen = "127.0.0.1:1" },
+	} {
+		o := cluster(t)[0]
+		spoil(o.Cluster)
+		if _, err := embedded.Start(t.Context(), o); !errors.Is(err, backend.ErrInvalidOption) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 
@@ -148,8 +248,12 @@ func TestBackup(t *testing.T) {
 		t.Error("a server that is closed makes a backup")
 	}
 	dir := filepath.Join(t.TempDir(), "restored")
-	if _, err := server.Restore(dir, &b, server.RestoreOptions{ClosedFor: -1}); err != nil {
-		t.Fatal(err)
+	if _, err := embedded.Restore(dir, bytes.NewReader(b.Bytes()[:b.Len()-1]), embedded.RestoreOptions{}); !errors.Is(err, embedded.ErrNoBackup) {
+		t.Errorf("a backup that is cut off: %v", err)
+	}
+	r, err := embedded.Restore(dir, &b, embedded.RestoreOptions{ClosedFor: -1})
+	if err != nil || r.TokenSpace == "" || r.After <= last || r.ClosedFor != 0 {
+		t.Fatalf("restored: %+v, %v", r, err)
 	}
 	second := start(t, dir)
 	if next := token(second); next <= last {
@@ -157,5 +261,28 @@ func TestBackup(t *testing.T) {
 	}
 	if err := second.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+
+	// The disk that is left is as good as a backup.
+	if r, err = embedded.Recover(dir, embedded.RestoreOptions{}); err != nil || r.ClosedFor != 24*time.Hour {
+		t.Fatalf("recovered: %+v, %v", r, err)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	s, err := embedded.Start(t.Context(), embedded.Options{
+		DataDir: t.TempDir(), Limits: embedded.Limits{MetadataBytes: 3}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	d := s.Driver(nil)
+	defer d.Close(context.Background())
+	r := backend.Request{
+		Name: "x", Owner: "a", RequestID: backend.NewRequestID(), TTL: time.Minute, Metadata: map[string]string{"more": "than 3"},
+	}
+	if _, err := d.Acquire(t.Context(), r); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("beyond the limit: %v", err)
 	}
 }

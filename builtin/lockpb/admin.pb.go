@@ -88,6 +88,12 @@ type MemberStatus struct {
 	LastIndex    uint64 `protobuf:"varint,8,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
 	CommitIndex  uint64 `protobuf:"varint,9,opt,name=commit_index,json=commitIndex,proto3" json:"commit_index,omitempty"`
 	AppliedIndex uint64 `protobuf:"varint,10,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	// agreed_index of the last log entry after which this member's state had the hash of the leader's; zero: not compared
+	// since the start. differs_index of the last one after which it had another hash: one of the two is wrong; zero: none.
+	AgreedIndex  uint64 `protobuf:"varint,12,opt,name=agreed_index,json=agreedIndex,proto3" json:"agreed_index,omitempty"`
+	DiffersIndex uint64 `protobuf:"varint,13,opt,name=differs_index,json=differsIndex,proto3" json:"differs_index,omitempty"`
+	// maintenance: the member leads only if nobody else does.
+	Maintenance bool `protobuf:"varint,14,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
 	// members as this one knows them. alive is not told.
 	Members       []*Member `protobuf:"bytes,11,rep,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -194,6 +200,27 @@ func (x *MemberStatus) GetAppliedIndex() uint64 {
 	return 0
 }
 
+func (x *MemberStatus) GetAgreedIndex() uint64 {
+	if x != nil {
+		return x.AgreedIndex
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetDiffersIndex() uint64 {
+	if x != nil {
+		return x.DiffersIndex
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetMaintenance() bool {
+	if x != nil {
+		return x.Maintenance
+	}
+	return false
+}
+
 func (x *MemberStatus) GetMembers() []*Member {
 	if x != nil {
 		return x.Members
@@ -288,10 +315,12 @@ type Member struct {
 	// peer_address at which the other members find it, client_address at which clients do, empty if not known.
 	PeerAddress   string `protobuf:"bytes,2,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	ClientAddress string `protobuf:"bytes,3,opt,name=client_address,json=clientAddress,proto3" json:"client_address,omitempty"`
-	// voter: it counts for majorities. Otherwise it has yet to catch up.
+	// voter: it counts for majorities. Otherwise it has yet to catch up, or waits.
 	Voter bool `protobuf:"varint,4,opt,name=voter,proto3" json:"voter,omitempty"`
 	// alive: it has answered the leader just now.
-	Alive         bool `protobuf:"varint,5,opt,name=alive,proto3" json:"alive,omitempty"`
+	Alive bool `protobuf:"varint,5,opt,name=alive,proto3" json:"alive,omitempty"`
+	// waits: it asked to be taken in, and gets no vote before AddMember approves it.
+	Waits         bool `protobuf:"varint,6,opt,name=waits,proto3" json:"waits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -357,6 +386,13 @@ func (x *Member) GetVoter() bool {
 func (x *Member) GetAlive() bool {
 	if x != nil {
 		return x.Alive
+	}
+	return false
+}
+
+func (x *Member) GetWaits() bool {
+	if x != nil {
+		return x.Waits
 	}
 	return false
 }
@@ -647,12 +683,511 @@ func (*TransferLeadershipReply) Descriptor() ([]byte, []int) {
 	return file_admin_proto_rawDescGZIP(), []int{11}
 }
 
+type SetMaintenanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// on until it is set off, or the server is started anew.
+	On            bool `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMaintenanceRequest) Reset() {
+	*x = SetMaintenanceRequest{}
+	mi := &file_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMaintenanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMaintenanceRequest) ProtoMessage() {}
+
+func (x *SetMaintenanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMaintenanceRequest.ProtoReflect.Descriptor instead.
+func (*SetMaintenanceRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SetMaintenanceRequest) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+type SetMaintenanceReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMaintenanceReply) Reset() {
+	*x = SetMaintenanceReply{}
+	mi := &file_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMaintenanceReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMaintenanceReply) ProtoMessage() {}
+
+func (x *SetMaintenanceReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMaintenanceReply.ProtoReflect.Descriptor instead.
+func (*SetMaintenanceReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{13}
+}
+
+type LookStaleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name, or a prefix of names if prefix is set. One name is told also if nobody holds it.
+	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Prefix bool   `protobuf:"varint,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// after and limit as in List.
+	After         string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	Limit         uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookStaleRequest) Reset() {
+	*x = LookStaleRequest{}
+	mi := &file_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookStaleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookStaleRequest) ProtoMessage() {}
+
+func (x *LookStaleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookStaleRequest.ProtoReflect.Descriptor instead.
+func (*LookStaleRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LookStaleRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LookStaleRequest) GetPrefix() bool {
+	if x != nil {
+		return x.Prefix
+	}
+	return false
+}
+
+func (x *LookStaleRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *LookStaleRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type LookStaleReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// names; how long their holds last is known to the leader alone.
+	Names []*NameState `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	// next_after is set if there is more.
+	NextAfter string `protobuf:"bytes,2,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"`
+	// node_id of the member that answers.
+	NodeId string `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// heard_nanos since it heard something of a leader; zero: it leads itself; negative: not since it was started.
+	HeardNanos int64 `protobuf:"varint,4,opt,name=heard_nanos,json=heardNanos,proto3" json:"heard_nanos,omitempty"`
+	// durable as in Welcome: otherwise tokens do not fence.
+	Durable       bool `protobuf:"varint,5,opt,name=durable,proto3" json:"durable,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookStaleReply) Reset() {
+	*x = LookStaleReply{}
+	mi := &file_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookStaleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookStaleReply) ProtoMessage() {}
+
+func (x *LookStaleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookStaleReply.ProtoReflect.Descriptor instead.
+func (*LookStaleReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LookStaleReply) GetNames() []*NameState {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *LookStaleReply) GetNextAfter() string {
+	if x != nil {
+		return x.NextAfter
+	}
+	return ""
+}
+
+func (x *LookStaleReply) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *LookStaleReply) GetHeardNanos() int64 {
+	if x != nil {
+		return x.HeardNanos
+	}
+	return 0
+}
+
+func (x *LookStaleReply) GetDurable() bool {
+	if x != nil {
+		return x.Durable
+	}
+	return false
+}
+
+type ListSessionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// client: only sessions of this one; empty: all.
+	Client        string `protobuf:"bytes,1,opt,name=client,proto3" json:"client,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListSessionsRequest) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+type SessionList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*SessionInfo         `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionList) Reset() {
+	*x = SessionList{}
+	mi := &file_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionList) ProtoMessage() {}
+
+func (x *SessionList) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionList.ProtoReflect.Descriptor instead.
+func (*SessionList) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SessionList) GetSessions() []*SessionInfo {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// SessionInfo is one session, for operators.
+type SessionInfo struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name for people, 16 hexadecimal digits. The id of the session is its client's secret.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// client whose it is: "certificate NAME" or "address IP"; empty if it is not known, or within the server's process.
+	Client   string `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
+	TtlNanos int64  `protobuf:"varint,3,opt,name=ttl_nanos,json=ttlNanos,proto3" json:"ttl_nanos,omitempty"`
+	// left_nanos until it ends, unless it is renewed.
+	LeftNanos int64  `protobuf:"varint,4,opt,name=left_nanos,json=leftNanos,proto3" json:"left_nanos,omitempty"`
+	Holds     uint32 `protobuf:"varint,5,opt,name=holds,proto3" json:"holds,omitempty"`
+	Waits     uint32 `protobuf:"varint,6,opt,name=waits,proto3" json:"waits,omitempty"`
+	// connected: its client hears of it on a connection.
+	Connected     bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionInfo) Reset() {
+	*x = SessionInfo{}
+	mi := &file_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionInfo) ProtoMessage() {}
+
+func (x *SessionInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
+func (*SessionInfo) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SessionInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetTtlNanos() int64 {
+	if x != nil {
+		return x.TtlNanos
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetLeftNanos() int64 {
+	if x != nil {
+		return x.LeftNanos
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetHolds() uint32 {
+	if x != nil {
+		return x.Holds
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetWaits() uint32 {
+	if x != nil {
+		return x.Waits
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+type EndSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndSessionRequest) Reset() {
+	*x = EndSessionRequest{}
+	mi := &file_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndSessionRequest) ProtoMessage() {}
+
+func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndSessionRequest.ProtoReflect.Descriptor instead.
+func (*EndSessionRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *EndSessionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type EndSessionReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndSessionReply) Reset() {
+	*x = EndSessionReply{}
+	mi := &file_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndSessionReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndSessionReply) ProtoMessage() {}
+
+func (x *EndSessionReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndSessionReply.ProtoReflect.Descriptor instead.
+func (*EndSessionReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{20}
+}
+
 var File_admin_proto protoreflect.FileDescriptor
 
 const file_admin_proto_rawDesc = "" +
 	"\n" +
-	"\vadmin.proto\x12\ffencelock.v1\"\x0f\n" +
-	"\rStatusRequest\"\xe7\x02\n" +
+	"\vadmin.proto\x12\ffencelock.v1\x1a\n" +
+	"lock.proto\"\x0f\n" +
+	"\rStatusRequest\"\xd1\x03\n" +
 	"\fMemberStatus\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
@@ -666,18 +1201,22 @@ const file_admin_proto_rawDesc = "" +
 	"last_index\x18\b \x01(\x04R\tlastIndex\x12!\n" +
 	"\fcommit_index\x18\t \x01(\x04R\vcommitIndex\x12#\n" +
 	"\rapplied_index\x18\n" +
-	" \x01(\x04R\fappliedIndex\x12.\n" +
+	" \x01(\x04R\fappliedIndex\x12!\n" +
+	"\fagreed_index\x18\f \x01(\x04R\vagreedIndex\x12#\n" +
+	"\rdiffers_index\x18\r \x01(\x04R\fdiffersIndex\x12 \n" +
+	"\vmaintenance\x18\x0e \x01(\bR\vmaintenance\x12.\n" +
 	"\amembers\x18\v \x03(\v2\x14.fencelock.v1.MemberR\amembers\"\x14\n" +
 	"\x12ListMembersRequest\"<\n" +
 	"\n" +
 	"MemberList\x12.\n" +
-	"\amembers\x18\x01 \x03(\v2\x14.fencelock.v1.MemberR\amembers\"\x97\x01\n" +
+	"\amembers\x18\x01 \x03(\v2\x14.fencelock.v1.MemberR\amembers\"\xad\x01\n" +
 	"\x06Member\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12!\n" +
 	"\fpeer_address\x18\x02 \x01(\tR\vpeerAddress\x12%\n" +
 	"\x0eclient_address\x18\x03 \x01(\tR\rclientAddress\x12\x14\n" +
 	"\x05voter\x18\x04 \x01(\bR\x05voter\x12\x14\n" +
-	"\x05alive\x18\x05 \x01(\bR\x05alive\"5\n" +
+	"\x05alive\x18\x05 \x01(\bR\x05alive\x12\x14\n" +
+	"\x05waits\x18\x06 \x01(\bR\x05waits\"5\n" +
 	"\x10AddMemberRequest\x12!\n" +
 	"\fpeer_address\x18\x01 \x01(\tR\vpeerAddress\".\n" +
 	"\x13RemoveMemberRequest\x12\x17\n" +
@@ -688,14 +1227,51 @@ const file_admin_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"4\n" +
 	"\x19TransferLeadershipRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\x19\n" +
-	"\x17TransferLeadershipReply2\xdd\x03\n" +
+	"\x17TransferLeadershipReply\"'\n" +
+	"\x15SetMaintenanceRequest\x12\x0e\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\"\x15\n" +
+	"\x13SetMaintenanceReply\"j\n" +
+	"\x10LookStaleRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\bR\x06prefix\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xb2\x01\n" +
+	"\x0eLookStaleReply\x12-\n" +
+	"\x05names\x18\x01 \x03(\v2\x17.fencelock.v1.NameStateR\x05names\x12\x1d\n" +
+	"\n" +
+	"next_after\x18\x02 \x01(\tR\tnextAfter\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vheard_nanos\x18\x04 \x01(\x03R\n" +
+	"heardNanos\x12\x18\n" +
+	"\adurable\x18\x05 \x01(\bR\adurable\"-\n" +
+	"\x13ListSessionsRequest\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\"D\n" +
+	"\vSessionList\x125\n" +
+	"\bsessions\x18\x01 \x03(\v2\x19.fencelock.v1.SessionInfoR\bsessions\"\xbf\x01\n" +
+	"\vSessionInfo\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1b\n" +
+	"\tttl_nanos\x18\x03 \x01(\x03R\bttlNanos\x12\x1d\n" +
+	"\n" +
+	"left_nanos\x18\x04 \x01(\x03R\tleftNanos\x12\x14\n" +
+	"\x05holds\x18\x05 \x01(\rR\x05holds\x12\x14\n" +
+	"\x05waits\x18\x06 \x01(\rR\x05waits\x12\x1c\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\"'\n" +
+	"\x11EndSessionRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x11\n" +
+	"\x0fEndSessionReply2\xa0\x06\n" +
 	"\fAdminService\x12A\n" +
 	"\x06Status\x12\x1b.fencelock.v1.StatusRequest\x1a\x1a.fencelock.v1.MemberStatus\x12I\n" +
 	"\vListMembers\x12 .fencelock.v1.ListMembersRequest\x1a\x18.fencelock.v1.MemberList\x12A\n" +
 	"\tAddMember\x12\x1e.fencelock.v1.AddMemberRequest\x1a\x14.fencelock.v1.Member\x12R\n" +
 	"\fRemoveMember\x12!.fencelock.v1.RemoveMemberRequest\x1a\x1f.fencelock.v1.RemoveMemberReply\x12B\n" +
 	"\x06Backup\x12\x1b.fencelock.v1.BackupRequest\x1a\x19.fencelock.v1.BackupPiece0\x01\x12d\n" +
-	"\x12TransferLeadership\x12'.fencelock.v1.TransferLeadershipRequest\x1a%.fencelock.v1.TransferLeadershipReplyB/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
+	"\x12TransferLeadership\x12'.fencelock.v1.TransferLeadershipRequest\x1a%.fencelock.v1.TransferLeadershipReply\x12X\n" +
+	"\x0eSetMaintenance\x12#.fencelock.v1.SetMaintenanceRequest\x1a!.fencelock.v1.SetMaintenanceReply\x12I\n" +
+	"\tLookStale\x12\x1e.fencelock.v1.LookStaleRequest\x1a\x1c.fencelock.v1.LookStaleReply\x12N\n" +
+	"\fListSessions\x12!.fencelock.v1.ListSessionsRequest\x1a\x19.fencelock.v1.SessionList0\x01\x12L\n" +
+	"\n" +
+	"EndSession\x12\x1f.fencelock.v1.EndSessionRequest\x1a\x1d.fencelock.v1.EndSessionReplyB/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
 
 var (
 	file_admin_proto_rawDescOnce sync.Once
@@ -709,7 +1285,7 @@ func file_admin_proto_rawDescGZIP() []byte {
 	return file_admin_proto_rawDescData
 }
 
-var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_admin_proto_goTypes = []any{
 	(*StatusRequest)(nil),             // 0: fencelock.v1.StatusRequest
 	(*MemberStatus)(nil),              // 1: fencelock.v1.MemberStatus
@@ -723,27 +1299,47 @@ var file_admin_proto_goTypes = []any{
 	(*BackupPiece)(nil),               // 9: fencelock.v1.BackupPiece
 	(*TransferLeadershipRequest)(nil), // 10: fencelock.v1.TransferLeadershipRequest
 	(*TransferLeadershipReply)(nil),   // 11: fencelock.v1.TransferLeadershipReply
+	(*SetMaintenanceRequest)(nil),     // 12: fencelock.v1.SetMaintenanceRequest
+	(*SetMaintenanceReply)(nil),       // 13: fencelock.v1.SetMaintenanceReply
+	(*LookStaleRequest)(nil),          // 14: fencelock.v1.LookStaleRequest
+	(*LookStaleReply)(nil),            // 15: fencelock.v1.LookStaleReply
+	(*ListSessionsRequest)(nil),       // 16: fencelock.v1.ListSessionsRequest
+	(*SessionList)(nil),               // 17: fencelock.v1.SessionList
+	(*SessionInfo)(nil),               // 18: fencelock.v1.SessionInfo
+	(*EndSessionRequest)(nil),         // 19: fencelock.v1.EndSessionRequest
+	(*EndSessionReply)(nil),           // 20: fencelock.v1.EndSessionReply
+	(*NameState)(nil),                 // 21: fencelock.v1.NameState
 }
 var file_admin_proto_depIdxs = []int32{
 	4,  // 0: fencelock.v1.MemberStatus.members:type_name -> fencelock.v1.Member
 	4,  // 1: fencelock.v1.MemberList.members:type_name -> fencelock.v1.Member
-	0,  // 2: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
-	2,  // 3: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
-	5,  // 4: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
-	6,  // 5: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
-	8,  // 6: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
-	10, // 7: fencelock.v1.AdminService.TransferLeadership:input_type -> fencelock.v1.TransferLeadershipRequest
-	1,  // 8: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
-	3,  // 9: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
-	4,  // 10: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
-	7,  // 11: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
-	9,  // 12: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
-	11, // 13: fencelock.v1.AdminService.TransferLeadership:output_type -> fencelock.v1.TransferLeadershipReply
-	8,  // [8:14] is the sub-list for method output_type
-	2,  // [2:8] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	21, // 2: fencelock.v1.LookStaleReply.names:type_name -> fencelock.v1.NameState
+	18, // 3: fencelock.v1.SessionList.sessions:type_name -> fencelock.v1.SessionInfo
+	0,  // 4: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
+	2,  // 5: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
+	5,  // 6: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
+	6,  // 7: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
+	8,  // 8: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
+	10, // 9: fencelock.v1.AdminService.TransferLeadership:input_type -> fencelock.v1.TransferLeadershipRequest
+	12, // 10: fencelock.v1.AdminService.SetMaintenance:input_type -> fencelock.v1.SetMaintenanceRequest
+	14, // 11: fencelock.v1.AdminService.LookStale:input_type -> fencelock.v1.LookStaleRequest
+	16, // 12: fencelock.v1.AdminService.ListSessions:input_type -> fencelock.v1.ListSessionsRequest
+	19, // 13: fencelock.v1.AdminService.EndSession:input_type -> fencelock.v1.EndSessionRequest
+	1,  // 14: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
+	3,  // 15: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
+	4,  // 16: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
+	7,  // 17: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
+	9,  // 18: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
+	11, // 19: fencelock.v1.AdminService.TransferLeadership:output_type -> fencelock.v1.TransferLeadershipReply
+	13, // 20: fencelock.v1.AdminService.SetMaintenance:output_type -> fencelock.v1.SetMaintenanceReply
+	15, // 21: fencelock.v1.AdminService.LookStale:output_type -> fencelock.v1.LookStaleReply
+	17, // 22: fencelock.v1.AdminService.ListSessions:output_type -> fencelock.v1.SessionList
+	20, // 23: fencelock.v1.AdminService.EndSession:output_type -> fencelock.v1.EndSessionReply
+	14, // [14:24] is the sub-list for method output_type
+	4,  // [4:14] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_admin_proto_init() }
@@ -751,13 +1347,14 @@ func file_admin_proto_init() {
 	if File_admin_proto != nil {
 		return
 	}
+	file_lock_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_proto_rawDesc), len(file_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,10 @@ const (
 	AdminService_RemoveMember_FullMethodName       = "/fencelock.v1.AdminService/RemoveMember"
 	AdminService_Backup_FullMethodName             = "/fencelock.v1.AdminService/Backup"
 	AdminService_TransferLeadership_FullMethodName = "/fencelock.v1.AdminService/TransferLeadership"
+	AdminService_SetMaintenance_FullMethodName     = "/fencelock.v1.AdminService/SetMaintenance"
+	AdminService_LookStale_FullMethodName          = "/fencelock.v1.AdminService/LookStale"
+	AdminService_ListSessions_FullMethodName       = "/fencelock.v1.AdminService/ListSessions"
+	AdminService_EndSession_FullMethodName         = "/fencelock.v1.AdminService/EndSession"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -49,20 +53,32 @@ type AdminServiceClient interface {
 	// ListMembers tells who belongs to the cluster, and which of them follow the leader. The leader answers; it takes as
 	// long as the members need to answer it, up to about two election timeouts if some do not.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*MemberList, error)
-	// AddMember takes in a server that runs and belongs to no cluster yet. It has no vote at first: the leader gives it one
-	// when it has caught up. A member that is in already stays as it is. The leader answers.
+	// AddMember takes in a server that runs and belongs to no cluster yet, or approves one that asked to be taken in. It has
+	// no vote at first: the leader gives it one when it has caught up. If it is at the address of a member that has lost its
+	// data, it takes its place. A member with a vote stays as it is. The leader answers.
 	AddMember(ctx context.Context, in *AddMemberRequest, opts ...grpc.CallOption) (*Member, error)
 	// RemoveMember takes a member out for good; its data is of no use any more. It is refused if too few of the remaining
 	// members follow the leader for a majority. The leader answers. Asked to remove itself it hands the leadership over and
 	// answers UNAVAILABLE: ask the next one.
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberReply, error)
-	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. The leader
-	// answers. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
+	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. Every
+	// member answers while there is a leader; one that follows spares the leader the work. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
 	// it. If the stream ends with an error, the pieces so far are of no use.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupPiece], error)
 	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
 	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipReply, error)
+	// SetMaintenance has the member that is asked lead no more, or again. If it leads, it is refused unless another member
+	// can; that takes over soon after the answer. Locks and sessions stay as they are.
+	SetMaintenance(ctx context.Context, in *SetMaintenanceRequest, opts ...grpc.CallOption) (*SetMaintenanceReply, error)
+	// LookStale tells what the member that is asked knows of the locks. Every member answers, also without a leader, and asks
+	// nobody: what it does not know may have happened long ago. It is for people.
+	LookStale(ctx context.Context, in *LookStaleRequest, opts ...grpc.CallOption) (*LookStaleReply, error)
+	// ListSessions tells which sessions are open, in pieces. The leader answers.
+	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SessionList], error)
+	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
+	// answers. NOT_FOUND if it is not open.
+	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionReply, error)
 }
 
 type adminServiceClient struct {
@@ -142,6 +158,55 @@ func (c *adminServiceClient) TransferLeadership(ctx context.Context, in *Transfe
 	return out, nil
 }
 
+func (c *adminServiceClient) SetMaintenance(ctx context.Context, in *SetMaintenanceRequest, opts ...grpc.CallOption) (*SetMaintenanceReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetMaintenanceReply)
+	err := c.cc.Invoke(ctx, AdminService_SetMaintenance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) LookStale(ctx context.Context, in *LookStaleRequest, opts ...grpc.CallOption) (*LookStaleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookStaleReply)
+	err := c.cc.Invoke(ctx, AdminService_LookStale_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SessionList], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_ListSessions_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListSessionsRequest, SessionList]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListSessionsClient = grpc.ServerStreamingClient[SessionList]
+
+func (c *adminServiceClient) EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndSessionReply)
+	err := c.cc.Invoke(ctx, AdminService_EndSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -153,20 +218,32 @@ type AdminServiceServer interface {
 	// ListMembers tells who belongs to the cluster, and which of them follow the leader. The leader answers; it takes as
 	// long as the members need to answer it, up to about two election timeouts if some do not.
 	ListMembers(context.Context, *ListMembersRequest) (*MemberList, error)
-	// AddMember takes in a server that runs and belongs to no cluster yet. It has no vote at first: the leader gives it one
-	// when it has caught up. A member that is in already stays as it is. The leader answers.
+	// AddMember takes in a server that runs and belongs to no cluster yet, or approves one that asked to be taken in. It has
+	// no vote at first: the leader gives it one when it has caught up. If it is at the address of a member that has lost its
+	// data, it takes its place. A member with a vote stays as it is. The leader answers.
 	AddMember(context.Context, *AddMemberRequest) (*Member, error)
 	// RemoveMember takes a member out for good; its data is of no use any more. It is refused if too few of the remaining
 	// members follow the leader for a majority. The leader answers. Asked to remove itself it hands the leadership over and
 	// answers UNAVAILABLE: ask the next one.
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberReply, error)
-	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. The leader
-	// answers. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
+	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. Every
+	// member answers while there is a leader; one that follows spares the leader the work. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
 	// it. If the stream ends with an error, the pieces so far are of no use.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupPiece]) error
 	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
 	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipReply, error)
+	// SetMaintenance has the member that is asked lead no more, or again. If it leads, it is refused unless another member
+	// can; that takes over soon after the answer. Locks and sessions stay as they are.
+	SetMaintenance(context.Context, *SetMaintenanceRequest) (*SetMaintenanceReply, error)
+	// LookStale tells what the member that is asked knows of the locks. Every member answers, also without a leader, and asks
+	// nobody: what it does not know may have happened long ago. It is for people.
+	LookStale(context.Context, *LookStaleRequest) (*LookStaleReply, error)
+	// ListSessions tells which sessions are open, in pieces. The leader answers.
+	ListSessions(*ListSessionsRequest, grpc.ServerStreamingServer[SessionList]) error
+	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
+	// answers. NOT_FOUND if it is not open.
+	EndSession(context.Context, *EndSessionRequest) (*EndSessionReply, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -194,6 +271,18 @@ func (UnimplementedAdminServiceServer) Backup(*BackupRequest, grpc.ServerStreami
 }
 func (UnimplementedAdminServiceServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
+}
+func (UnimplementedAdminServiceServer) SetMaintenance(context.Context, *SetMaintenanceRequest) (*SetMaintenanceReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetMaintenance not implemented")
+}
+func (UnimplementedAdminServiceServer) LookStale(context.Context, *LookStaleRequest) (*LookStaleReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method LookStale not implemented")
+}
+func (UnimplementedAdminServiceServer) ListSessions(*ListSessionsRequest, grpc.ServerStreamingServer[SessionList]) error {
+	return status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
+func (UnimplementedAdminServiceServer) EndSession(context.Context, *EndSessionRequest) (*EndSessionReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndSession not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -317,6 +406,71 @@ func _AdminService_TransferLeadership_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_SetMaintenance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetMaintenanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetMaintenance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetMaintenance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetMaintenance(ctx, req.(*SetMaintenanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_LookStale_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookStaleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).LookStale(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_LookStale_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).LookStale(ctx, req.(*LookStaleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListSessions_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListSessionsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).ListSessions(m, &grpc.GenericServerStream[ListSessionsRequest, SessionList]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ListSessionsServer = grpc.ServerStreamingServer[SessionList]
+
+func _AdminService_EndSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).EndSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_EndSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).EndSession(ctx, req.(*EndSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -344,11 +498,28 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "TransferLeadership",
 			Handler:    _AdminService_TransferLeadership_Handler,
 		},
+		{
+			MethodName: "SetMaintenance",
+			Handler:    _AdminService_SetMaintenance_Handler,
+		},
+		{
+			MethodName: "LookStale",
+			Handler:    _AdminService_LookStale_Handler,
+		},
+		{
+			MethodName: "EndSession",
+			Handler:    _AdminService_EndSession_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Backup",
 			Handler:       _AdminService_Backup_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListSessions",
+			Handler:       _AdminService_ListSessions_Handler,
 			ServerStreams: true,
 		},
 	},

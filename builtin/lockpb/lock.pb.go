@@ -28,6 +28,11 @@
 // Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
 // nothing.
 //
+// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
+// sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait
+// for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends nothing: the client may come
+// back with Attach until the TTL is over.
+//
 // # Leaders
 //
 // Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it knows,
@@ -1257,7 +1262,7 @@ func (x *Welcome) GetVoters() uint32 {
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// code says why: NOT_LEADER after an election, UNAVAILABLE when the server stops, EXHAUSTED when this client read too
-	// slowly. A message that is too large ends the stream without a goodbye, with gRPC's RESOURCE_EXHAUSTED.
+	// slowly, UNSPECIFIED when the client has half-closed the stream. A message that is too large ends the stream without a goodbye, with gRPC's RESOURCE_EXHAUSTED.
 	Code Code `protobuf:"varint,1,opt,name=code,proto3,enum=fencelock.v1.Code" json:"code,omitempty"`
 	// message says the same for people.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`

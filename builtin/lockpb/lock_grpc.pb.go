@@ -28,6 +28,11 @@
 // Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
 // nothing.
 //
+// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
+// sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait
+// for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends nothing: the client may come
+// back with Attach until the TTL is over.
+//
 // # Leaders
 //
 // Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it knows,

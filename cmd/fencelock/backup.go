@@ -2,26 +2,38 @@ package main
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 const backupHelp = `Usage: fencelock backup FILE [options]
+       fencelock backup --dir DIR [--every D] [--keep N] [options]
 
 Writes all that a cluster of bundled servers keeps to FILE: sessions, locks, waiters and the count of tokens, with
 everything that was acknowledged to anybody before. The locks go on meanwhile. FILE is replaced once the backup is
-complete and was checked; it is of use to nobody who must not know the names and owners of locks.
+complete and was checked; it is of use to nobody who must not know the names and owners of locks. It comes from a member
+that does not lead, if there is one.
 
 A cluster of three that loses one machine needs no backup: see "fencelock help member". It is for the loss of most.
 
-Options:
+Options (durations like 500ms, 30s, 5m):
 
+  --dir DIR      write to a new file in DIR, which is made if it does not exist: fencelock-20260131T235959Z.backup, by the
+                 time in UTC
+  --every D      go on until INT or TERM, and make one each D, at least 1s: one at once, and one after D. One that fails is
+                 told on standard error, and the next one is tried in its time
+  --keep N       after each that is made, delete the oldest files of such names in DIR, so that N are left. Default: all
 ` + lookOptions + `
 Exit codes:
 
@@ -36,29 +48,120 @@ type backup struct {
 	Cluster  string `json:"cluster"`
 	Revision uint64 `json:"revision,string"`
 	Bytes    int64  `json:"bytes,string"`
+	File     string `json:"file"`
 }
 
 // backupMain is "fencelock backup".
 func backupMain(args []string) int {
 	s, f := newLook("backup")
-	return s.run(s.parse(f, args, "FILE"), backupHelp, func(ctx context.Context) error { return s.backUp(ctx, s.args[0]) })
+	var to schedule
+	f.StringVar(&to.dir, "dir", "", "")
+	f.DurationVar(&to.every, "every", 0, "")
+	f.IntVar(&to.keep, "keep", 0, "")
+	err := s.parseSome(f, args)
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	switch {
+	case err != nil:
+	case to.dir == "" && (given["every"] || given["keep"]):
+		err = errors.New("--every and --keep need --dir")
+	case to.dir == "" && len(s.args) == 0:
+		err = errors.New("FILE is missing")
+	case to.dir == "" && len(s.args) > 1, to.dir != "" && len(s.args) > 0:
+		err = fmt.Errorf("%q: backup takes one FILE, or --dir", s.args[len(s.args)-1])
+	case given["every"] && to.every < time.Second:
+		err = fmt.Errorf("--every %v: it is less than 1s", to.every)
+	case given["keep"] && to.keep < 1:
+		err = fmt.Errorf("--keep %d: it is less than 1", to.keep)
+	}
+	return s.run(err, backupHelp, func(ctx context.Context) error {
+		admin, err := builtin.OpenAdmin(s.backend)
+		if err != nil {
+			return err
+		}
+		out := s.newPrinter("CLUSTER", "REVISION", "BYTES", "FILE")
+		if to.dir == "" {
+			return s.backUp(ctx, admin, out, s.args[0])
+		}
+		if err := os.MkdirAll(to.dir, 0o700); err != nil {
+			return fileError{err}
+		}
+		return to.run(ctx, func(ctx context.Context, file string) error { return s.backUp(ctx, admin, out, file) })
+	})
 }
 
-func (s *lookSettings) backUp(ctx context.Context, file string) error {
-	admin, err := builtin.OpenAdmin(s.backend)
-	if err != nil {
-		return err
-	}
+// backUp makes one backup and prints what it is.
+func (s *lookSettings) backUp(ctx context.Context, admin *builtin.Admin, out *printer, file string) error {
 	info, size, err := fetchBackup(ctx, admin, file)
 	if err != nil {
 		return err
 	}
-	out := s.newPrinter("CLUSTER", "REVISION", "BYTES")
-	done := backup{Cluster: info.Cluster, Revision: info.Revision, Bytes: size}
-	if err := out.print(done, []string{done.Cluster, fmt.Sprint(done.Revision), fmt.Sprint(size)}); err != nil {
+	done := backup{Cluster: info.Cluster, Revision: info.Revision, Bytes: size, File: file}
+	if err := out.print(done, []string{done.Cluster, fmt.Sprint(done.Revision), fmt.Sprint(size), file}); err != nil {
 		return err
 	}
 	return out.flush()
+}
+
+// schedule is a directory of backups.
+type schedule struct {
+	dir   string
+	every time.Duration // 0: once
+	keep  int           // 0: all
+}
+
+// backupName is the form of the names of its files, which sort as their times do.
+const backupName = "fencelock-20060102T150405Z.backup"
+
+// run makes one backup, or one after the other until ctx ends or a signal comes.
+func (d *schedule) run(ctx context.Context, backUp func(ctx context.Context, file string) error) error {
+	one := func() error {
+		err := backUp(ctx, filepath.Join(d.dir, time.Now().UTC().Format(backupName)))
+		if err == nil {
+			err = d.prune()
+		}
+		return err
+	}
+	if d.every == 0 {
+		return one()
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	tick := time.NewTicker(d.every)
+	defer tick.Stop()
+	for {
+		if err := one(); err != nil && ctx.Err() == nil {
+			say("%v", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// prune deletes the oldest backups, so that keep are left.
+func (d *schedule) prune() error {
+	if d.keep == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(d.dir) // sorted by name
+	if err != nil {
+		return fileError{err}
+	}
+	var all []string
+	for _, e := range entries {
+		if _, err := time.Parse(backupName, e.Name()); err == nil {
+			all = append(all, e.Name())
+		}
+	}
+	for _, name := range all[:max(0, len(all)-d.keep)] {
+		if err := os.Remove(filepath.Join(d.dir, name)); err != nil {
+			return fileError{err}
+		}
+	}
+	return nil
 }
 
 // fileError is a file that cannot be written.

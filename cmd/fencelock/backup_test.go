@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 func TestBackupAndRestore(t *testing.T) {
@@ -112,6 +112,51 @@ func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
 	}
 }
 
+// A directory of backups, of which the last two are kept, and what else is there.
+func TestBackupsOnASchedule(t *testing.T) {
+	t.Parallel()
+	url := startServer(t)
+	dir := filepath.Join(t.TempDir(), "backups")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fencelock-20260101T000000Z.backup", "another.backup"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files := func() (all []string) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			all = append(all, e.Name())
+		}
+		return all
+	}
+	p := start(t, "backup", "--dir", dir, "--every", "1s", "--keep", "2", "--backend", url)
+	eventually(t, "there are two newer ones, and what is no backup", func() bool {
+		all := files()
+		return len(all) == 3 && all[0] == "another.backup" && all[1] != "fencelock-20260101T000000Z.backup" &&
+			strings.HasSuffix(all[1], "Z.backup") && strings.HasSuffix(all[2], "Z.backup")
+	})
+	p.terminate()
+	p.expectExit(exitOK, "")
+	made := objects[backup](t, succeed(t, "backup", "--dir", dir, "--backend", url, "--json"))
+	if len(made) != 1 || filepath.Dir(made[0].File) != dir {
+		t.Fatalf("printed %+v", made)
+	}
+	f, err := os.Open(made[0].File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if info, err := server.CheckBackup(f); err != nil || info.Cluster != made[0].Cluster {
+		t.Errorf("the file: %+v, %v", info, err)
+	}
+}
+
 func TestBackupUsage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -120,6 +165,10 @@ func TestBackupUsage(t *testing.T) {
 	}{
 		{"backup", "FILE is missing", exitUsage},
 		{"backup a b", `"b"`, exitUsage},
+		{"backup a --dir b", `"a"`, exitUsage},
+		{"backup a --every 1m", "need --dir", exitUsage},
+		{"backup --dir b --every 1ms", "less than 1s", exitUsage},
+		{"backup --dir b --keep 0", "less than 1", exitUsage},
 		{"backup a --backend redis://127.0.0.1", "none of fencelock, fencelocks", exitUsage},
 		{"restore", "FILE is missing", exitUsage},
 		{"restore a b", `"b"`, exitUsage},

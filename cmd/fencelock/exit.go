@@ -16,7 +16,7 @@ import (
 const (
 	exitOK          = 0
 	exitNobody      = 1   // nobody holds the lock that was asked about
-	exitRefused     = 1   // the cluster has no such member, or cannot do without it
+	exitRefused     = 1   // the cluster has no such member or session, or cannot do without it
 	exitUsage       = 64  // EX_USAGE: the command line, or what it asks of the lock service, makes no sense
 	exitDamaged     = 65  // EX_DATAERR: the data directory is damaged
 	exitCompacted   = 66  // EX_NOINPUT: the history that was asked for is no longer kept
@@ -59,7 +59,7 @@ func exitOfLook(err error) int {
 		return exitOK
 	case errors.As(err, &nobody):
 		return exitNobody
-	case errors.Is(err, builtin.ErrNoMember), errors.Is(err, builtin.ErrRefused):
+	case errors.Is(err, builtin.ErrNoMember), errors.Is(err, builtin.ErrNoSession), errors.Is(err, builtin.ErrRefused):
 		return exitRefused
 	case errors.Is(err, backend.ErrCompacted):
 		return exitCompacted

@@ -60,25 +60,29 @@ type door struct {
 
 func (d *door) define(f *flag.FlagSet, listen string) {
 	f.StringVar(&d.listen, "http-listen", listen, "")
-	f.StringVar(&d.keyFile, "http-key", "", "")
+	f.StringVar(&d.keyFile, httpKeyOption, "", "")
 }
 
 // key reads what the replicas share; nil if there is nothing.
-func (d *door) key() ([]byte, error) {
-	key := []byte(os.Getenv("FENCELOCK_HTTP_KEY"))
-	what := "FENCELOCK_HTTP_KEY"
-	if d.keyFile != "" {
+func (d *door) key() ([]byte, error) { return sharedKey(httpKeyOption, d.keyFile, gateway.MinKeyBytes) }
+
+// sharedKey reads a key that several servers share, from the file that an option names or else from the option's
+// variable; nil if there is neither.
+func sharedKey(option, file string, least int) ([]byte, error) {
+	what := variable(option)
+	key := []byte(os.Getenv(what))
+	if file != "" {
 		var err error
-		if key, err = os.ReadFile(d.keyFile); err != nil {
-			return nil, fmt.Errorf("--http-key: %w", err)
+		if key, err = os.ReadFile(file); err != nil {
+			return nil, fmt.Errorf("--%s: %w", option, err)
 		}
-		what = "--http-key " + d.keyFile
+		what = "--" + option + " " + file
 	}
-	if key = bytes.TrimSpace(key); len(key) == 0 && d.keyFile == "" {
+	if key = bytes.TrimSpace(key); len(key) == 0 && file == "" {
 		return nil, nil
 	}
-	if len(key) < gateway.MinKeyBytes {
-		return nil, fmt.Errorf("%s: it has %d bytes, fewer than %d", what, len(key), gateway.MinKeyBytes)
+	if len(key) < least {
+		return nil, fmt.Errorf("%s: it has %d bytes, fewer than %d", what, len(key), least)
 	}
 	return key, nil
 }
@@ -180,7 +184,7 @@ func (s *gatewaySettings) serve() error {
 		closeQuietly(d.Close)
 		return err
 	}
-	held, err := s.door.serve(ctx, d, s.key, config, log, stop)
+	held, err := s.door.serve(ctx, gateway.Options{Driver: d, Key: s.key, Log: log}, config, stop)
 	if held > 0 {
 		// Closing the driver would end what it keeps alive. As it is, another replica takes it over, or it ends with
 		// its TTL.
@@ -205,14 +209,15 @@ func logger(verbose bool) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// serve serves HTTP before driver until ctx ends. It returns how many holds that keeps alive by then.
+// serve serves HTTP before a driver until ctx ends. It returns how many holds that keeps alive by then.
 func (d *door) serve(
-	ctx context.Context, driver backend.Driver, key []byte, config *tls.Config, log *slog.Logger, ending func(),
+	ctx context.Context, o gateway.Options, config *tls.Config, ending func(),
 ) (held int, err error) {
-	if key == nil {
-		log.Warn("no --http-key: the lock tokens of this replica are unknown to others, and to itself after a restart")
+	if o.Key == nil {
+		o.Log.Warn("no --http-key: the lock tokens of this replica are unknown to others, and to itself after a restart")
 	}
-	g, err := gateway.New(gateway.Options{Driver: driver, Key: key, Version: version(), Log: log})
+	o.Version = version()
+	g, err := gateway.New(o)
 	if err != nil {
 		return 0, err
 	}

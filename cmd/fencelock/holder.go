@@ -13,7 +13,7 @@ it arrives: it is for people, and no reason to write anything.
 
 Options:
 
-` + lookOptions + `
+` + staleOption + lookOptions + `
 Exit codes:
 
     0  somebody holds NAME
@@ -25,10 +25,14 @@ Exit codes:
 // holderMain is "fencelock holder".
 func holderMain(args []string) int {
 	s, f := newLook("holder")
+	f.BoolVar(&s.stale, "stale", false, "")
 	return s.run(s.parse(f, args, "NAME"), holderHelp, func(ctx context.Context) error { return s.holder(ctx, s.args[0]) })
 }
 
 func (s *lookSettings) holder(ctx context.Context, name string) error {
+	if s.stale {
+		return s.staleHolder(ctx, name)
+	}
 	d, closeDriver, err := open[backend.Inspector](ctx, s, backend.CapInspect)
 	if err != nil {
 		return err
@@ -40,13 +44,16 @@ func (s *lookSettings) holder(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	return s.printHolder(lockOf(&info))
+}
+
+func (s *lookSettings) printHolder(l lock) error {
 	out := s.newPrinter(lockTitles...)
-	l := lockOf(&info)
 	if err := out.print(l, l.rows()...); err != nil {
 		return err
 	}
-	if err := out.flush(); err != nil || info.Held {
+	if err := out.flush(); err != nil || l.Held {
 		return err
 	}
-	return nobodyError(name)
+	return nobodyError(l.Name)
 }

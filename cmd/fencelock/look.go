@@ -31,6 +31,7 @@ type lookSettings struct {
 	word    string // the subcommand, for messages
 	backend string
 	json    bool
+	stale   bool
 	args    []string // what is no option
 }
 
@@ -46,19 +47,7 @@ func newLook(word string) (*lookSettings, *flag.FlagSet) {
 
 // parse reads the command line: options may stand before and after the arguments, of which there are as many as names.
 func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) error {
-	for {
-		if err := f.Parse(args); err != nil {
-			return err
-		}
-		if f.NArg() == 0 {
-			break
-		}
-		s.args, args = append(s.args, f.Arg(0)), f.Args()[1:]
-	}
-	if s.backend == "" {
-		s.backend = localServer
-	}
-	if err := checkBackend(s.backend); err != nil {
+	if err := s.parseSome(f, args); err != nil {
 		return err
 	}
 	if len(s.args) > len(names) {
@@ -76,6 +65,23 @@ func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) er
 		}
 	}
 	return nil
+}
+
+// parseSome is parse for any number of arguments.
+func (s *lookSettings) parseSome(f *flag.FlagSet, args []string) error {
+	for {
+		if err := f.Parse(args); err != nil {
+			return err
+		}
+		if f.NArg() == 0 {
+			break
+		}
+		s.args, args = append(s.args, f.Arg(0)), f.Args()[1:]
+	}
+	if s.backend == "" {
+		s.backend = localServer
+	}
+	return checkBackend(s.backend)
 }
 
 // run prints the help if parsing asked for it, complains if it failed, and else does what is to be done.
@@ -184,6 +190,7 @@ type lock struct {
 	Waiters  int      `json:"waiters"`
 	Revision uint64   `json:"revision,omitempty,string"`
 	Holders  []holder `json:"holders"`
+	Stale    *stale   `json:"stale,omitempty"`
 }
 
 // holder is what is printed of a hold.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // Drivers that the program finds when the test binary is the program.

@@ -14,7 +14,7 @@ that come or go meanwhile may be in the list or not.
 Options:
 
   --prefix TEXT  only names that start with TEXT
-` + lookOptions + `
+` + staleOption + lookOptions + `
 Exit codes:
 
     0  done, also if nothing is held
@@ -26,10 +26,14 @@ Exit codes:
 func lsMain(args []string) int {
 	s, f := newLook("ls")
 	prefix := f.String("prefix", "", "")
+	f.BoolVar(&s.stale, "stale", false, "")
 	return s.run(s.parse(f, args), lsHelp, func(ctx context.Context) error { return s.list(ctx, *prefix) })
 }
 
 func (s *lookSettings) list(ctx context.Context, prefix string) error {
+	if s.stale {
+		return s.staleList(ctx, prefix)
+	}
 	d, closeDriver, err := open[backend.Lister](ctx, s, backend.CapList)
 	if err != nil {
 		return err

@@ -243,9 +243,9 @@ func TestEnvironment(t *testing.T) {
 
 	p = start(t, "run", "--name", "a b", "--owner", "me", "--tier", "correctness", "--", "sh", "-c", print)
 	got := p.output()
-	space, found := strings.CutPrefix(got, "a b,me,1,")
+	space, found := strings.CutPrefix(got, "a b,me,2,")
 	if !found || space == "" || space == "unset" || space == "of an outer lock" {
-		t.Errorf("correctness tier: %q; want token 1 and its space", got)
+		t.Errorf("correctness tier: %q; want token 2 and its space", got)
 	}
 	p.expectExit(0)
 }

@@ -16,12 +16,13 @@ const memberHelp = `Usage: fencelock member list [options]
 
 Looks after the members of a cluster of bundled servers.
 
-list tells who belongs to the cluster. VOTE is no for members that have yet to catch up; ALIVE, whether a member answers the
-leader now.
+list tells who belongs to the cluster. VOTE is no for members that have yet to catch up, and waits for those that nobody
+has approved; ALIVE, whether a member answers the leader now.
 
-add takes in the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise. It must have no
-data yet and wait to be taken in: start it with its own address as the only one in --join. (With the address of a member
-there it joins by itself, and needs no add.) It gets its vote when it has caught up.
+add approves the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise, and takes it in if
+it has not asked for that itself. It must have no data yet, and be started with --join. It gets its vote when it has caught
+up. If it is at the address of a member that has lost its data, it takes its place. A server with the --join-key of the
+others needs no add.
 
 remove takes the member with the id NODE out for good: stop it, and delete its data. To replace a member that is lost,
 remove it and add another one. It is refused if too few of the remaining members answer for a majority.
@@ -43,6 +44,7 @@ type peer struct {
 	PeerAddress   string `json:"peerAddress"`
 	ClientAddress string `json:"clientAddress,omitempty"`
 	Voter         bool   `json:"voter"`
+	Waits         bool   `json:"waits,omitempty"` // for approval
 	Alive         *bool  `json:"alive,omitempty"` // nil: not known
 }
 
@@ -85,7 +87,7 @@ func (s *lookSettings) listMembers(ctx context.Context, admin *builtin.Admin) er
 	for _, m := range members {
 		p := peerOf(m)
 		p.Alive = &m.Alive
-		err := out.print(p, []string{p.NodeID, p.PeerAddress, p.ClientAddress, yesNo(p.Voter), yesNo(m.Alive)})
+		err := out.print(p, []string{p.NodeID, p.PeerAddress, p.ClientAddress, p.vote(), yesNo(m.Alive)})
 		if err != nil {
 			return err
 		}
@@ -99,7 +101,7 @@ func (s *lookSettings) addMember(ctx context.Context, admin *builtin.Admin) erro
 		return err
 	}
 	out := s.newPrinter("NODE", "PEER ADDRESS", "VOTE")
-	if err := out.print(peerOf(m), []string{m.NodeId, m.PeerAddress, yesNo(m.Voter)}); err != nil {
+	if err := out.print(peerOf(m), []string{m.NodeId, m.PeerAddress, peerOf(m).vote()}); err != nil {
 		return err
 	}
 	return out.flush()
@@ -109,6 +111,13 @@ func (s *lookSettings) removeMember(ctx context.Context, admin *builtin.Admin) e
 	return admin.RemoveMember(ctx, s.args[0])
 }
 
-func peerOf(m *lockpb.Member) peer {
-	return peer{NodeID: m.NodeId, PeerAddress: m.PeerAddress, ClientAddress: m.ClientAddress, Voter: m.Voter}
+func peerOf(m *lockpb.Member) *peer {
+	return &peer{NodeID: m.NodeId, PeerAddress: m.PeerAddress, ClientAddress: m.ClientAddress, Voter: m.Voter, Waits: m.Waits}
+}
+
+func (p *peer) vote() string {
+	if p.Waits {
+		return "waits"
+	}
+	return yesNo(p.Voter)
 }

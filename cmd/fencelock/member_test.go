@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // startMember starts a member in this process that listens for the others at peer. With join it is to be taken in.
@@ -91,6 +91,16 @@ func TestMembers(t *testing.T) {
 	start(t, "member", "remove", "nobody").expectExit(exitRefused, "no such member")
 	start(t, "member", "add", "127.0.0.1:1").expectExit(exitRefused, "127.0.0.1:1")
 	start(t, "member", "add", "nonsense").expectExit(exitUsage, "nonsense")
+
+	third := startMember(t, port.Addresses(t, 1)[0], peers[0])
+	eventually(t, "one that asks waits for approval", func() bool {
+		all := list()
+		return len(all) == 2 && !all[1].Voter && all[1].Waits && strings.Contains(succeed(t, "member", "list"), "waits")
+	})
+	succeed(t, "member", "remove", list()[1].NodeID)
+	if err := third.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 
 	added := objects[peer](t, succeed(t, "member", "add", peers[1], "--json"))
 	if len(added) != 1 || added[0].PeerAddress != peers[1] || added[0].Alive != nil {

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 const recoverHelp = `Usage: fencelock recover [options]

@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 const restoreHelp = `Usage: fencelock restore FILE [options]
@@ -20,15 +20,16 @@ Stop every server of the old cluster first, for good. What comes of the backup i
 same for clients and for the guards of what the locks protect: tokens go on far above all that were issued, also after
 the backup was made, so that the guards accept the new holders and refuse the old ones.
 
-Whoever held or waited for a lock has lost it. When the new server is started it serves nobody for the longest TTL of a
-session in the backup: for that long, one who held a lock when the cluster was lost may believe so still.
+Whoever held or waited for a lock has lost it. When the new server is started it serves nobody for the longest TTL that the
+old one granted (its --max-ttl, 24 hours by default): for that long, one who held a lock when the cluster was lost may
+believe so still. --closed-for makes that shorter, where you know better.
 
 Options (durations like 500ms, 30s, 5m):
 
   --data-dir DIR  the directory to make; it must be empty, or not exist. Default: fencelock-data
   --store KIND    how its log is kept: wal (default) or bolt
-  --closed-for D  how long it serves nobody at first, if that is to be another time: the longest TTL in use, or 0 if the old
-                  cluster has been down for longer than that
+  --closed-for D  how long it serves nobody at first: the longest TTL in use, less if the old cluster has been down for a
+                  while, or 0 if it has been down for longer than that
   --new-cluster   give it another name, so that clients and guards that know the old cluster refuse it: for a copy beside
                   the original
 

@@ -16,8 +16,9 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/machine"
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 const serveHelpFormat = `Usage: fencelock serve [options]
@@ -44,6 +45,9 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
   --peer-advertise ADDRESS
                          what the other members are told, if they reach --peer-listen by another name
   --join A,B,C           peer addresses of the members of the cluster to be in; the own one may be among them
+  --join-key FILE        at least 16 bytes that all members share: who has them is approved as a member. Default:
+                         $FENCELOCK_JOIN_KEY, else none: a new member, and one that has lost its data, has no vote before
+                         "fencelock member add" approves it
   --bootstrap-expect N   make a new cluster once all N members of --join are there, this one included. Give all of them the
                          same --join. Where a cluster exists already, it is joined
   --min-ttl D            shortest TTL that clients may ask for. Default: 3s, which outlasts the election of a leader
@@ -63,7 +67,8 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
                          certificate for clients, in PEM
   --tls-client-ca FILE   accept clients with a certificate of this authority only
   --peer-cert FILE --peer-key FILE --peer-ca FILE
-                         certificate for the other members, which must have one of the same authority
+                         certificate for the other members, which must have one of the same authority. It speaks for the
+                         member whose host it names, in --peer-advertise or else --peer-listen, and for no other
   --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every lock
   --log-format FORMAT    of the log: text (default), or json with one object on each line
   --verbose              log more
@@ -105,6 +110,7 @@ var limitsAre = map[string]string{
 	"name-bytes":       "bytes of a name; at most 512",
 	"levels":           "levels of a hierarchical name",
 	"metadata-bytes":   "bytes of the metadata of one request",
+	"client-share":     "hundredths of sessions, holds, waits and connections that one client may have; at most 100",
 	"deadlock-steps":   "names, holders and waiters that a search for a deadlock looks at",
 }
 
@@ -133,6 +139,7 @@ type serveSettings struct {
 	config   server.Config
 	dev      bool
 	join     string
+	joinKey  string
 	store    string
 	client   certificates
 	clientCA string
@@ -180,6 +187,7 @@ func newServe() (s *serveSettings, f *flag.FlagSet, format, file *string) {
 	f.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "")
 	f.StringVar(&c.PeerAdvertise, "peer-advertise", "", "")
 	f.StringVar(&s.join, joinOption, "", "")
+	f.StringVar(&s.joinKey, joinKeyOption, "", "")
 	f.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "")
 	f.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "")
 	f.DurationVar(&c.MaxTTL, "max-ttl", server.DefaultMaxTTL, "")
@@ -238,12 +246,15 @@ func parseServe(args []string) (*serveSettings, error) {
 	if s.dev && s.join == "" && !given["peer-listen"] {
 		c.PeerListen = ""
 	}
+	var err error
+	if c.JoinKey, err = sharedKey(joinKeyOption, s.joinKey, server.MinJoinKey); err != nil {
+		return nil, err
+	}
 	if s.join != "" {
 		c.Join = strings.Split(s.join, ",")
 	}
 	c.Store = server.Store(s.store)
 	c.Version = version()
-	var err error
 	if s.log, err = s.handler(*format); err != nil {
 		return nil, err
 	}
@@ -345,7 +356,8 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 	d := builtin.New([]string{srv.Addr().String()}, &builtin.Options{TLS: s.asClient(), Logger: s.config.Log})
 	go func() {
 		defer close(failed)
-		held, err := s.door.serve(ctx, d, s.key, s.config.TLS, s.config.Log, func() {})
+		o := gateway.Options{Driver: d, Key: s.key, Log: s.config.Log, Metrics: srv.WriteMetrics}
+		held, err := s.door.serve(ctx, o, s.config.TLS, func() {})
 		if held == 0 {
 			closeQuietly(d.Close)
 		}

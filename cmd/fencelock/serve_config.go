@@ -23,14 +23,17 @@ func variable(option string) string {
 	return "FENCELOCK_" + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
 }
 
-// keyOption names a file; its variable has the key itself.
-const keyOption = "http-key"
+// Options that name a file, and whose variables have the key itself.
+const (
+	httpKeyOption = "http-key"
+	joinKeyOption = "join-key"
+)
 
 // readEnvironment takes the variables that are set and not empty.
 func (s *settings) readEnvironment(lookup func(string) (string, bool)) (err error) {
 	s.flags.VisitAll(func(f *flag.Flag) {
 		value, _ := lookup(variable(f.Name))
-		if value == "" || f.Name == configOption || f.Name == keyOption || err != nil {
+		if value == "" || f.Name == configOption || f.Name == httpKeyOption || f.Name == joinKeyOption || err != nil {
 			return
 		}
 		values := []string{value}

@@ -37,13 +37,14 @@ limit:
 	t.Setenv("FENCELOCK_MAX_TTL", "2h")
 	t.Setenv("FENCELOCK_LIMIT", "holds=9,waits=10")
 	t.Setenv("FENCELOCK_VERBOSE", "")
+	t.Setenv("FENCELOCK_JOIN_KEY", "of sixteen bytes and more")
 	s, err := parseServe([]string{"--config", path, "--max-ttl", "3h", "--limit", "waits=11"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := s.config
 	if c.DataDir != "/from/file" || c.Listen != "127.0.0.1:2" || c.MinTTL != 4*time.Second || c.MaxTTL != 3*time.Hour ||
-		c.Timing.Heartbeat != 900*time.Millisecond || c.BootstrapExpect != 2 || s.verbose ||
+		c.Timing.Heartbeat != 900*time.Millisecond || c.BootstrapExpect != 2 || s.verbose || string(c.JoinKey) != "of sixteen bytes and more" ||
 		!slices.Equal(c.Join, []string{"127.0.0.1:3", "127.0.0.1:4"}) {
 		t.Errorf("settings: %+v", c)
 	}

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fencelock/fencelock/builtin/machine"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // serving starts a server and returns where clients find it.

@@ -18,17 +18,24 @@ which these know. Each has two seconds to answer. The log positions tell how far
 Options:
 
 ` + lookOptions + `
-ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable. APPLIED is how far the
+ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable; "maintenance" beside it
+is that of "fencelock maintenance". APPLIED is how far the
 member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server with --dev.
 
 A member that is unreachable is stopped, stands still, or cannot be reached from here, which does not say that the other
 members cannot reach it either. The last line on standard error says what follows if they cannot.
 
+Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. One that
+differs is told of here and in its log. Either it is wrong or the leader is: "fencelock verify" looks for damage on a disk.
+If a single member differs, it is that one: give it an empty directory. If all but the leader do, it is the leader: have
+another one lead ("fencelock transfer"), then give it an empty directory.
+
 Exit codes:
 
-    0  all members at the addresses of --backend answer and know a leader, so that this can serve as a health check
+    0  all members at the addresses of --backend answer, know a leader and agree with it, so that this can serve as a health
+       check
    64  the command line makes no sense
-   69  one of them does not answer, or knows no leader
+   69  one of them does not answer, knows no leader, or differs from the leader
 `
 
 // member is what is printed of a member's status.
@@ -42,6 +49,9 @@ type member struct {
 	LastIndex    uint64 `json:"lastIndex,string"`
 	CommitIndex  uint64 `json:"commitIndex,string"`
 	AppliedIndex uint64 `json:"appliedIndex,string"`
+	AgreedIndex  uint64 `json:"agreedIndex,string"`
+	DiffersIndex uint64 `json:"differsIndex,string"`
+	Maintenance  bool   `json:"maintenance,omitempty"`
 	Durable      bool   `json:"durable"`
 	Version      string `json:"version,omitempty"`
 	Error        string `json:"error,omitempty"`
@@ -72,6 +82,9 @@ func (s *lookSettings) status(ctx context.Context) error {
 		switch {
 		case answer.Err != nil:
 			err = fmt.Errorf("%s: %w", m.Address, answer.Err)
+		case m.DiffersIndex != 0:
+			err = fmt.Errorf("%s: %w: its state is another than the leader's, after log entry %d: one of them is wrong, see fencelock help status",
+				m.Address, backend.ErrUnavailable, m.DiffersIndex)
 		case m.Role == roleLeaderless:
 			err = fmt.Errorf("%s: %w: it knows no leader", m.Address, backend.ErrUnavailable)
 		default:
@@ -131,7 +144,8 @@ func memberOf(s *builtin.MemberStatus) member {
 	m := member{
 		Address: s.Address, NodeID: s.NodeId, ClusterID: s.ClusterId, LeaderID: s.LeaderId, Role: roleOf(s),
 		Term: s.Term, LastIndex: s.LastIndex, CommitIndex: s.CommitIndex, AppliedIndex: s.AppliedIndex,
-		Durable: s.Durable, Version: s.ServerVersion,
+		AgreedIndex: s.AgreedIndex, DiffersIndex: s.DiffersIndex, Durable: s.Durable, Version: s.ServerVersion,
+		Maintenance: s.Maintenance,
 	}
 	if s.Err != nil {
 		m.Error = s.Err.Error()
@@ -161,8 +175,12 @@ func (m *member) row() []string {
 		return []string{m.Address, m.NodeID, "", m.Role}
 	}
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	role := m.Role
+	if m.Maintenance {
+		role += ", maintenance"
+	}
 	return []string{
-		m.Address, m.NodeID, m.ClusterID, m.Role, number(m.Term), number(m.LastIndex), number(m.CommitIndex),
+		m.Address, m.NodeID, m.ClusterID, role, number(m.Term), number(m.LastIndex), number(m.CommitIndex),
 		number(m.AppliedIndex), yesNo(m.Durable), m.Version,
 	}
 }

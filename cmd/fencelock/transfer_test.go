@@ -9,14 +9,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
-func TestTransfer(t *testing.T) {
-	t.Parallel()
+// startMembers starts three members in this process, and returns the URL of all, and the members by their addresses. It
+// waits until one leads that the others follow.
+func startMembers(t *testing.T) (url string, members map[string]*server.Server, all []member) {
+	t.Helper()
 	peers := port.Addresses(t, 3)
-	members := map[string]*server.Server{}
+	members = map[string]*server.Server{}
 	var clients []string
 	for _, peer := range peers {
 		s, err := server.Start(t.Context(), server.Config{
@@ -30,8 +32,7 @@ func TestTransfer(t *testing.T) {
 		clients = append(clients, s.Addr().String())
 		members[s.Addr().String()] = s
 	}
-	url := "fencelock://" + strings.Join(clients, ",")
-	var all []member
+	url = "fencelock://" + strings.Join(clients, ",")
 	eventually(t, "a leader that all follow", func() bool {
 		p := start(t, "status", "--backend", url, "--json")
 		all = objects[member](t, p.output())
@@ -45,6 +46,12 @@ func TestTransfer(t *testing.T) {
 		}
 		return len(all) == 3 && leaders == 1
 	})
+	return url, members, all
+}
+
+func TestTransfer(t *testing.T) {
+	t.Parallel()
+	url, members, all := startMembers(t)
 	var leader, other member
 	for _, m := range all {
 		if m.Role == roleLeader {

@@ -142,7 +142,8 @@ type bench struct {
 	t      testing.TB
 	n      int // number of the round
 	rivals *rivals
-	links  []fault.Links // of each client
+	ended  []*fencelock.Client // all that are closed at the end
+	links  []fault.Links       // of each client
 
 	// How long it took from a leader's fault until another one led, and the names that nobody held across it went on.
 	recoveries []time.Duration
@@ -157,29 +158,35 @@ func runFault(t *testing.T, f Fault, h Harness, rounds int) {
 		h.TTL = 2 * time.Second
 	}
 	b := &bench{Harness: h, t: t}
-	var clients []*fencelock.Client
-	var drivers []backend.FencingDriver
+	var clients []rival
 	for range clientCount {
-		d, links := h.Client(t)
-		c, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: h.TTL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		clients, drivers, b.links = append(clients, c), append(drivers, d), append(b.links, links)
+		client, links := b.client()
+		clients, b.links = append(clients, client), append(b.links, links)
 	}
 	var names []string
 	for i := range nameCount {
 		names = append(names, fmt.Sprintf("%s/%d", f.Slug, i))
 	}
-	b.rivals = startRivals(clients, drivers, names, h.TTL)
+	b.rivals = startRivals(clients, names, h.TTL)
 	begin, done := time.Now(), 0
 	for done < rounds && !t.Failed() {
 		b.n = done
 		b.round(f)
 		done++
 	}
-	b.finish(clients)
+	b.finish()
 	b.verdict(f, done, time.Since(begin))
+}
+
+// client makes one more client, until finish.
+func (b *bench) client() (rival, fault.Links) {
+	d, links := b.Client(b.t)
+	c, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: b.TTL})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.ended = append(b.ended, c)
+	return rival{c, d}, links
 }
 
 // verdict says what all rounds have shown.
@@ -270,11 +277,11 @@ func (b *bench) kept() string {
 }
 
 // finish ends the rivals, closes the clients, and looks at what is left.
-func (b *bench) finish(clients []*fencelock.Client) {
+func (b *bench) finish() {
 	b.rivals.stop()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.t.Context()), patience)
 	defer cancel()
-	for i, c := range clients {
+	for i, c := range b.ended {
 		if err := c.Close(ctx); err != nil {
 			b.t.Errorf("close client %d: %v", i, err)
 		}

@@ -192,8 +192,18 @@ func restoredBackup(ctx context.Context, b *bench) error {
 			},
 			b.goOn,
 			b.goOn,
-			func(ctx context.Context) error { return b.Restore(ctx, backup) },
+			func(ctx context.Context) error {
+				b.rivals.forgetting()
+				return b.Restore(ctx, backup)
+			},
 			h.lost,
+			func(context.Context) error {
+				b.rivals.succeed(func() rival {
+					c, _ := b.client()
+					return c
+				})
+				return nil
+			},
 			func(ctx context.Context) error { return b.rivals.goOn(ctx, b.rivals.names, anybody) },
 		)
 	})

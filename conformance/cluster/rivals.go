@@ -15,23 +15,37 @@ import (
 
 // rivals are clients that contend for all names until stop. All that they do is recorded, for package check.
 type rivals struct {
-	locks    []*check.Locker         // of each client
-	drivers  []backend.FencingDriver // of each client
 	names    []string
 	ttl      time.Duration
 	recorder *check.Recorder
 	register *register
+
+	mu      sync.Mutex // protects the following fields
+	clients []contender
+	forgets bool // the service loses its past, and says so to clients from before
 
 	ctx    context.Context // ends with stop
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 }
 
-func startRivals(clients []*fencelock.Client, drivers []backend.FencingDriver, names []string, ttl time.Duration) *rivals {
-	r := &rivals{drivers: drivers, names: names, ttl: ttl, recorder: check.NewRecorder(check.Options{}), register: newRegister()}
+// rival is a client, with its driver.
+type rival struct {
+	*fencelock.Client
+	driver backend.FencingDriver
+}
+
+// contender is a rival's client whose calls are recorded, with its driver.
+type contender struct {
+	*check.Locker
+	driver backend.FencingDriver
+}
+
+func startRivals(clients []rival, names []string, ttl time.Duration) *rivals {
+	r := &rivals{names: names, ttl: ttl, recorder: check.NewRecorder(check.Options{}), register: newRegister()}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for i, c := range clients {
-		r.locks = append(r.locks, r.recorder.Wrap(label(i), c))
+		r.clients = append(r.clients, contender{r.recorder.Wrap(label(i), c), c.driver})
 	}
 	for i := range clients {
 		for _, name := range names {
@@ -73,10 +87,36 @@ func (r *rivals) contend(client int, name string) {
 	}
 }
 
+// forgetting says that the service is about to lose its past, and will say so.
+func (r *rivals) forgetting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forgets = true
+}
+
+// succeed lets others take the place of all clients, as programs that are started again do after their service has lost
+// its past. What the clients before go on to hold they hold.
+func (r *rivals) succeed(client func() rival) {
+	for i := range r.clients {
+		c := client()
+		r.mu.Lock()
+		r.clients[i] = contender{r.recorder.Wrap(label(i), c), c.driver}
+		r.mu.Unlock()
+	}
+}
+
+// client returns the present client of a number.
+func (r *rivals) client(number int) contender {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.clients[number]
+}
+
 // held is a lease of one of the rivals.
 type held struct {
 	turn
 	r        *rivals
+	driver   backend.FencingDriver
 	recorded *check.Held
 	lease    *fencelock.Lease
 	unhook   func() bool
@@ -88,22 +128,26 @@ func (h *held) String() string {
 
 // acquire waits for a name. The one who gets it writes at once.
 func (r *rivals) acquire(ctx context.Context, client int, name string) (*held, error) {
-	recorded, err := r.locks[client].Acquire(ctx, name)
+	c := r.client(client)
+	recorded, err := c.Acquire(ctx, name)
 	if err != nil {
-		r.register.failed("acquire", err, explained(err))
+		r.register.failed("acquire", err, r.explains(err))
 		return nil, err
 	}
-	h := &held{turn: turn{client, name}, r: r, recorded: recorded, lease: recorded.Lease()}
+	h := &held{turn: turn{client, name}, r: r, driver: c.driver, recorded: recorded, lease: recorded.Lease()}
 	h.unhook = context.AfterFunc(h.lease.Context(), func() { r.register.lost(name, h.lease.Token()) })
 	r.register.granted(h.turn)
 	h.write()
 	return h, nil
 }
 
-// explained tells whether a fault may cause err.
-func explained(err error) bool {
+// explains tells whether a fault may cause err.
+func (r *rivals) explains(err error) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return errors.Is(err, fencelock.ErrUnavailable) || errors.Is(err, fencelock.ErrUnknown) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		r.forgets && errors.Is(err, fencelock.ErrHistoryLost)
 }
 
 func (h *held) write() { h.r.register.write(h.name, h.lease.Token(), h.lease.Err) }
@@ -122,7 +166,7 @@ func (h *held) during(ctx context.Context, d time.Duration) {
 
 // confirm asks the service who holds the name, if its driver can ask. The recorder has the answer, if one comes.
 func (h *held) confirm(ctx context.Context) {
-	inspector, ok := h.r.drivers[h.client].(backend.Inspector)
+	inspector, ok := h.driver.(backend.Inspector)
 	if !ok {
 		return
 	}
@@ -147,7 +191,7 @@ func (h *held) release(ctx context.Context, d time.Duration) error {
 			h.r.register.lost(h.name, h.lease.Token())
 		}
 	default:
-		h.r.register.failed("release", err, explained(err))
+		h.r.register.failed("release", err, h.r.explains(err))
 	}
 	return err
 }
@@ -217,7 +261,7 @@ func (r *rivals) everybody(ctx context.Context) error {
 	for _, name := range r.names {
 		conditions["the name "+name] = func(k turn) bool { return k.name == name }
 	}
-	for i := range r.locks {
+	for i := range r.clients {
 		conditions[fmt.Sprintf("client %d", i)] = func(k turn) bool { return k.client == i }
 	}
 	return r.turns(ctx, "after the fault", conditions)

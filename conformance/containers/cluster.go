@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/port"
 )
 
 // Nodes is how many nodes a cluster has: the loss of one is survived.
@@ -15,6 +17,84 @@ const Nodes = 3
 
 // cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
 type cluster struct{ nodes [Nodes]*Server }
+
+// startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end with
+// the test t, and then the network between them, if there is one.
+func startNodes(t testing.TB, create create, peers *peerNet, specOf func(i int, clients []*port.Port) spec) (cluster, error) {
+	t.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
+	defer cancel()
+	c := cluster{}
+	ports, err := reservePorts(Nodes)
+	for i := 0; i < Nodes && err == nil; i++ {
+		c.nodes[i], err = prepare(ctx, specOf(i, ports), create)
+	}
+	if err == nil {
+		err = c.Start(ctx)
+	}
+	end := func() {
+		if peers != nil {
+			peers.close()
+		}
+		closePorts(ports)
+	}
+	if err != nil {
+		for _, n := range c.nodes {
+			if n != nil {
+				err = errors.Join(err, n.close(ctx))
+			}
+		}
+		end()
+		return cluster{}, err
+	}
+	t.Cleanup(end)
+	for _, n := range c.nodes {
+		n.endWith(t)
+	}
+	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
+	return c, nil
+}
+
+func reservePorts(n int) (all []*port.Port, err error) {
+	for range n {
+		p, err := port.Reserve()
+		if err != nil {
+			closePorts(all)
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+func closePorts(all []*port.Port) {
+	for _, p := range all {
+		p.Close()
+	}
+}
+
+// awaitLeader asks all nodes until what they say names a leader of a term after the given one.
+func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx context.Context, node int) (S, error),
+	leader func(said *[Nodes]S) (node int, term uint64, leads bool),
+) (node int, term uint64, err error) {
+	for {
+		var said [Nodes]S
+		var all sync.WaitGroup
+		for i := range said {
+			all.Go(func() { said[i], _ = status(ctx, i) })
+		}
+		all.Wait()
+		if node, term, leads := leader(&said); leads && term > after {
+			return node, term, nil
+		}
+		select {
+		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
+		case <-ctx.Done():
+			return 0, 0, fmt.Errorf("nobody leads after term %d: %v: %w", after, said, ctx.Err())
+		}
+	}
+}
 
 // Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: after more than one
 // was stopped, use Start of the cluster.

@@ -2,12 +2,9 @@ package containers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/port"
@@ -41,46 +38,14 @@ func EtcdCluster(t testing.TB, opts ...Option) *EtcdNodes {
 
 func tryCluster(t testing.TB, sp spec, create create) (*EtcdNodes, error) {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
-	defer cancel()
 	peers, err := newPeerNet(1, func(i int, _ *port.Port) string { return peerHost(i) })
 	if err != nil {
 		return nil, err
 	}
-	c := &EtcdNodes{peerNet: peers}
-	var ports []*port.Port
-	closePorts := func() {
-		for _, p := range ports {
-			p.Close()
-		}
-	}
-	for i := range c.nodes {
-		client, err := port.Reserve()
-		if err == nil {
-			ports = append(ports, client)
-			c.nodes[i], err = prepare(ctx, nodeSpec(sp, peers, i, client), create)
-		}
-		if err != nil {
-			err = errors.Join(err, c.close(ctx))
-			closePorts()
-			return nil, err
-		}
-	}
-	if err := c.Start(ctx); err != nil {
-		err = errors.Join(err, c.close(ctx))
-		closePorts()
-		return nil, err
-	}
-	t.Cleanup(func() {
-		peers.close()
-		closePorts()
+	c, err := startNodes(t, create, peers, func(i int, clients []*port.Port) spec {
+		return nodeSpec(sp, peers, i, clients[i])
 	})
-	for _, n := range c.nodes {
-		n.endWith(t) // before the peers' network ends
-	}
-	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
-	return c, nil
+	return &EtcdNodes{c, peers}, err
 }
 
 // peerHost is how the nodes name node i. The name resolves nowhere, so nothing can get past the proxies.
@@ -122,17 +87,6 @@ func nodeSpec(sp spec, peers *peerNet, i int, client *port.Port) spec {
 	return sp
 }
 
-func (c *EtcdNodes) close(ctx context.Context) error {
-	var errs []error
-	for _, n := range c.nodes {
-		if n != nil {
-			errs = append(errs, n.close(ctx))
-		}
-	}
-	c.peerNet.close()
-	return errors.Join(errs...)
-}
-
 // Status returns what node i says of itself: an error if it does not answer.
 func (c *EtcdNodes) Status(ctx context.Context, i int) (EtcdStatus, error) {
 	return etcdStatus(ctx, c.nodes[i].spec.fixed.Addr())
@@ -141,13 +95,7 @@ func (c *EtcdNodes) Status(ctx context.Context, i int) (EtcdStatus, error) {
 // Leader waits until a majority of nodes, among them the leader itself, agree on a leader of a term after the given
 // one, and returns it with its term.
 func (c *EtcdNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
-	for {
-		var said [Nodes]EtcdStatus
-		var all sync.WaitGroup
-		for i := range said {
-			all.Go(func() { said[i], _ = c.Status(ctx, i) })
-		}
-		all.Wait()
+	return awaitLeader(ctx, after, c.Status, func(said *[Nodes]EtcdStatus) (int, uint64, bool) {
 		for i, leader := range said {
 			votes := 0
 			for _, s := range said {
@@ -155,14 +103,10 @@ func (c *EtcdNodes) Leader(ctx context.Context, after uint64) (node int, term ui
 					votes++
 				}
 			}
-			if votes > Nodes/2 && leader.Leader == leader.Member && leader.Term > after {
-				return i, leader.Term, nil
+			if votes > Nodes/2 && leader.Leader == leader.Member {
+				return i, leader.Term, true
 			}
 		}
-		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
-		case <-ctx.Done():
-			return 0, 0, fmt.Errorf("no majority agrees on a leader after term %d: %v: %w", after, said, ctx.Err())
-		}
-	}
+		return 0, 0, false
+	})
 }

@@ -2,12 +2,9 @@ package containers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/fencelock/fencelock/internal/port"
 )
@@ -36,52 +33,15 @@ func FencelockCluster(t testing.TB, opts ...Option) *FencelockNodes {
 
 func tryFencelockCluster(t testing.TB, sp spec, create create) (*FencelockNodes, error) {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
-	defer cancel()
-	c := &FencelockNodes{}
-	ports, err := reservePorts(2 * Nodes)
+	peers, err := reservePorts(Nodes)
 	if err != nil {
 		return nil, err
 	}
-	for i := range c.nodes {
-		c.nodes[i], err = prepare(ctx, fencelockNodeSpec(sp, i, ports[i], ports[Nodes:]), create)
-		if err != nil {
-			break
-		}
-	}
-	if err == nil {
-		err = c.Start(ctx)
-	}
-	if err != nil {
-		err = errors.Join(err, c.close(ctx))
-		closePorts(ports)
-		return nil, err
-	}
-	t.Cleanup(func() { closePorts(ports) })
-	for _, n := range c.nodes {
-		n.endWith(t)
-	}
-	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
-	return c, nil
-}
-
-func reservePorts(n int) (all []*port.Port, err error) {
-	for range n {
-		p, err := port.Reserve()
-		if err != nil {
-			closePorts(all)
-			return nil, err
-		}
-		all = append(all, p)
-	}
-	return all, nil
-}
-
-func closePorts(all []*port.Port) {
-	for _, p := range all {
-		p.Close()
-	}
+	t.Cleanup(func() { closePorts(peers) }) // after the nodes
+	c, err := startNodes(t, create, nil, func(i int, clients []*port.Port) spec {
+		return fencelockNodeSpec(sp, i, clients[i], peers)
+	})
+	return &FencelockNodes{c}, err
 }
 
 // fencelockNodeSpec returns the spec of node i, which listens for clients at client and for the others at peers[i].
@@ -101,16 +61,6 @@ func fencelockNodeSpec(sp spec, i int, client *port.Port, peers []*port.Port) sp
 	return sp
 }
 
-func (c *FencelockNodes) close(ctx context.Context) error {
-	var errs []error
-	for _, n := range c.nodes {
-		if n != nil {
-			errs = append(errs, n.close(ctx))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // Status asks node i itself, past the links.
 func (c *FencelockNodes) Status(ctx context.Context, i int) (FencelockStatus, error) {
 	return fencelockStatus(ctx, c.nodes[i].spec.fixed.Addr())
@@ -119,13 +69,7 @@ func (c *FencelockNodes) Status(ctx context.Context, i int) (FencelockStatus, er
 // Leader waits until a majority of nodes, among them the leader itself, agree on a leader that serves, of a term after
 // the given one, and returns it with its term.
 func (c *FencelockNodes) Leader(ctx context.Context, after uint64) (node int, term uint64, err error) {
-	for {
-		var said [Nodes]FencelockStatus
-		var all sync.WaitGroup
-		for i := range said {
-			all.Go(func() { said[i], _ = c.Status(ctx, i) })
-		}
-		all.Wait()
+	return awaitLeader(ctx, after, c.Status, func(said *[Nodes]FencelockStatus) (int, uint64, bool) {
 		for i, leader := range said {
 			votes := 0
 			for _, s := range said {
@@ -133,14 +77,10 @@ func (c *FencelockNodes) Leader(ctx context.Context, after uint64) (node int, te
 					votes++
 				}
 			}
-			if votes > Nodes/2 && leader.Serves && leader.Term > after {
-				return i, leader.Term, nil
+			if votes > Nodes/2 && leader.Serves {
+				return i, leader.Term, true
 			}
 		}
-		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
-		case <-ctx.Done():
-			return 0, 0, fmt.Errorf("no majority agrees on a leader after term %d: %v: %w", after, said, ctx.Err())
-		}
-	}
+		return 0, 0, false
+	})
 }

@@ -65,6 +65,8 @@ type spec struct {
 	fixed   *port.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
 	environ []string   // in both ways, KEY=value
 
+	observer bool // see LastObserves
+
 	binary  string                             // on PATH
 	args    []string                           // in both ways
 	process func(addr, dir string) []string    // in front of args, for a process that listens on addr
@@ -94,6 +96,7 @@ type options struct {
 	image     string
 	container bool // or nothing
 	process   bool // or nothing
+	observer  bool
 }
 
 // Args appends arguments to the server's command line.
@@ -107,6 +110,9 @@ func AsContainer() Option { return func(o *options) { o.container, o.process = t
 
 // AsProcess does not try a container.
 func AsProcess() Option { return func(o *options) { o.container, o.process = false, true } }
+
+// LastObserves makes the last node of an ensemble of ZooKeepers one without a vote.
+func LastObserves() Option { return func(o *options) { o.observer = true } }
 
 // create makes a server in one way, and says which; it is not started yet.
 type create func(context.Context, spec) (node, string, error)
@@ -133,6 +139,7 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 		opt(&o)
 	}
 	sp.image, sp.args = o.image, append(append([]string(nil), sp.args...), o.args...)
+	sp.observer = o.observer
 	require := os.Getenv("FENCELOCK_REQUIRE") == "all"
 
 	var reasons []error

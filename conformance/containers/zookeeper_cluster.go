@@ -2,13 +2,10 @@ package containers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/fencelock/fencelock/internal/port"
 )
@@ -48,59 +45,17 @@ func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
 
 func tryEnsemble(t testing.TB, sp spec, create create) (*ZooKeeperNodes, error) {
 	t.Helper()
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
-	defer cancel()
 	peers, err := newPeerNet(peerPorts, func(_ int, p *port.Port) string { return p.Addr() })
 	if err != nil {
 		return nil, err
 	}
-	c := &ZooKeeperNodes{peerNet: peers}
-	var ports []*port.Port // of the nodes, for clients
-	closePorts := func() {
-		for _, p := range ports {
-			p.Close()
-		}
-	}
-	failed := func(err error) (*ZooKeeperNodes, error) {
-		for _, n := range c.nodes {
-			if n != nil {
-				err = errors.Join(err, n.close(ctx))
-			}
-		}
-		peers.close()
-		closePorts()
-		return nil, err
-	}
-	for range Nodes {
-		p, err := port.Reserve()
-		if err != nil {
-			return failed(err)
-		}
-		ports = append(ports, p)
-	}
-	for i := range c.nodes {
-		if c.nodes[i], err = prepare(ctx, ensembleSpec(sp, peers, i, ports), create); err != nil {
-			return failed(err)
-		}
-	}
-	for _, of := range peers.ports {
-		for _, p := range of {
+	c, err := startNodes(t, create, peers, func(i int, clients []*port.Port) spec {
+		for _, p := range peers.ports[i] {
 			p.Lend()
 		}
-	}
-	if err := c.Start(ctx); err != nil {
-		return failed(err)
-	}
-	t.Cleanup(func() {
-		peers.close()
-		closePorts()
+		return ensembleSpec(sp, peers, i, clients)
 	})
-	for _, n := range c.nodes {
-		n.endWith(t) // before the peers' network ends
-	}
-	t.Logf("three nodes of %s, in %v", c.nodes[0], time.Since(begin).Round(time.Millisecond))
-	return c, nil
+	return &ZooKeeperNodes{c, peers}, err
 }
 
 // ensembleSpec returns the spec of node i.
@@ -109,7 +64,11 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*port.Port) spec {
 	for j := range Nodes {
 		host, leader, _ := strings.Cut(peers.ports[j][toLeader].Addr(), ":")
 		_, election, _ := strings.Cut(peers.ports[j][forElections].Addr(), ":")
-		all = append(all, fmt.Sprintf("server.%d=%s:%s:%s;%s", j+1, host, leader, election, ports[j].Addr()))
+		role := "participant"
+		if sp.observer && j == Nodes-1 {
+			role = "observer"
+		}
+		all = append(all, fmt.Sprintf("server.%d=%s:%s:%s:%s;%s", j+1, host, leader, election, role, ports[j].Addr()))
 	}
 	sp.name = fmt.Sprintf("ZooKeeper, node %d", i)
 	sp.fixed = ports[i]
@@ -154,14 +113,8 @@ func (c *ZooKeeperNodes) HasLeader(ctx context.Context, i int) (bool, error) {
 // Leader waits until a node leads in an epoch after the given one, which takes a majority, and returns it with its
 // epoch.
 func (c *ZooKeeperNodes) Leader(ctx context.Context, after uint64) (node int, epoch uint64, err error) {
-	for {
-		var said [Nodes]status
-		var all sync.WaitGroup
-		for i := range said {
-			all.Go(func() { said[i], _ = c.status(ctx, i) })
-		}
-		all.Wait()
-		serve, latest := 0, status{}
+	return awaitLeader(ctx, after, c.status, func(said *[Nodes]status) (int, uint64, bool) {
+		serve, node, latest := 0, 0, status{}
 		for i, s := range said {
 			if s.serves {
 				serve++
@@ -170,13 +123,6 @@ func (c *ZooKeeperNodes) Leader(ctx context.Context, after uint64) (node int, ep
 				node, latest = i, s
 			}
 		}
-		if serve > Nodes/2 && latest.epoch > after {
-			return node, latest.epoch, nil
-		}
-		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
-		case <-ctx.Done():
-			return 0, 0, fmt.Errorf("no node leads after epoch %d: %v: %w", after, said, ctx.Err())
-		}
-	}
+		return node, latest.epoch, serve > Nodes/2
+	})
 }

@@ -1,4 +1,4 @@
-// Package nemesis breaks a lock service and its clients as chance wills, while the clients contend for locks, and
+// Package nemesis breaks a lock service and its clients at random, while the clients contend for locks, and
 // checks everything that they saw. It is for the soak tests of drivers; package conformance/cluster has each fault by
 // itself, and says what must be seen of it.
 //

@@ -16,7 +16,6 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/builtin/server"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/fault"
@@ -24,6 +23,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 func TestMain(m *testing.M) {

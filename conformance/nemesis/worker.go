@@ -66,7 +66,7 @@ const (
 // slot is one name that all clients contend for, in each epoch another one.
 type slot struct {
 	slug string
-	kind backend.Kind // KindShared: shared or exclusive, as chance wills
+	kind backend.Kind // KindShared: shared or exclusive, at random
 }
 
 // slots are the names. The first ones can be kept: they are always held exclusively.

@@ -143,7 +143,7 @@ func core(g graph, path, place string) (found []string) {
 	var allowed []string
 	switch place {
 	case ".":
-		allowed = []string{module + "/backend", module + "/fencing", module + "/internal/chance", "golang.org/x/sys"}
+		allowed = []string{module + "/backend", module + "/fencing", module + "/internal/chance", module + "/internal/history", "golang.org/x/sys"}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}
 	case "backend/kit":

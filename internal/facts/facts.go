@@ -24,6 +24,13 @@ type ClusterFault struct {
 	MedianRecovery, LongestRecovery               time.Duration
 }
 
+// Failover is what killing the primary under load and promoting its standby has shown.
+type Failover struct {
+	Standby                                   string        // what was promised of it
+	Rounds, Grants, Losses, Disorder, Doubled int           // tokens out of order; holders beside whom a rival was granted
+	Overrun                                   time.Duration // the longest of the latter
+}
+
 // Soak is what a run with drawn faults has shown.
 type Soak struct {
 	Driver                                         string
@@ -72,7 +79,7 @@ const prefix = "fencelock."
 var kinds = map[string]reflect.Type{}
 
 func init() {
-	for _, fact := range []any{Clauses{}, ClusterFault{}, Soak{}, Mutant{}, Simulation{}, Rate{}} {
+	for _, fact := range []any{Clauses{}, ClusterFault{}, Failover{}, Soak{}, Mutant{}, Simulation{}, Rate{}} {
 		kinds[reflect.TypeOf(fact).Name()] = reflect.TypeOf(fact)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/history"
 )
 
 // attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended.
@@ -34,7 +36,8 @@ type attempt struct {
 //
 // The fields are protected by Gateway.mu.
 type hold struct {
-	a       *attempt
+	a       *attempt // nil if another replica was granted it
+	key     holdKey
 	grant   backend.Grant
 	minHold time.Duration
 	until   backend.Instant // when the gateway ends it, unless it is renewed
@@ -51,7 +54,10 @@ const (
 
 // join returns the attempt for what is asked, which it begins if there is none, with a poll more.
 func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []backend.Request) (*attempt, error) {
+	bound := time.NewTimer(attemptTime)
+	defer bound.Stop()
 	for {
+		var gone <-chan struct{}
 		g.mu.Lock()
 		a := g.attempts[key]
 		switch {
@@ -61,8 +67,15 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 		case a == nil && g.finished.has(key):
 			g.mu.Unlock()
 			return nil, problem(codeDone, "acquire again with another requestId")
+		case a == nil && g.leftOf(rs) != nil:
+			gone = g.leftOf(rs)
 		case a == nil:
-			a = g.begin(key, print, named, rs)
+			seen, lost := g.history.Now()
+			if lost != nil {
+				g.mu.Unlock()
+				return nil, lost
+			}
+			a = g.begin(key, print, named, rs, seen)
 			a.polls++
 			g.mu.Unlock()
 			return a, nil
@@ -74,24 +87,23 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 			a.stopTimer()
 			g.mu.Unlock()
 			return a, nil
+		default: // its place is being given up
+			gone = a.done
 		}
 		g.mu.Unlock()
-		select { // its place is being given up
-		case <-a.done:
+		select {
+		case <-gone:
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		}
-		g.mu.Lock()
-		gone := g.attempts[key] != a
-		g.mu.Unlock()
-		if !gone && !pause(ctx, time.Millisecond) {
-			return nil, ctx.Err()
+		case <-g.closing.Done():
+		case <-bound.C:
+			return nil, problem(codeUnknown, "what an earlier request left is still being given back").retry(comeAgain)
 		}
 	}
 }
 
-// begin starts an attempt. The caller holds g.mu.
-func (g *Gateway) begin(key, print string, named bool, rs []backend.Request) *attempt {
+// begin starts an attempt. seen is the moment in the history before it. The caller holds g.mu.
+func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, seen uint64) *attempt {
 	bound := attemptTime
 	if rs[0].Wait {
 		bound = waitMost
@@ -100,28 +112,56 @@ func (g *Gateway) begin(key, print string, named bool, rs []backend.Request) *at
 	a := &attempt{key: key, print: print, named: named, requests: rs, cancel: cancel, done: make(chan struct{})}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
-		h := &hold{a: a, minHold: rs[i].MinHold}
+		h := &hold{a: a, key: keyOf(&rs[i]), minHold: rs[i].MinHold}
 		a.holds[i] = h
 		rs[i].Lost = func(backend.Reason) { g.lost(h) }
+		if !g.meets() { // no other replica needs to meet it, so that what is left of it meets no later one
+			rs[i].RequestID = backend.NewRequestID()
+			rs[i].HoldID, rs[i].Fresh = backend.HoldID(rs[i].RequestID), true
+		}
 	}
 	g.attempts[key] = a
 	g.work.Go(func() {
 		defer cancel()
 		grants, err := g.acquire(ctx, rs)
+		if err != nil {
+			grants = nil
+		} else {
+			err = g.judge(grants, seen)
+		}
 		g.answered(a, grants, err)
 	})
 	return a
 }
 
 func (g *Gateway) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	if len(rs) == 1 {
-		grant, err := g.driver.Acquire(ctx, rs[0])
-		return []backend.Grant{grant}, err
+	if len(rs) > 1 {
+		return g.multi.AcquireAll(ctx, rs)
 	}
-	return g.multi.AcquireAll(ctx, rs)
+	grant, err := g.driver.Acquire(ctx, rs[0])
+	return []backend.Grant{grant}, err
 }
 
-// answered takes the driver's answer.
+// judge looks at tokens before anybody gets them. A service that grants one a second time, or a smaller one, has lost
+// its history: this replica grants nothing more.
+func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
+	space := g.driver.Describe().TokenSpace
+	var errs []error
+	for i := range grants {
+		err := g.history.Judge(seen, &grants[i], space)
+		switch {
+		case errors.Is(err, history.ErrOvertaken):
+			err = problem(codeUnavailable, "its hold was over before it was answered").retry(comeAgain)
+		case err != nil && g.history.Lose(err):
+			g.o.Log.Error("the lock service has lost its history; nothing more is granted until this replica is started anew",
+				"err", err)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// answered takes the driver's answer. Grants with an error are given back.
 func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,6 +170,16 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 		a.stopTimer()
 		a.over = true
 		delete(g.attempts, a.key) // the same request makes a new attempt
+		for i := range grants {
+			g.giveBack(a.holds[i].key, grants[i], always)
+		}
+		// Where requests meet, what may be left ends by itself within a TTL: the same request may have been granted
+		// through another replica meanwhile.
+		if errors.Is(err, backend.ErrUnknown) && !g.meets() {
+			for i, h := range a.holds {
+				g.giveBack(h.key, a.requests[i].Grant(), always)
+			}
+		}
 		return
 	}
 	now := g.clock.Now()
@@ -200,7 +250,11 @@ func (a *attempt) stopTimer() {
 	}
 }
 
+// holdKey names what a client's request gets of one name. Where holds do not wander, requestID is not the one that the
+// driver knows.
 type holdKey struct{ name, requestID string }
+
+func keyOf(r *backend.Request) holdKey { return holdKey{r.Name, r.RequestID} }
 
 // watch has the gateway end h at an instant, unless it ends or is renewed before. The caller holds g.mu.
 func (g *Gateway) watch(h *hold, until backend.Instant) {
@@ -237,8 +291,24 @@ func (g *Gateway) expire(h *hold) {
 	if over && !g.keeps {
 		return
 	}
-	grant := h.grant
+	g.giveBack(h.key, h.grant, func() bool { return g.keeps || g.clock.Now() < h.until })
+}
+
+// giveBack gives back, in the background, what an attempt got or may have got, as long as needed says so. Until that is
+// done no attempt begins with the same key: it could be answered with the very hold that is being given back. The
+// caller holds g.mu.
+func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
+	done := make(chan struct{})
+	g.leaving[k] = done
 	g.work.Go(func() {
+		defer func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.leaving[k] == done {
+				delete(g.leaving, k)
+			}
+			close(done)
+		}()
 		for {
 			ctx, cancel := context.WithTimeout(g.stopping, attemptTime)
 			err := g.drop(ctx, grant)
@@ -246,11 +316,23 @@ func (g *Gateway) expire(h *hold) {
 			if err == nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, backend.ErrClosed) {
 				return
 			}
-			if !g.keeps && g.clock.Now() > h.until || !pause(g.stopping, retryTime) {
+			if !needed() || kit.Sleep(g.stopping, retryTime) != nil {
 				return
 			}
 		}
 	})
+}
+
+func always() bool { return true }
+
+// leftOf returns what ends when something of rs has been given back; nil if nothing is. The caller holds g.mu.
+func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
+	for i := range rs {
+		if done := g.leaving[keyOf(&rs[i])]; done != nil {
+			return done
+		}
+	}
+	return nil
 }
 
 // drop gives back a grant that this replica has, unless another replica has it by now.
@@ -274,6 +356,9 @@ func (g *Gateway) end(h *hold) {
 		return
 	}
 	h.ended = true
+	if !g.wanders() {
+		g.finished.add(overOf(&h.grant))
+	}
 	if h.timer != nil {
 		h.timer.Stop()
 	}
@@ -299,16 +384,8 @@ func (g *Gateway) end(h *hold) {
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+// overOf is what a replica remembers of a hold that it had and that is over.
+func overOf(g *backend.Grant) string { return "over " + g.Name + "\x00" + g.RequestID }
 
 // recent is a bounded set of the attempts that are over, so that a late repeat does not acquire again.
 type recent struct {

@@ -63,6 +63,10 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 		out.Detail = err.Error()
 	case g.closing.Err() != nil:
 		out.Ready, out.Detail = false, "the gateway ends"
+	default:
+		if _, lost := g.history.Now(); lost != nil {
+			out.Ready, out.Detail = false, lost.Error()
+		}
 	}
 	return out
 }

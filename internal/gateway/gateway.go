@@ -4,7 +4,8 @@
 // A gateway keeps no locks. A lock token is the driver's grant, encrypted with a key that all replicas share, so that
 // any replica renews and releases what another one was granted, as far as the driver allows it:
 //
-//   - Where holds end by themselves in the service (Redis, Redlock) a replica that dies takes nothing with it.
+//   - Where holds end by themselves in the service (Redis, Redlock) a replica that dies takes nothing with it. If the
+//     driver is a backend.Expirer (Redis), the same request gets the same hold through every replica.
 //   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
 //     another replica brings the hold there. Until then it lives for one TTL after its replica died.
 //   - Where it is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that was granted a hold renews it
@@ -24,6 +25,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,6 +34,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/history"
 )
 
 // Options configure a Gateway. All but Driver have defaults.
@@ -48,6 +51,9 @@ type Options struct {
 	// Waits bounds the requests that wait at one time; WaitsPerPrincipal those of one principal: a client certificate,
 	// or else an address. Defaults 10,000 and 1,000.
 	Waits, WaitsPerPrincipal int
+
+	// Metrics writes those of the process, in the text format of Prometheus, at /metrics. Nil: there are none.
+	Metrics func(io.Writer) error
 
 	// Version is told in the specification.
 	Version string
@@ -109,8 +115,8 @@ type Gateway struct {
 	keeps   bool                  // Description.KeepsHolds
 	clock   backend.Clock
 	sealer  *Sealer
-	here    string // part of request ids where holds cannot wander: this replica's own
 	handler http.Handler
+	history history.Tokens // what the service has acknowledged to this replica
 
 	closing  context.Context // ends when Close begins: waits and watches
 	close    context.CancelFunc
@@ -120,7 +126,8 @@ type Gateway struct {
 
 	mu       sync.Mutex // protects the following fields, and those of attempts and holds
 	attempts map[string]*attempt
-	holds    map[holdKey]*hold
+	holds    map[holdKey]*hold         // by what the driver was granted
+	leaving  map[holdKey]chan struct{} // what is being given back, each closed when that is done
 	finished recent
 	waits    int
 	waiting  map[string]int // by principal
@@ -154,15 +161,13 @@ func New(o Options) (*Gateway, error) {
 	about := o.Driver.Describe()
 	g := &Gateway{
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds, clock: about.Clock,
-		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, waiting: map[string]int{},
+		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
+		waiting: map[string]int{},
 	}
 	g.multi, _ = backend.As[backend.MultiAcquirer](o.Driver)
 	g.expirer, _ = backend.As[backend.Expirer](o.Driver)
 	if g.clock == nil {
 		g.clock = backend.SystemClock()
-	}
-	if !g.wanders() {
-		g.here = rand.Text()
 	}
 	g.closing, g.close = context.WithCancel(context.Background())
 	g.stopping, g.stop = context.WithCancel(context.Background())
@@ -172,6 +177,10 @@ func New(o Options) (*Gateway, error) {
 
 // wanders reports whether another replica can renew what this one was granted.
 func (g *Gateway) wanders() bool { return !g.keeps || g.expirer != nil }
+
+// meets reports whether the same request through another replica gets the same hold. It takes an Expirer: without one,
+// what a replica sends late, or gives back for a client that has gone, would end what another one was granted since.
+func (g *Gateway) meets() bool { return g.expirer != nil }
 
 // Handler serves all paths.
 func (g *Gateway) Handler() http.Handler { return g.handler }

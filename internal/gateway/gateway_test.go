@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 var update = flag.Bool("update", false, "write openapi.json anew")
@@ -126,8 +127,8 @@ func TestBodies(t *testing.T) {
 		got := d.post(orders+"/acquire", `{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
 		first := d.granted(got)
 		d.is(got, 200, `{"lockKey":"inventory:sku-42","lockToken":"`+first.LockToken+`","ownerId":"worker-1",`+
-			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":1,"tokenSpace":"`+first.TokenSpace+`","validForMillis":29650}`)
-		if got.header.Get("Fencing-Token") != "1" {
+			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+`","validForMillis":29650}`)
+		if got.header.Get("Fencing-Token") != "2" {
 			t.Errorf("Fencing-Token: %q", got.header.Get("Fencing-Token"))
 		}
 		again := d.post(orders+"/acquire", `{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
@@ -143,9 +144,9 @@ func TestBodies(t *testing.T) {
 		if err := json.Unmarshal([]byte(got.text), &state); err != nil {
 			t.Fatal(err)
 		}
-		d.is(got, 200, `{"locked":true,"lockKey":"inventory:sku-42","ownerId":"worker-1","fencingToken":1,`+
-			`"expiresAt":"2000-01-01T00:00:30Z","holders":[{"ownerId":"worker-1","holdId":"`+state.Holders[0].HoldID+`",`+
-			`"kind":"exclusive","fencingToken":1,"since":"2000-01-01T00:00:00Z","expiresInMillis":30000}]}`)
+		d.is(got, 200, `{"locked":true,"lockKey":"inventory:sku-42","ownerId":"worker-1","fencingToken":2,`+
+			`"expiresAt":"2000-01-01T00:00:30Z","revision":2,"holders":[{"ownerId":"worker-1","holdId":"`+state.Holders[0].HoldID+`",`+
+			`"kind":"exclusive","fencingToken":2,"since":"2000-01-01T00:00:00Z","expiresInMillis":30000}]}`)
 		d.is(d.get("/v1/locks?prefix=inventory"), 200, `{"locks":[`+strings.TrimSpace(got.text)+`]}`)
 
 		time.Sleep(10 * time.Second)
@@ -187,6 +188,100 @@ func TestARequestIsCarriedOutOnce(t *testing.T) {
 		d.is(d.post("/v1/locks/x/release", released(l)), 200, `{"status":"RELEASED"}`)
 		d.refuses(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)), 409, codeDone)
 		d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-2"`)))
+	})
+}
+
+func TestIdempotencyKey(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		with := func(key string) func(*http.Request) {
+			return func(r *http.Request) { r.Header.Set("Idempotency-Key", key) }
+		}
+		const path = "/v1/locks/x/acquire"
+		l := d.granted(d.send(t.Context(), http.MethodPost, path, acquireOf("a", ""), with("req-1")))
+		again := d.granted(d.post(path, acquireOf("a", `,"requestId":"req-1"`)))
+		if again.LockToken != l.LockToken {
+			t.Errorf("the body's requestId got %+v, the header %+v", again, l)
+		}
+		body := acquireOf("a", `,"requestId":"req-1"`)
+		d.granted(d.send(t.Context(), http.MethodPost, path, body, with("req-1")))
+		d.refuses(d.send(t.Context(), http.MethodPost, path, body, with("req-2")), 400, codeRequest)
+		all := `{"ownerId":"a","ttlMillis":30000,"requests":[{"lockKey":"y"},{"lockKey":"z"}]}`
+		for range 2 {
+			if got := d.send(t.Context(), http.MethodPost, "/v1/locks:acquireAll", all, with("req-3")); got.status != 200 {
+				t.Errorf("several with the same key: %d %s", got.status, got.text)
+			}
+		}
+	})
+}
+
+// bound is a driver that keeps holds alive by itself, and lets none wander.
+type bound struct{ *memory.Driver }
+
+func (d bound) Describe() backend.Description {
+	about := d.Driver.Describe()
+	about.KeepsHolds = true
+	return about
+}
+
+// Where holds do not wander, a replica knows of those that it had that they are over, and of others nothing.
+func TestHoldsOfAnotherReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})
+		drivers := []*memory.Driver{store.Driver(), store.Driver()}
+		one, two := newDoor(t, bound{drivers[0]}), newDoor(t, bound{drivers[1]})
+		defer func() {
+			for i, d := range []*door{one, two} {
+				d.g.Close(t.Context())
+				if err := drivers[i].Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		l := one.granted(one.post("/v1/locks/x/acquire", acquireOf("a", "")))
+		two.refuses(two.post("/v1/locks/x/renew", released(l)), 503, codeElsewhere)
+		time.Sleep(31 * time.Second)
+		one.refuses(one.post("/v1/locks/x/renew", released(l)), 409, codeExpired)
+		one.is(one.get("/v1/locks/x"), 404, `{"locked":false}`)
+	})
+}
+
+// forgetful is a driver whose service counts anew.
+type forgetful struct {
+	*memory.Driver
+	tokens []fencing.Token // of the next grants
+}
+
+func (d *forgetful) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	g, err := d.Driver.Acquire(ctx, r)
+	if err == nil && len(d.tokens) > 0 {
+		g.Token, d.tokens = d.tokens[0], d.tokens[1:]
+	}
+	return g, err
+}
+
+// Release knows the hold by another token.
+func (d *forgetful) Release(ctx context.Context, g backend.Grant) error {
+	return d.ForceRelease(ctx, g.Name, "release")
+}
+
+// A token that is not greater than an earlier one is handed out by no replica that has seen that one.
+func TestAServiceThatForgotIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		driver := &forgetful{memory.New(&memory.Options{Clock: backend.GoClock()}), []fencing.Token{7, 3, 7}}
+		defer driver.Driver.Close(t.Context())
+		d := newDoor(t, driver)
+		defer d.g.Close(t.Context())
+		const x, y = "/v1/locks/x", "/v1/locks/y"
+		d.is(d.post(x+"/release", released(d.granted(d.post(x+"/acquire", acquireOf("a", ""))))), 200, `{"status":"RELEASED"}`)
+		kept := d.granted(d.post(y+"/acquire", acquireOf("a", ""))) // of another name: nothing to compare it with
+		d.refuses(d.post(x+"/acquire", acquireOf("a", "")), 503, codeHistory)
+		synctest.Wait()
+		d.is(d.get(x), 404, `{"locked":false}`)
+		d.refuses(d.post("/v1/locks/z/acquire", acquireOf("a", "")), 503, codeHistory)
+		d.is(d.post(y+"/release", released(kept)), 200, `{"status":"RELEASED"}`)
+		if got := d.get("/readyz"); got.status != 503 || !strings.Contains(got.text, "restart this process") {
+			t.Errorf("readyz: %d %s", got.status, got.text)
+		}
 	})
 }
 
@@ -292,8 +387,8 @@ func TestBadRequests(t *testing.T) {
 			{acquire, acquireOf("a", `,"metadata":{"k":"`+strings.Repeat("v", 5000)+`"}`), 400, codeRequest},
 			{acquire, acquireOf("a", `,"metadata":{"k":"`+strings.Repeat("v", 70_000)+`"}`), 413, codeTooLarge},
 			{acquire + "?nmae=y", acquireOf("a", ""), 400, codeRequest},
-			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"locks":[]}`, 400, codeRequest},
-			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"locks":[{"lockKey":"x"},{"lockKey":"x"}]}`, 400, codeRequest},
+			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"requests":[]}`, 400, codeRequest},
+			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"requests":[{"lockKey":"x"},{"lockKey":"x"}]}`, 400, codeRequest},
 			{"/v2/locks", `{}`, 404, codeNotFound},
 			{"/v1/locks/x/force-release", `{"reason":""}`, 400, codeRequest},
 		} {

@@ -37,6 +37,7 @@ type wish struct {
 type ask struct {
 	certificate, principal string
 	owner, requestID       string
+	fresh                  bool // requestID was made here for it
 	ttl, minHold           time.Duration
 	wait, keep             bool
 	most                   time.Duration // that this request waits
@@ -82,7 +83,7 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 		need |= more
 		rs = append(rs, backend.Request{
 			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kindsIn[w.Kind], Permits: w.Permits, Limit: w.Limit,
-			Hierarchical: w.Hierarchical, Metadata: w.Metadata, MinHold: a.minHold, Fresh: a.requestID == "",
+			Hierarchical: w.Hierarchical, Metadata: w.Metadata, MinHold: a.minHold, Fresh: a.fresh || a.requestID == "",
 		})
 	}
 	if a.minHold > 0 {
@@ -98,9 +99,12 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 	if id == "" {
 		id = rand.Text()
 	}
-	scope := []string{g.here, a.certificate, a.owner, id}
+	key = g.requestKey(a.certificate, a.owner, id, a.wishes...)
 	for i := range rs {
-		rs[i].RequestID = g.sealer.requestID(append([]string{"hold", rs[i].Name}, scope...)...)
+		rs[i].RequestID = key
+		if len(rs) > 1 {
+			rs[i].RequestID = g.sealer.requestID("one of several", rs[i].Name, key)
+		}
 		rs[i].HoldID = backend.HoldID(rs[i].RequestID)
 	}
 	said, err := json.Marshal(struct {
@@ -110,11 +114,15 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 	if err != nil {
 		return "", "", nil, err
 	}
-	key = rs[0].RequestID
-	if len(rs) > 1 {
-		key = g.sealer.requestID(append([]string{"set"}, scope...)...)
-	}
 	return key, string(said), rs, nil
+}
+
+// requestKey is what repeats of one request for a name, or for several, have in common.
+func (g *Gateway) requestKey(certificate, owner, id string, wishes ...wish) string {
+	if len(wishes) > 1 {
+		return g.sealer.requestID("several", certificate, owner, id)
+	}
+	return g.sealer.requestID("hold", wishes[0].Name, certificate, owner, id)
 }
 
 // needs checks a wish by itself, and returns what the driver must be able to do.
@@ -262,6 +270,12 @@ func (g *Gateway) renew(ctx context.Context, grant backend.Grant, minHold, ttl t
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
 	if h == nil && !g.wanders() {
+		g.mu.Lock()
+		over := g.finished.has(overOf(&grant))
+		g.mu.Unlock()
+		if over {
+			return backend.Renewal{}, &backend.NotHeldError{Name: grant.Name}
+		}
 		return backend.Renewal{}, problem(codeElsewhere,
 			"the replica that was granted the lock renews it, and this one does not; try again").retry(comeAgain)
 	}
@@ -277,7 +291,7 @@ func (g *Gateway) renew(ctx context.Context, grant backend.Grant, minHold, ttl t
 	case out.Err != nil:
 	case h == nil || h.ended:
 		if g.keeps && g.closing.Err() == nil {
-			next := &hold{grant: grant, minHold: minHold}
+			next := &hold{key: holdKey{grant.Name, grant.RequestID}, grant: grant, minHold: minHold}
 			next.grant.SentAt = out.SentAt
 			g.holds[holdKey{grant.Name, grant.RequestID}] = next
 			g.watch(next, g.clock.Now().Add(out.TTL))
@@ -342,8 +356,9 @@ func (g *Gateway) unbusy(h *hold) {
 	h.busy--
 }
 
-// cancelWait takes a request out of the queue.
-func (g *Gateway) cancelWait(key string) (*attempt, error) {
+// cancelWait takes a request out of the queue. If it was granted meanwhile, and its client was told, the hold comes with
+// the error.
+func (g *Gateway) cancelWait(key string) (*hold, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	a := g.attempts[key]
@@ -351,10 +366,11 @@ func (g *Gateway) cancelWait(key string) (*attempt, error) {
 	case a == nil || a.abandoned || a.over:
 		return nil, problem(codeNoWait, "this replica has no such wait")
 	case a.claimed:
-		return a, problem(codeGranted, "release it")
+		granted := *a.holds[0]
+		return &granted, problem(codeGranted, "release it")
 	}
 	g.abandon(a)
-	return a, nil
+	return nil, nil
 }
 
 // readable opens a lock token for name and, if it is given, owner.

@@ -21,6 +21,7 @@ type Problem struct {
 	LockKey          string         `json:"lockKey,omitempty" doc:"The name that it is about, in a request for several"`
 	Reason           string         `json:"reason,omitempty" doc:"Why a hold ended: expired, session-expired, force-released, …"`
 	SameRequest      bool           `json:"sameRequest,omitempty" doc:"The holder got the lock with the same requestId, through another replica"`
+	Lock             *Lock          `json:"lock,omitempty" doc:"What the request got that was to leave the queue"`
 	Cycle            []DeadlockEdge `json:"cycle,omitempty" doc:"Each waits for what the next one has"`
 	Type             string         `json:"type" doc:"A URI that names the error"`
 	Title            string         `json:"title" doc:"The error in words, always the same"`

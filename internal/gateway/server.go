@@ -36,7 +36,7 @@ func (g *Gateway) Serve(ctx context.Context, l net.Listener, config *tls.Config)
 			served <- s.Serve(l)
 			return
 		}
-		s.TLSConfig = config
+		s.TLSConfig = config.Clone() // the server adds to it
 		served <- s.ServeTLS(l, "", "")
 	}()
 	select {

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
 )
 
 // soon sends a request in the background.
@@ -127,6 +130,46 @@ func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	})
 }
 
+// slowRelease is a driver whose releases take until they may go.
+type slowRelease struct {
+	*memory.Driver
+	may chan struct{}
+}
+
+func (d slowRelease) Release(ctx context.Context, g backend.Grant) error {
+	select {
+	case <-d.may:
+		return d.Driver.Release(ctx, g)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Who comes too late for a grant gets a new one, never the one that is just being given back.
+func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		driver := slowRelease{memory.New(&memory.Options{Clock: backend.GoClock()}), make(chan struct{}, 1)}
+		defer driver.Driver.Close(t.Context())
+		d := newDoor(t, driver)
+		defer d.g.Close(t.Context())
+		first := d.granted(d.post(acquireX, acquireOf("a", "")))
+		ask := acquireOf("b", `,"waitMillis":100,"requestId":"req-b"`)
+		d.queued(d.post(acquireX, ask))
+		driver.may <- struct{}{}
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		time.Sleep(11 * time.Second) // the place is lost, and the grant that came meanwhile
+		d.refuses(d.post(acquireX, ask), 504, codeUnknown)
+		late := d.soon(t.Context(), acquireX, ask)
+		driver.may <- struct{}{}
+		second := d.granted(<-late)
+		synctest.Wait()
+		var s State
+		if err := json.Unmarshal([]byte(d.get("/v1/locks/x").text), &s); err != nil || s.FencingToken != second.FencingToken {
+			t.Errorf("token %d was granted, and the lock is %+v (%v)", second.FencingToken, s, err)
+		}
+	})
+}
+
 // A client that hangs up leaves the queue, unless it asked to keep the place.
 func TestDisconnect(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
@@ -149,6 +192,64 @@ func TestDisconnect(t *testing.T) {
 		d.is(d.send(t.Context(), http.MethodDelete, leave+"b", ""), 200, `{"status":"CANCELLED"}`)
 		synctest.Wait()
 		d.waiters(0)
+	})
+}
+
+// Who knows a state can wait for the next one.
+func TestLookWaits(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		look := func(known, prefer string) reply {
+			return d.send(t.Context(), http.MethodGet, "/v1/locks/x", "", func(r *http.Request) {
+				r.Header.Set("If-None-Match", known)
+				r.Header.Set("Prefer", prefer)
+			})
+		}
+		free := d.get("/v1/locks/x").header.Get("ETag")
+		soon := make(chan reply, 1)
+		go func() { soon <- look(free, "respond-async, wait=30") }()
+		time.Sleep(10 * time.Second)
+		l := d.granted(d.post(acquireX, acquireOf("a", "")))
+		began := time.Now()
+		got := <-soon
+		var s State
+		if err := json.Unmarshal([]byte(got.text), &s); got.status != 200 || err != nil || s.FencingToken != l.FencingToken {
+			t.Fatalf("granted was %+v, and who waits for that sees %d %s", l, got.status, got.text)
+		}
+		if late := time.Since(began); late > lookPause {
+			t.Errorf("it was told after %v", late)
+		}
+		held := got.header.Get("ETag")
+		for prefer, want := range map[string]time.Duration{"": 0, "wait=7": 7 * time.Second, "wait=x": 0} {
+			began := time.Now()
+			got := look(held, prefer)
+			if took := time.Since(began); got.status != 304 || got.text != "" || got.header.Get("ETag") != held || took != want {
+				t.Errorf("%q: %d %q after %v", prefer, got.status, got.text, took)
+			}
+		}
+		if got := look(free, "wait=30"); got.status != 200 {
+			t.Errorf("a state that is over is known: %d %s", got.status, got.text)
+		}
+		go func() { soon <- look(held, "wait=30") }()
+		synctest.Wait()
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED"}`)
+		if got := <-soon; got.status != 404 || got.header.Get("ETag") == held {
+			t.Errorf("released, and who waits for that sees %d %s", got.status, got.text)
+		}
+	})
+}
+
+// Who leaves the queue too late learns what it has.
+func TestLeavingTooLate(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		l := d.granted(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"req-1"`)))
+		got := d.send(t.Context(), http.MethodDelete, "/v1/locks/x/waits/req-1?ownerId=a", "")
+		d.refuses(got, 409, codeGranted)
+		var p Problem
+		if err := json.Unmarshal([]byte(got.text), &p); err != nil || p.Lock == nil || p.Lock.LockToken != l.LockToken ||
+			p.Lock.FencingToken != l.FencingToken || p.Lock.ValidForMillis > l.ValidForMillis {
+			t.Fatalf("granted was %+v, and the refusal says %s (%v)", l, got.text, err)
+		}
+		d.is(d.post(releaseX, released(*p.Lock)), 200, `{"status":"RELEASED"}`)
 	})
 }
 
@@ -239,7 +340,7 @@ func TestKinds(t *testing.T) {
 func TestSeveralNames(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		all := func(owner, more string) string {
-			return `{"ownerId":"` + owner + `","ttlMillis":30000` + more + `,"locks":[{"lockKey":"x"},{"lockKey":"y","kind":"shared"}]}`
+			return `{"ownerId":"` + owner + `","ttlMillis":30000` + more + `,"requests":[{"lockKey":"x"},{"lockKey":"y","kind":"shared"}]}`
 		}
 		const path = "/v1/locks:acquireAll"
 		got := d.post(path, all("a", `,"requestId":"req-1"`))
@@ -248,7 +349,9 @@ func TestSeveralNames(t *testing.T) {
 			t.Fatalf("answer %d %s", got.status, got.text)
 		}
 		d.is(d.post(path, all("a", `,"requestId":"req-1"`)), 200, strings.TrimSpace(got.text))
-		d.refuses(d.post(path, all("b", "")), 409, codeHeld)
+		if p := d.refuses(d.post(path, all("b", "")), 409, codeHeld); p["lockKey"] != "x" {
+			t.Errorf("what is in the way of several: %v", p)
+		}
 		waiting := d.soon(t.Context(), path, all("b", `,"wait":true`))
 		for _, l := range set.Locks {
 			d.is(d.post("/v1/locks/"+l.LockKey+"/release", released(l)), 200, `{"status":"RELEASED"}`)
@@ -296,7 +399,7 @@ func TestWatch(t *testing.T) {
 		l := d.granted(d.post(acquireX, acquireOf("a", "")))
 		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED"}`)
 		first, second := <-live.lines, <-live.lines
-		if want := "id: 2\nevent: acquired\ndata: {\"type\":\"acquired\",\"lockKey\":\"x\",\"ownerId\":\"a\",\"fencingToken\":1,\"revision\":2}\n\n"; first != want {
+		if want := "id: 2\nevent: acquired\ndata: {\"type\":\"acquired\",\"lockKey\":\"x\",\"ownerId\":\"a\",\"fencingToken\":2,\"revision\":2}\n\n"; first != want {
 			t.Errorf("event %q, want %q", first, want)
 		}
 		if !strings.Contains(second, "event: released\n") {

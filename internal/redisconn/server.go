@@ -92,6 +92,9 @@ func (s *Server) setVersion(text string) {
 	s.minor, _ = strconv.Atoi(minor)
 }
 
+// Version is the server's version, such as 7.0.15.
+func (s Server) Version() string { return s.version }
+
 // ParseVersion returns a server of which no more is known than its version, which must do for the script.
 func ParseVersion(text string) (Server, error) {
 	var s Server
@@ -138,5 +141,5 @@ func (s Server) advice() string {
 	if !strings.HasPrefix(s.policy, "volatile-") {
 		return ""
 	}
-	return "; the driver redis accepts that with allow-volatile-eviction"
+	return "; allow-volatile-eviction accepts that"
 }

@@ -1,6 +1,9 @@
 package redisscript
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // State is what a refused Try and Inform answer about a name.
 type State struct {
@@ -64,6 +67,40 @@ func ParseRefused(answer any, names int) (Refused, bool) {
 	return Refused{Index: int(n) - 1, State: stateOf(list[1], list[2])}, true
 }
 
+// ParseKept reads {start}: the incarnation of the hold that a request has already, and that stays as it is. It is false
+// for anything else.
+func ParseKept(answer any, request string) (incarnation string, ok bool) {
+	list, _ := answer.([]any)
+	if len(list) != 1 {
+		return "", false
+	}
+	return incarnationOf(list[0], request)
+}
+
+// ParseAllKept reads {0, start…}: for each request the incarnation as of ParseKept, or nothing if it was granted anew.
+// It is false for anything else.
+func ParseAllKept(answer any, requests []string) (incarnations []string, ok bool) {
+	list, _ := answer.([]any)
+	if len(list) != 1+len(requests) || list[0] != int64(0) {
+		return nil, false
+	}
+	for i, r := range requests {
+		var incarnation string
+		if list[i+1] != "" {
+			if incarnation, ok = incarnationOf(list[i+1], r); !ok {
+				return nil, false
+			}
+		}
+		incarnations = append(incarnations, incarnation)
+	}
+	return incarnations, true
+}
+
+func incarnationOf(start any, request string) (string, bool) {
+	text, _ := start.(string)
+	return strings.CutSuffix(text, StartOf("", request))
+}
+
 // Place is what a look says about one waiter.
 type Place int64
 
@@ -77,21 +114,40 @@ const (
 type Looked struct {
 	ExpiresIn time.Duration // of the present hold; negative without one
 	Length    int           // of the queue
+	Shared    bool          // the present hold is one of several, or may be
 	Places    []Place       // of the waiters asked for
 }
 
 // ParseLooked reads the answer to a Look for so many waiters. It is false for anything else.
 func ParseLooked(answer any, waiters int) (Looked, bool) {
 	list, _ := answer.([]any)
-	if len(list) != waiters+2 {
+	if len(list) != waiters+3 {
 		return Looked{}, false
 	}
 	ms, _ := list[0].(int64)
 	length, _ := list[1].(int64)
-	l := Looked{ExpiresIn: time.Duration(ms) * time.Millisecond, Length: int(length), Places: make([]Place, waiters)}
+	shared, _ := list[2].(int64)
+	l := Looked{
+		ExpiresIn: time.Duration(ms) * time.Millisecond, Length: int(length), Shared: shared == 1,
+		Places: make([]Place, waiters),
+	}
 	for i := range l.Places {
-		place, _ := list[i+2].(int64)
+		place, _ := list[i+3].(int64)
 		l.Places[i] = Place(place)
 	}
 	return l, true
+}
+
+// ParsePeeked reads the answer to a Peek at so many names: the indexes of those that are worth a Look. It is false for
+// anything else.
+func ParsePeeked(answer any, names int) (worth []int, ok bool) {
+	list, ok := answer.([]any)
+	for _, each := range list {
+		n, _ := each.(int64)
+		if n < 1 || n > int64(names) {
+			return nil, false
+		}
+		worth = append(worth, int(n)-1)
+	}
+	return worth, ok
 }

@@ -34,12 +34,12 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%v was read as %+v, %v", c.answer, got, ok)
 		}
 	}
-	got, ok := ParseLooked([]any{int64(-2), int64(3), int64(0), int64(1), int64(2)}, 3)
-	want := Looked{ExpiresIn: -2 * time.Millisecond, Length: 3, Places: []Place{PlaceGone, PlaceQueued, PlaceHolds}}
+	got, ok := ParseLooked([]any{int64(-2), int64(3), int64(1), int64(0), int64(1), int64(2)}, 3)
+	want := Looked{ExpiresIn: -2 * time.Millisecond, Length: 3, Shared: true, Places: []Place{PlaceGone, PlaceQueued, PlaceHolds}}
 	if !ok || !reflect.DeepEqual(got, want) {
 		t.Errorf("a look was read as %+v, %v", got, ok)
 	}
-	if _, ok := ParseLooked([]any{int64(1), int64(0)}, 1); ok {
+	if _, ok := ParseLooked([]any{int64(1), int64(0), int64(0)}, 1); ok {
 		t.Error("an answer for no waiter passes for one")
 	}
 }
@@ -67,19 +67,24 @@ func TestRefusedSets(t *testing.T) {
 	}
 }
 
-// The script forgets a client that has not looked for four of the longest intervals.
-func TestLooksComeInTime(t *testing.T) {
-	for _, places := range []int{0, 1, 1000, 100_000} {
-		patience := 4 * min(3*time.Second+time.Duration(places)*5*time.Millisecond, 8*time.Second)
-		for range 100 {
-			if d := NextLook(places); d <= 0 || d > patience/2 {
-				t.Fatalf("with %d places the next look is in %v, and the script forgets after %v", places, d, patience)
-			}
-		}
-	}
+func TestSettlements(t *testing.T) {
 	for range 100 {
 		if d := SettleIn(time.Second); d <= time.Second || d > 1100*time.Millisecond {
 			t.Fatalf("a hold that ends in 1s is settled after %v", d)
+		}
+	}
+}
+
+func TestPeeks(t *testing.T) {
+	if got, ok := ParsePeeked([]any{int64(1), int64(3)}, 3); !ok || !reflect.DeepEqual(got, []int{0, 2}) {
+		t.Errorf("a peek was read as %v, %v", got, ok)
+	}
+	if got, ok := ParsePeeked([]any{}, 3); !ok || got != nil {
+		t.Errorf("a peek at names that others hold was read as %v, %v", got, ok)
+	}
+	for _, answer := range []any{nil, int64(1), []any{int64(0)}, []any{int64(4)}, []any{"x"}} {
+		if _, ok := ParsePeeked(answer, 3); ok {
+			t.Errorf("%v passes for a peek at three names", answer)
 		}
 	}
 }

@@ -81,13 +81,16 @@ func (h *Hold) readShare(text string) bool {
 	return err == nil
 }
 
+// told marks what attempts of several clients were answered with. No id has it.
+const told = "+"
+
 // ParseHold reads what Value wrote. It is false for foreign values and for the mark of a closed name.
 func ParseHold(v string) (Hold, bool) {
 	parts := strings.SplitN(v, "|", 6)
 	if len(parts) != 6 {
 		return Hold{}, false
 	}
-	h := Hold{Client: parts[1], Nonce: parts[2], Request: parts[3], ID: parts[4]}
+	h := Hold{Client: parts[1], Nonce: parts[2], Request: parts[3], ID: strings.TrimPrefix(parts[4], told)}
 	if !h.readShare(parts[0]) {
 		return Hold{}, false
 	}

@@ -7,15 +7,15 @@
 -- that fails does not keep the others from running.
 --
 -- lock   string "px|client|nonce|request|id|owner…": who holds, with px as its time to live when it is granted and id as
---        what may be shown of it; "-" while nobody holds but a minimum hold keeps the name closed. A hash while the name is
---        held in shares: see shares.lua
+--        what may be shown of it, after a "+" once attempts of several clients were answered with this hold; "-" while
+--        nobody holds but a minimum hold keeps the name closed. A hash while the name is held in shares: see shares.lua
 -- queue  list of the same strings: who waits, the first one first. A sorted set while the name is used for permits
--- seen   hash of client → server time in ms of its last look: clients that stop looking lose their places. Field "!client":
---        the client was offered the lock and has not accepted yet
+-- seen   hash. Field "!client": the client was offered the lock and has not accepted yet. Field "?client": the client was
+--        asked whether it lives, and has not answered yet
 --
--- A hand-over is an offer unless it is known that the waiter lives: it ends after OFFER_MS, and accepting makes it whole. The
--- places of a client that let an offer end are removed. Only R on one server hands over at once: it is for short holds, so
--- that who waits has come a short time ago, and there the server tells whether its subscription stands.
+-- Every hand-over is an offer: it ends after OFFER_MS, and accepting makes it whole. The places of a client that let an offer
+-- end are removed, and all the others who wait are asked whether they live: who has not answered when the next offer ends
+-- loses its places too. So a queue of dead clients, however many, costs two offers.
 --
 -- The types tell the uses of a name apart at no cost: what assumes that a name is exclusive meets an error where it is
 -- not, has done nothing, and the step is made again by a function that looks.
@@ -28,9 +28,15 @@ local channels, cluster = ARGV[1], ARGV[2] == '1'
 local call, try = redis.call, redis.pcall
 
 -- A queue that nobody looks after any more goes away by itself.
-local QUEUE_MS, SEEN_MS, OFFER_MS = 3600000, 60000, 2000
+local QUEUE_MS, SEEN_MS, OFFER_MS = 3600000, 60000, 1000
+
+-- What starts the text for people of a hold that attempts of several clients were answered with. No id has it.
+local TOLD = '+'
 
 local function starts(v, with) return v and string.sub(v, 1, #with) == with end
+
+-- whose returns the client of a value or its start, of any kind.
+local function whose(v) return string.match(v, '^[^|]*|([^|]*)|') end
 
 -- prolong lets a key live for at least ms milliseconds from now. It never shortens: a renewal that is delivered late, or
 -- asks for less, changes nothing.
@@ -40,7 +46,6 @@ local function prolong(key, ms)
 end
 
 local offered -- the present step has made an offer
-local first -- the waiter whom R took out of the queue
 
 -- quick does the steps of names that nobody waits for, and answers nothing where there is more to do.
 local function quick(step, lock, queue, seen, v, ms)
@@ -53,20 +58,18 @@ local function quick(step, lock, queue, seen, v, ms)
 	elseif step == 't' and call('EXISTS', queue) == 0 then -- try. value, px
 		if call('SET', lock, v, 'NX', 'PX', ms) then return 1 end
 		return {call('GET', lock) or '', call('PTTL', lock)}
-	elseif step == 'R' then -- release by a holder whose hold cannot have run out, from Redis 6.2. start of the value
-		first = nil -- of another lock, if LPOP fails
-		first = call('LPOP', queue)
-		if first then return nil end
-		if not starts(call('GET', lock), v) then return 0 end
-		call('DEL', lock, seen)
-		return 1
-	elseif step == 'q' and ms == '0' and call('EXISTS', queue) == 0 then -- quit. start of the value, ms: see below
+	elseif step == 'q' and ms == '0' and call('EXISTS', queue) == 0 then -- quit: see below
 		if not starts(call('GET', lock), v) then return 0 end
 		call('DEL', lock, seen)
 		return 1
 	elseif step == 'n' then -- renew. start of the value, px
 		if not starts(call('GET', lock), v) then return 0 end
 		return prolong(lock, ms)
+	elseif step == 'a' then -- accept what was offered. start of the value, px
+		if not starts(call('GET', lock), v) then return 0 end
+		prolong(lock, ms)
+		call('HDEL', seen, '!' .. whose(v), '?' .. whose(v))
+		return 1
 	end
 end
 
@@ -82,9 +85,6 @@ local function handover()
 
 	-- field returns what an exclusive hold or place says. It is nothing for those of other kinds, and for foreign text.
 	local function field(v) return string.match(v, '^(%d+)|([^|]*)|([^|]*)|([^|]*)|') end
-
-	-- whose returns the client of a value or its start, of any kind.
-	local function whose(v) return string.match(v, '^[^|]*|([^|]*)|') end
 
 	-- tell pushes text to a client and returns whether it may have been received. In a cluster the count covers one node
 	-- only, and a user that may not publish leaves the waiters to their looks: both count as received.
@@ -137,32 +137,11 @@ local function handover()
 	-- alive notes that the client of a value has shown that it lives.
 	local function alive(seen, v)
 		local client = whose(v)
-		if client then call('HDEL', seen, '!' .. client) end
-	end
-
-	-- resume hands over a lock that is absent although somebody waits: a hold or an offer has run out. Whoever has not
-	-- accepted that offer will accept no other one.
-	local function resume(lock, queue, seen)
-		for _, name in ipairs(call('HKEYS', seen)) do
-			if starts(name, '!') then
-				call('HDEL', seen, name)
-				for _, v in ipairs(call('LRANGE', queue, 0, -1)) do
-					if whose(v) == string.sub(name, 2) then call('LREM', queue, 0, v) end
-				end
-			end
-		end
-		return promote(lock, queue, seen)
-	end
-
-	-- putBack makes v the first waiter again, in a list that may have been emptied.
-	local function putBack(queue, v)
-		call('LPUSH', queue, v)
-		call('PEXPIRE', queue, QUEUE_MS)
+		if client then call('HDEL', seen, '!' .. client, '?' .. client) end
 	end
 
 	-- free ends the hold v: the next waiter is offered the lock, or the name stays closed for another ms milliseconds.
 	local function free(lock, queue, seen, v, ms)
-		alive(seen, v)
 		if ms and ms > 0 then
 			call('SET', lock, '-', 'PX', ms)
 			warn(lock, call('LINDEX', queue, 0), ms)
@@ -178,54 +157,19 @@ local function handover()
 		if type(try('HGET', lock, '#')) ~= 'string' then error(v) end -- foreign
 	end
 
-	-- r: release, looking first. start of the value, ms that the name stays closed. The answer is 3 if the lock was offered to
-	-- somebody, of whom it is not known whether it lives.
+	-- r: release. start of the value, ms that the name stays closed. The answer is 3 if the lock was offered to somebody, of
+	-- whom it is not known whether it lives.
 	function steps.r(lock, queue, seen, start, ms)
 		if not starts(get(lock), start) then return 0 end
 		free(lock, queue, seen, start, tonumber(ms))
 		return offered and 3 or 1
 	end
 
-	-- a: accept what was offered. start of the value, px
-	function steps.a(lock, queue, seen, start, px)
-		if not starts(get(lock), start) then return 0 end
-		alive(seen, start)
-		return prolong(lock, px)
-	end
-
-	-- R: release, where somebody waits: the write that hands over returns what it overwrote, which saves a look. start of
-	-- the value
-	function steps.R(lock, queue, seen, start)
-		local v = first
-		local px, client, nonce
-		if v then px, client, nonce = field(v) end
-		if not px then
-			if starts(v, 's') then putBack(queue, v) end -- a foreign element is dropped
-			return steps.r(lock, queue, seen, start, 0)
-		end
-		local old = try('SET', lock, v, 'PX', px, 'GET')
-		if type(old) == 'table' then -- not a string at all: nothing was written
-			putBack(queue, v)
-			return 0
-		end
-		if old and not starts(old, start) then
-			-- Somebody else's hold: put it back as it was granted. Its own time to live was overwritten, and a longer one is
-			-- the safe side.
-			call('SET', lock, old, 'PX', field(old) or px)
-			putBack(queue, v)
-			return 0
-		end
-		if not tell(client, nonce .. '|' .. lock) then
-			if not promote(lock, queue, seen) then call('DEL', lock, seen) end
-		end
-		if offered then return old and 3 or 0 end
-		return old and 1 or 0
-	end
-
 	-- q: quit: give back one attempt's hold, or remove its place. start of the value, ms that the name stays closed. The
 	-- answer is 1 for a hold, 2 for a place alone. For exclusive holds of names that have no others.
 	function steps.q(lock, queue, seen, start, ms)
 		if starts(get(lock), start) then
+			alive(seen, start)
 			free(lock, queue, seen, start, tonumber(ms))
 			return 1
 		end
@@ -236,7 +180,7 @@ local function handover()
 		return removed > 0 and 2 or 0
 	end
 
-	over.field, over.offer, over.warn, over.resume, over.free, over.get = field, offer, warn, resume, free, get
+	over.field, over.tell, over.offer, over.warn, over.free, over.get = field, tell, offer, warn, free, get
 	over.promote, over.alive = promote, alive
 	return over
 end

@@ -6,8 +6,7 @@ import (
 )
 
 // How often a client looks after its waiters of one name. A push makes all of this unnecessary as long as none is lost
-// and no holder dies, so it may be slow. Look in the script knows these figures: it forgets a client after four of the
-// longest intervals.
+// and no holder dies, so it may be slow.
 const (
 	firstSettle = 30 * time.Millisecond  // after the first place of a name: perhaps all who stand before it are gone
 	firstLook   = 200 * time.Millisecond // likewise

@@ -24,38 +24,68 @@ var (
 	steps string
 )
 
-// SHA is the name under which EVALSHA knows Source.
-var SHA = func() string {
-	sum := sha1.Sum([]byte(Source))
+// FreeSource is the short script that does what most releases need: see Free.
+//
+//go:embed free.lua
+var FreeSource string
+
+// SHA and FreeSHA are the names under which EVALSHA knows Source and FreeSource.
+var SHA, FreeSHA = shaOf(Source), shaOf(FreeSource)
+
+func shaOf(source string) string {
+	sum := sha1.Sum([]byte(source))
 	return hex.EncodeToString(sum[:])
-}()
+}
+
+// Set, Take and Free do without the script what is right for names that nobody else wants. They are for exclusive holds.
+const (
+	// Set is SET NX, whoever waits. The answer is TakeRefused or TakeGranted. Not for requests that were here before.
+	Set = "set" // value, px
+
+	// Take is SET NX and EXISTS of the queue. The answer is TakeRefused if the name is not free, TakeGranted, or
+	// TakeAhead: granted, although somebody waits (a hold has run out, and who waits does not have it yet), so that
+	// GiveWay is to follow. Not for requests that were here before.
+	Take = "take" // value, px
+
+	// Free ends a hold. The answer is 1, or nil if the script is to be asked: somebody waits, or the hold is gone.
+	Free = "free" // start of the value
+)
+
+// Answers to Set and Take.
+const (
+	TakeRefused int64 = iota
+	TakeGranted
+	TakeAhead
+)
 
 // The steps of the script, with their arguments. Those of requests and holds exist twice: the ones that start with "g"
 // are for shared holds and permits.
 const (
-	Wait        = "w" // value, px
-	WaitAgain   = "W" // value, px, request
-	Try         = "t" // value, px
-	TryAgain    = "T" // value, px, request
-	Release     = "r" // start of the value, ms that the name stays closed
-	ReleaseFast = "R" // start of the value
-	Remove      = "x" // request
-	Cancel      = "c" // value
-	Quit        = "q" // start of the value, ms that the name stays closed
-	Decline     = "d" // client, nonce
-	Renew       = "n" // start of the value, px
-	Accept      = "a" // start of the value, px
-	Settle      = "s"
-	Look        = "l" // client, nonces…
-	Inform      = "i"
-	Mark        = "k" // its third key is Keys.Marks
-	Marked      = "K" // start of the value; its third key is Keys.Marks
-	Force       = "f"
+	Wait      = "w" // value, px
+	WaitAgain = "W" // value, px, request, and Keeps or not
+	Try       = "t" // value, px
+	TryAgain  = "T" // value, px, request, and Keeps or not
+	GiveWay   = "y" // value, px, "1" to wait: what Take has granted stands behind those who wait. As Wait or Try
+	Release   = "r" // start of the value, ms that the name stays closed
+	Remove    = "x" // request
+	Cancel    = "c" // value
+	Expire    = "e" // start of the value, ms that the name stays closed: of any kind, unless others were answered with it
+	Quit      = "q" // start of the value, ms that the name stays closed
+	Decline   = "d" // client, nonce
+	Renew     = "n" // start of the value, px
+	Accept    = "a" // start of the value, px
+	Settle    = "s"
+	Look      = "l" // client, nonces…
+	Peek      = "p" // takes the keys of several names: their number, client
+	Inform    = "i"
+	Mark      = "k" // its third key is Keys.Marks
+	Marked    = "K" // start of the value; its third key is Keys.Marks
+	Force     = "f"
 
 	GroupWait      = "gw" // value, px
-	GroupWaitAgain = "gW" // value, px, request
+	GroupWaitAgain = "gW" // value, px, request, and Keeps or not
 	GroupTry       = "gt" // value, px
-	GroupTryAgain  = "gT" // value, px, request
+	GroupTryAgain  = "gT" // value, px, request, and Keeps or not
 	GroupRelease   = "gr" // start of the value, ms that the share stays closed
 	GroupRenew     = "gn" // start of the value, px
 	GroupAccept    = "ga" // start of the value, px
@@ -64,6 +94,10 @@ const (
 	TryAll = "m"
 )
 
+// Keeps says that a hold which the request has through another client stays that one: both are answered with it, and
+// from then on only a release ends it. The answer is read by ParseKept. TryAll has it in any case.
+const Keeps = "1"
+
 // Mismatch is the answer to a request for a name that is in use with another kind or limit.
 const Mismatch = -1
 
@@ -71,11 +105,15 @@ const Mismatch = -1
 // that is not accepted.
 const (
 	Offered   = 3
-	OfferTime = 2 * time.Second
+	OfferTime = time.Second
 )
 
-// MaxLook bounds the nonces in one Look: Lua passes arguments on a stack of limited size.
-const MaxLook = 1000
+// MaxLook bounds the nonces in one Look, and MaxPeek the names in one Peek: Lua passes arguments on a stack of limited
+// size, and nobody else is served meanwhile.
+const (
+	MaxLook = 1000
+	MaxPeek = 500
+)
 
 // Keys of one lock name. They share one hash tag, hence one slot of a cluster.
 type Keys struct{ Lock, Queue, Seen string }
@@ -148,12 +186,12 @@ func Millis(d time.Duration) string {
 type PushKind uint8
 
 const (
-	// PushGranted: the lock was handed over to the attempt Push.Nonce.
-	PushGranted PushKind = iota
-	// PushOffered: likewise, for OfferTime, until it accepts.
-	PushOffered
+	// PushOffered: the lock was handed over to the attempt Push.Nonce, for OfferTime, until it accepts.
+	PushOffered PushKind = iota
 	// PushClosed: the lock stays closed for Push.For, although nobody holds it.
 	PushClosed
+	// PushAsked: waiters of the client stand behind one that did not accept. A Look says that it lives.
+	PushAsked
 )
 
 // Push is a message on a client's channel.
@@ -173,8 +211,11 @@ func ParsePush(text string) (Push, bool) {
 	if nonce, offered := strings.CutPrefix(first, "!"); offered {
 		return Push{Kind: PushOffered, Nonce: nonce, Lock: rest}, true
 	}
+	if first == "?" {
+		return Push{Kind: PushAsked, Lock: rest}, true
+	}
 	if first != "c" {
-		return Push{Kind: PushGranted, Nonce: first, Lock: rest}, true
+		return Push{}, false
 	}
 	at := strings.LastIndexByte(rest, '|')
 	if at < 0 {

@@ -53,15 +53,16 @@ func FuzzKeysOf(f *testing.F) {
 
 func TestPushes(t *testing.T) {
 	for text, want := range map[string]Push{
-		"12|p:{n}":       {Kind: PushGranted, Nonce: "12", Lock: "p:{n}"},
-		"12|p:{a|b}":     {Kind: PushGranted, Nonce: "12", Lock: "p:{a|b}"},
+		"!12|p:{n}":      {Kind: PushOffered, Nonce: "12", Lock: "p:{n}"},
+		"!12|p:{a|b}":    {Kind: PushOffered, Nonce: "12", Lock: "p:{a|b}"},
+		"?|p:{a|b}":      {Kind: PushAsked, Lock: "p:{a|b}"},
 		"c|p:{a|b}|1500": {Kind: PushClosed, Lock: "p:{a|b}", For: 1500 * time.Millisecond},
 	} {
 		if got, ok := ParsePush(text); !ok || got != want {
 			t.Errorf("%q was read as %+v", text, got)
 		}
 	}
-	for _, text := range []string{"", "x", "|x", "c|x", "c|x|y"} {
+	for _, text := range []string{"", "x", "12|x", "|x", "c|x", "c|x|y"} {
 		if got, ok := ParsePush(text); ok {
 			t.Errorf("%q was read as %+v", text, got)
 		}

@@ -1,6 +1,7 @@
 -- A name that is held in shares, by readers or by holders of permits, has a hash for its lock key:
 --
---   lock   field "start of the value" → "server time in ms at which the hold runs out|id|owner…", one for each hold; with a "-"
+--   lock   field "start of the value" → "server time in ms at which the hold runs out|id|owner…", one for each hold, with
+--          a "+" before the id as in a lock that is a string; with a "-"
 --          before the start it is nobody's any more and keeps its share closed for a minimum hold. Field "#" →
 --          "next|limit|used": no hold runs out before next; limit is 0 for readers, who have one share each; used is the sum
 --          of all shares. The key lives as long as the longest hold. Without this key there are no holds: the holds of a name
@@ -16,6 +17,7 @@ local made
 function shares()
 	if made then return made end
 	local hand = handover()
+	local ASKED = 100 -- clients at most: the others are asked the next time
 	local clock -- server time in ms, at the beginning of the call: not after the instant that a caller counts from
 	local function now()
 		if not clock then
@@ -66,11 +68,10 @@ function shares()
 
 	-- load returns the value of a lock that is a string, or nothing and what a lock held in shares says of itself.
 	local function load(lock)
-		local kind = call('TYPE', lock).ok
-		if kind == 'none' then return nil end
-		if kind ~= 'hash' then return call('GET', lock) end
-		local v = call('HGET', lock, '#')
-		if not v then return call('GET', lock) end -- foreign: the error says so
+		local held = try('GET', lock)
+		if type(held) ~= 'table' then return held or nil end
+		local v = try('HGET', lock, '#')
+		if type(v) ~= 'string' then error(held) end -- foreign
 		return nil, meta(v)
 	end
 
@@ -118,27 +119,6 @@ function shares()
 		end
 	end
 
-	-- reap ends the holds that have run out, and returns g, or nothing if none is left.
-	local function reap(lock, g)
-		if now() < g.next then return g end
-		local soonest, last, used = nil, 0, 0
-		each(lock, function(start, _, p, ends)
-			if ends <= now() then
-				call('HDEL', lock, start)
-			else
-				used, soonest, last = used + p.n, math.min(soonest or ends, ends), math.max(last, ends)
-			end
-		end)
-		if not soonest then
-			call('DEL', lock)
-			return nil
-		end
-		g.next, g.used = soonest, used
-		note(lock, g)
-		call('PEXPIRE', lock, last - now())
-		return g
-	end
-
 	-- left returns in how many ms the first hold may run out.
 	local function left(g) return math.max(0, g.next - now()) end
 
@@ -173,6 +153,56 @@ function shares()
 		local n = try('LREM', queue, 0, v)
 		if type(n) == 'table' then n = try('ZREM', queue, v) end
 		return type(n) == 'number' and n or 0
+	end
+
+	-- forsake removes the places of those who have not accepted an offer that has ended, which is one of theirs whose client
+	-- is in ended, or any if that is nil, and of those who did not answer since the last one ended. The others are asked.
+	local function forsake(queue, seen, ended)
+		local dead, lapsed = {}, false
+		for _, name in ipairs(call('HKEYS', seen)) do
+			local client = string.sub(name, 2)
+			if starts(name, '?') or starts(name, '!') and (not ended or ended[client]) then
+				call('HDEL', seen, name)
+				dead[client] = true
+				lapsed = lapsed or starts(name, '!')
+			end
+		end
+		if not next(dead) then return end
+		local asked, n = {}, 0
+		for _, v in ipairs((line(queue))) do
+			local client = whose(v)
+			if dead[client] then
+				remove(queue, v)
+			elseif lapsed and client and not asked[client] and n < ASKED then
+				asked[client], n = true, n + 1
+				call('HSET', seen, '?' .. client, 1)
+				hand.tell(client, '?|' .. string.sub(queue, 1, -3))
+			end
+		end
+		if n > 0 then call('PEXPIRE', seen, SEEN_MS) end
+	end
+
+	-- reap ends the holds that have run out, and returns g, or nothing if none is left.
+	local function reap(lock, queue, seen, g)
+		if now() < g.next then return g end
+		local soonest, last, used, ended = nil, 0, 0, {}
+		each(lock, function(start, _, p, ends)
+			if ends <= now() then
+				call('HDEL', lock, start)
+				ended[p.client] = true
+			else
+				used, soonest, last = used + p.n, math.min(soonest or ends, ends), math.max(last, ends)
+			end
+		end)
+		forsake(queue, seen, ended)
+		if not soonest then
+			call('DEL', lock)
+			return nil
+		end
+		g.next, g.used = soonest, used
+		note(lock, g)
+		call('PEXPIRE', lock, last - now())
+		return g
 	end
 
 	-- push adds v at the end of the queue.
@@ -242,26 +272,39 @@ function shares()
 
 	-- serve hands over as far as there is room, after holds or places have gone without a word. The lock is no string.
 	local function serve(lock, queue, seen, g, permits)
-		if permits then
-			advance(lock, queue, seen, g, true)
-		elseif g then
-			advance(lock, queue, seen, g, false)
+		if not g then forsake(queue, seen) end -- all offers have ended
+		if permits or g then
+			advance(lock, queue, seen, g, permits)
 		else
-			hand.resume(lock, queue, seen)
+			hand.promote(lock, queue, seen)
 		end
 	end
 
+	-- stays says whether the hold that q says stays as it is although the same request asks for it again, in the attempt that
+	-- p says: it has another client, or is told already, or belongs to a later attempt. info is what it says for people.
+	local function stays(q, p, info)
+		return q.client ~= p.client or starts(info, TOLD) or #q.nonce > #p.nonce or
+			#q.nonce == #p.nonce and q.nonce > p.nonce
+	end
+
 	-- judge says whether a request for p can be granted now: 1 it can, 2 it holds already, in field start of g if that is
-	-- not nil, 0 it has to wait, -1 the name is in use otherwise.
-	local function judge(lock, queue, seen, p, request, served)
+	-- not nil, 0 it has to wait, -1 the name is in use otherwise. keeps is not nil if a hold of another client's stays as it
+	-- is; then start, also of an exclusive hold, is followed by true if this one does.
+	local function judge(lock, queue, seen, p, request, keeps, served)
 		local held, g = load(lock)
-		if g then g = reap(lock, g) end
+		if g then g = reap(lock, queue, seen, g) end
 		if request and held and not p.limit then
-			local _, _, _, r = hand.field(held)
-			if r == request then return 2 end
+			local q = parse(held)
+			if q and q.request == request then
+				local same = keeps and stays(q, p, string.sub(held, #q.start + 1))
+				return 2, nil, same and q.start or nil, same
+			end
 		elseif request and g then
 			local start, q = owned(lock, request)
-			if start and q.n == p.n and q.limit == p.limit then return 2, g, start end
+			if start and q.n == p.n and q.limit == p.limit then
+				local info = string.match(call('HGET', lock, start), '^%d+|(.*)$')
+				return 2, g, start, keeps and stays(q, p, info)
+			end
 		end
 		local permits = counted(p)
 		if held then return permits and -1 or 0 end
@@ -269,7 +312,7 @@ function shares()
 		if not served and (v or set and not g) then -- perhaps all who wait are gone, and only offering tells
 			hand.alive(seen, p.start)
 			serve(lock, queue, seen, g, set)
-			return judge(lock, queue, seen, p, request, true)
+			return judge(lock, queue, seen, p, request, keeps, true)
 		end
 		if g and g.limit ~= (p.limit or 0) then return -1 end
 		if v then
@@ -295,6 +338,34 @@ function shares()
 			g.used = g.used - p.n
 		end
 		add(lock, queue, v, p, g, least)
+	end
+
+	-- tell marks the hold of a request, which start says, as one that more than one attempt was answered with, and lets it
+	-- live as long as p asks for. From then on only a release ends it, or its time: none of those attempts can know whether
+	-- another one's caller relies on it.
+	local function tell(lock, queue, seen, start, p, g)
+		hand.alive(seen, p.start)
+		local info, ends
+		if g then
+			ends, info = string.match(call('HGET', lock, start), '^(%d+)|(.*)$')
+		else
+			info = string.sub(call('GET', lock), #start + 1)
+		end
+		if whose(start) ~= p.client and not starts(info, TOLD) then info = TOLD .. info end
+		if g then
+			call('HSET', lock, start, text(math.max(tonumber(ends), after(p.px))) .. '|' .. info)
+			lengthen(lock, queue, g, after(p.px) - now())
+		else
+			call('SET', lock, start .. info, 'PX', math.max(p.px, call('PTTL', lock)))
+		end
+	end
+
+	-- told says whether tell has marked the hold that start says.
+	local function told(lock, start)
+		local v = try('GET', lock)
+		if type(v) == 'string' then return starts(v, start .. TOLD) end
+		local info = try('HGET', lock, start)
+		return type(info) == 'string' and string.match(info, '^%d+|(.)') == TOLD
 	end
 
 	-- busy tells a holder who is in the way, any one, and how long that may last.
@@ -362,11 +433,15 @@ function shares()
 	end
 
 	-- acquire is every way to acquire. The answer is 1 for a grant, 0 for a place in the queue, -1 if the name is in use
-	-- otherwise, and {value, time to live} of a holder for an attempt that does not wait. A request that may have been here
-	-- before keeps the place that it has.
-	local function acquire(lock, queue, seen, v, wait, request, keep)
+	-- otherwise, {value, time to live} of a holder for an attempt that does not wait, and {start} of a hold that the request
+	-- has and that stays as it is: see judge. A request that may have been here before keeps the place that it has.
+	local function acquire(lock, queue, seen, v, wait, request, keep, keeps)
 		local p = parse(v)
-		local verdict, g, start = judge(lock, queue, seen, p, request)
+		local verdict, g, start, same = judge(lock, queue, seen, p, request, keeps)
+		if same then
+			tell(lock, queue, seen, start, p, g)
+			return {start}
+		end
 		if verdict > 0 then
 			take(lock, queue, seen, v, p, g, start)
 			return 1
@@ -402,7 +477,7 @@ function shares()
 		remaining = remaining,
 		now = now, parse = parse, load = load, each = each, reap = reap, left = left, owned = owned, line = line, head = head,
 		remove = remove, leave = leave, serve = serve, judge = judge, take = take, busy = busy, touch = touch,
-		release = release, acquire = acquire,
+		release = release, acquire = acquire, tell = tell, told = told,
 		advance = function(lock, queue, seen) return advance(lock, queue, seen, nil, false) end, -- of a name that is free
 	}
 	return made

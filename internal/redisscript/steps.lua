@@ -33,23 +33,35 @@ local function careful()
 	end
 
 	-- w, t: wait, try, where quick has met something. value, px. W, T, and gW, gT for shared holds and permits: the request
-	-- may have been here before. value, px, request
+	-- may have been here before. value, px, request, and 1 if what it holds through another client stays that one's, so
+	-- that none of both can give it back by mistake
 	function steps.w(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, true) end
 	function steps.t(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, false) end
-	function steps.W(lock, queue, seen, v, _, request) return s.acquire(lock, queue, seen, v, true, request, keep) end
-	function steps.T(lock, queue, seen, v, _, request) return s.acquire(lock, queue, seen, v, false, request) end
+	function steps.W(lock, queue, seen, v, _, request, keeps)
+		return s.acquire(lock, queue, seen, v, true, request, keep, keeps)
+	end
+	function steps.T(lock, queue, seen, v, _, request, keeps)
+		return s.acquire(lock, queue, seen, v, false, request, nil, keeps)
+	end
 	steps.gW, steps.gT = steps.W, steps.T
+
+	-- y: give way: v was granted beside the queue, and stands behind those who are in it. value, px, 1 to wait
+	function steps.y(lock, queue, seen, v, _, wait)
+		if hand.get(lock) == v then call('DEL', lock) end
+		return s.acquire(lock, queue, seen, v, wait == '1')
+	end
 
 	-- m: try several names, all or none. 1 if the requests may have been here before, then value and request of each. The
 	-- answer is 1, or the number of the name that is in the way, with value and time to live of its holder unless it is in
-	-- use otherwise.
+	-- use otherwise, or 0 and for each name the start of the hold that stays as it is, or nothing.
 	function steps.m(k, a, n)
 		local again = ARGV[a] == '1'
-		local all, bad, why = {}, nil, nil
+		local all, bad, why, same = {}, nil, nil, {0}
 		for i = 1, (n - 1) / 2 do
 			local each = {KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 1], ARGV[a + 2]}
 			each.p = s.parse(each[4])
-			each.verdict, each.g, each.start = s.judge(each[1], each[2], each[3], each.p, again and each[5] or nil)
+			each.verdict, each.g, each.start, each.same =
+				s.judge(each[1], each[2], each[3], each.p, again and each[5] or nil, true)
 			if each.verdict <= 0 and not bad then
 				bad, why = i, {i}
 				if each.verdict == 0 then
@@ -60,20 +72,32 @@ local function careful()
 			all[i] = each
 			k, a = k + 3, a + 2
 		end
-		for _, each in ipairs(all) do
-			if not bad then
+		local some
+		for i, each in ipairs(all) do
+			if not bad and each.same then
+				s.tell(each[1], each[2], each[3], each.start, each.p, each.g)
+				same[1 + i] = each.start
+			elseif not bad then
 				s.take(each[1], each[2], each[3], each[4], each.p, each.g, each.start)
-			elseif each.verdict == 2 then -- from when all of them were granted: others are gone since
+				same[1 + i] = ''
+			elseif each.verdict == 2 and not each.same then -- from when all of them were granted: others are gone since
 				steps.x(each[1], each[2], each[3], each[5])
 			end
+			some = some or each.same
 		end
-		return why or 1
+		return why or some and same or 1
 	end
 
 	-- n: renew, where quick has met something. start of the value, px
 	function steps.n(lock, queue, seen, start, px)
 		if not starts(hand.get(lock), start) then return 0 end
 		return prolong(lock, px)
+	end
+
+	-- a: accept, where quick has met something. start of the value, px
+	function steps.a(lock)
+		hand.get(lock) -- a foreign type is an error
+		return 0
 	end
 
 	-- forget removes a place in the queue, and lets those behind it have what it alone kept them from.
@@ -83,7 +107,7 @@ local function careful()
 		local first, permits = s.head(queue)
 		if permits or starts(first, 's') then
 			local held, g = s.load(lock)
-			if g then g = s.reap(lock, g) end
+			if g then g = s.reap(lock, queue, seen, g) end
 			if not held then s.serve(lock, queue, seen, g, permits) end
 		end
 		return n
@@ -96,6 +120,7 @@ local function careful()
 		if held then
 			local _, _, _, r = hand.field(held)
 			if r == request then
+				hand.alive(seen, held)
 				hand.free(lock, queue, seen, held, 0)
 				found = 1
 			end
@@ -118,8 +143,10 @@ local function careful()
 	function steps.c(lock, queue, seen, v)
 		local p = s.parse(v)
 		if p and p.limit then
+			if s.told(lock, p.start) then return 0 end
 			if s.release(lock, queue, seen, p.start, 0) then return 1 end
 		elseif hand.get(lock) == v then
+			hand.alive(seen, v)
 			hand.free(lock, queue, seen, v, 0)
 			return 1
 		end
@@ -130,14 +157,16 @@ local function careful()
 	function steps.d(lock, queue, seen, client, nonce)
 		local held, g = s.load(lock)
 		if held then
-			local _, c, n = hand.field(held)
-			if c ~= client or n ~= nonce then return 0 end
+			local p = s.parse(held)
+			if not p or p.client ~= client or p.nonce ~= nonce or s.told(lock, p.start) then return 0 end
+			hand.alive(seen, held)
 			hand.free(lock, queue, seen, held, 0)
 			return 1
 		elseif g then
 			for _, start in ipairs(call('HKEYS', lock)) do
 				local p = s.parse(start)
 				if p and p.client == client and p.nonce == nonce and not starts(start, '-') then
+					if s.told(lock, start) then return 0 end
 					s.leave(lock, queue, seen, g, start, p)
 					return 1
 				end
@@ -146,11 +175,18 @@ local function careful()
 		return 0
 	end
 
+	-- e: expire: r, or gr, unless others were answered with the same hold. start of the value, ms that the name stays closed
+	function steps.e(lock, queue, seen, start, ms)
+		if s.told(lock, start) then return 0 end
+		local p = s.parse(start)
+		return steps[p and p.limit and 'gr' or 'r'](lock, queue, seen, start, ms)
+	end
+
 	-- settle hands over if holds ran out. It returns what load does then, and whether it has changed the queue.
 	local function settle(lock, queue, seen)
 		local held, g = s.load(lock)
 		if held then return held end
-		if g then g = s.reap(lock, g) end
+		if g then g = s.reap(lock, queue, seen, g) end
 		local first, permits = s.head(queue)
 		if not first and (g or not permits) then return nil, g end
 		s.serve(lock, queue, seen, g, permits)
@@ -171,40 +207,17 @@ local function careful()
 	end
 
 	-- l: look: what became of a client's waiters? client, then their nonces. The answer is the time to live as for s, the
-	-- length of the queue, and for each waiter 0 gone, 1 queued, 2 holds (and is renewed).
+	-- length of the queue, 1 if the name is held in shares, and for each waiter 0 gone, 1 queued, 2 holds (and is renewed).
 	function steps.l(lock, queue, seen, client, ...)
-		local now = s.now()
 		local places, permits = s.line(queue)
-
-		-- Clients look every 3 s + 5 ms a place, at most every 8 s, give or take a fifth.
-		local patience = 4 * math.min(3000 + 5 * #places, 8000)
-		local last, lapsed = {}, {}
-		local entries = call('HGETALL', seen)
-		for i = 1, #entries, 2 do
-			if entries[i] ~= client and not starts(entries[i], '!') then
-				if now - (tonumber(entries[i + 1]) or 0) > patience then
-					lapsed[entries[i]] = true
-					call('HDEL', seen, entries[i])
-				else
-					last[entries[i]] = true
-				end
-			end
-		end
-		call('HDEL', seen, '!' .. client)
-		call('HSET', seen, client, now)
-		call('PEXPIRE', seen, SEEN_MS)
-
+		call('HDEL', seen, '!' .. client, '?' .. client)
 		local queued, holds = {}, {}
 		for _, v in ipairs(places) do
 			local p = s.parse(v)
-			local c = p and p.client
-			if c == client then
-				queued[p.nonce] = true
-			elseif c == nil or lapsed[c] then
+			if not p then
 				s.remove(queue, v)
-			elseif not last[c] then
-				call('HSET', seen, c, now) -- the first look at it, by anybody, starts its time
-				last[c] = true
+			elseif p.client == client then
+				queued[p.nonce] = true
 			end
 		end
 		if #places > 0 and (not permits or call('PTTL', queue) < QUEUE_MS) then call('PEXPIRE', queue, QUEUE_MS) end
@@ -229,18 +242,29 @@ local function careful()
 			end
 		end
 
-		local answer = {0, #places}
+		local answer = {0, #places, g and 1 or 0}
 		for i = 1, select('#', ...) do
 			local nonce = select(i, ...)
 			if holds[nonce] then
 				holds[nonce]()
-				answer[i + 2] = 2
+				answer[i + 3] = 2
 			else
-				answer[i + 2] = queued[nonce] and 1 or 0
+				answer[i + 3] = queued[nonce] and 1 or 0
 			end
 		end
 		answer[1] = expiry(lock, held, g)
 		return answer
+	end
+
+	-- p: peek: which of several names is not held in one piece by somebody else? number of names, client. The answer is a list
+	-- of their numbers
+	function steps.p(k, a, n)
+		local locks, found, mine = {}, {}, '^[^|]*|' .. ARGV[a + 1] .. '|'
+		for i = 1, n do locks[i] = KEYS[k + 3 * i - 3] end
+		for i, v in ipairs(call('MGET', unpack(locks))) do
+			if not v or string.find(v, mine) then found[#found + 1] = i end
+		end
+		return found
 	end
 
 	-- i: inform: value, time to live in ms, number of waiters. Of a name held in shares the value is empty, and value and time
@@ -284,6 +308,7 @@ local function careful()
 		local held, g = s.load(lock)
 		if held then
 			if not s.parse(held) then return 0 end -- closed, or foreign
+			hand.alive(seen, held)
 			hand.free(lock, queue, seen, held, 0)
 			return offered and 3 or 1
 		end
@@ -315,6 +340,9 @@ while KEYS[k] do
 		if step == 'm' then
 			names = (n - 1) / 2
 			ok, answer = pcall(f, k, a + 2, n)
+		elseif step == 'p' then
+			names = tonumber(ARGV[a + 2])
+			ok, answer = pcall(f, k, a + 2, names)
 		elseif n <= 3 and step ~= 'l' then -- what is too much is the next step's, and no step looks at it
 			ok, answer = pcall(f, KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
 		else

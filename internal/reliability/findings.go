@@ -13,6 +13,7 @@ type findings struct {
 	about       string
 	clauses     map[string][]facts.Clauses // by driver
 	faults      map[string][]facts.ClusterFault
+	failovers   []facts.Failover
 	soaks       []facts.Soak
 	reported    []facts.Soak
 	mutants     []mutant
@@ -45,6 +46,8 @@ func (f *findings) attribute(pkg, key, value string) error {
 			f.faults = map[string][]facts.ClusterFault{}
 		}
 		f.faults[driver] = append(f.faults[driver], fact)
+	case facts.Failover:
+		f.failovers = append(f.failovers, fact)
 	case facts.Soak:
 		if fact.Reported {
 			f.reported = append(f.reported, fact)

@@ -172,6 +172,7 @@ func page(f findings, steps []step) string {
 		"it wakes, and whoever asks its lease then is told the truth. The worst margin is the shortest time from there to the rival's grant.\n")
 	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" + faultTable(f))
 	b.WriteString("\n## Recovery\n\nFrom the fault until names that nobody held went on, in seconds: median, and the longest.\n\n" + recoveryTable(f))
+	b.WriteString("\n## Failovers of PostgreSQL\n\n" + failoverText + failoverTable(f.failovers))
 	b.WriteString("\n## Faults drawn by seed\n\n" + soakTable(f.soaks))
 	b.WriteString("\n## What Redis and Redlock do not survive\n\n" +
 		"No client can prevent what follows: the service itself forgets. That is why these drivers do not compile where a double run\n" +
@@ -246,6 +247,24 @@ func recoveryTable(f findings) string {
 		}
 		return fmt.Sprintf("%s, %s (%d rounds)", seconds(c.MedianRecovery), seconds(c.LongestRecovery), c.Recoveries)
 	})
+}
+
+const failoverText = "The primary is killed under four clients that contend for three names, and its standby is promoted. Without a quorum a\n" +
+	"failover may forget the last holds: a rival is granted while the first holder still believes, with a greater token, so that\n" +
+	"guards refuse the first one's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
+
+func failoverTable(all []facts.Failover) string {
+	var t table
+	t.header("standby", "failovers", "grants", "losses", "tokens out of order", "holders beside whom a rival was granted", "for at most")
+	for _, f := range all {
+		longest := none
+		if f.Doubled > 0 {
+			longest = milliseconds(f.Overrun)
+		}
+		t.row(f.Standby, fmt.Sprint(f.Rounds), fmt.Sprint(f.Grants), fmt.Sprint(f.Losses), fmt.Sprintf("**%d**", f.Disorder),
+			fmt.Sprint(f.Doubled), longest)
+	}
+	return t.b.String()
 }
 
 func soakTable(runs []facts.Soak) string {

@@ -49,6 +49,7 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 			Kinds: []facts.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
 			Found: []facts.Count{{What: "overlap", Times: 1}},
 		}},
+		{"postgres", facts.Failover{Standby: "lagging", Rounds: 20, Grants: 1275, Losses: 3, Doubled: 2, Overrun: 29 * time.Millisecond}},
 		{"redlock", facts.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
 		{"conformance", facts.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
 		{"conformance/check", facts.Mutant{What: "the same token twice", Killers: "token model"}},
@@ -65,6 +66,7 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 	for _, part := range []string{
 		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)", "1.35 s", "the core 1003.2 h",
 		"99, × 1 set-ups, **3** failed", "2 of 2", "(overlap × 1)", "| 4, 2s |", "| clock jumps | 7 of 12 |",
+		"| lagging | 20 | 1275 | 3 | **0** | 2 | 29.0 ms |",
 		"| check | the same token twice | token model |",
 	} {
 		if !strings.Contains(text, part) {

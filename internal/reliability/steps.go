@@ -29,7 +29,7 @@ type step struct {
 }
 
 // drivers in the order of the page.
-var drivers = []string{"builtin", "etcd", "zookeeper", "redis", "redlock"}
+var drivers = []string{"builtin", "etcd", "zookeeper", "postgres", "redis", "redlock"}
 
 // clusters are the drivers whose service is a cluster of nodes that agree.
 var clusters = []string{"builtin", "etcd", "zookeeper"}
@@ -47,9 +47,12 @@ func stepsOf(s settings) []step {
 	steps := []step{
 		test("mutants", "^TestMutants$", "./conformance", func(f *findings) int { return len(f.mutants) }),
 		test("mutants-check", "Mutant", "./conformance/check", func(f *findings) int { return len(f.mutants) }),
+		test("mutants-postgres", "^(TestMutants|TestAsynchronousFailover|TestSynchronousCommitWithoutAStandby)$", "./postgres",
+			func(f *findings) int { return len(f.mutants) }),
+		test("mutants-redis", "^TestMutants$", "./redis", func(f *findings) int { return len(f.mutants) }),
 		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", func(f *findings) int { return len(f.mutants) }),
 		test("simulation", "^TestSimulation$", "./conformance/simulation", func(f *findings) int { return len(f.simulations) }),
-		test("simulation-machine", "^TestReplicas$", "./builtin/machine", func(f *findings) int { return len(f.simulations) }),
+		test("simulation-machine", "^TestReplicas$", "./internal/machine", func(f *findings) int { return len(f.simulations) }),
 	}
 	for _, d := range drivers {
 		steps = append(steps, test("conformance-"+d, "^TestConformance", "./"+d, func(f *findings) int { return len(f.clauses[d]) }))
@@ -59,6 +62,8 @@ func stepsOf(s settings) []step {
 		st.env = append(st.env, "FENCELOCK_ROUNDS="+strconv.Itoa(s.rounds))
 		steps = append(steps, st)
 	}
+	steps = append(steps, test("failovers-postgres", "^TestFailoversUnderLoad$", "./postgres",
+		func(f *findings) int { return len(f.failovers) }))
 	for _, d := range drivers {
 		st := test("soak-"+d, "^TestSoak", "./"+d, func(f *findings) int { return len(f.soaks) + len(f.reported) })
 		st.env = append(st.env, "FENCELOCK_SOAK="+s.soak.String())

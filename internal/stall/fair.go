@@ -3,6 +3,7 @@ package stall
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -40,12 +41,19 @@ func (c conclusive) Unwrap() error { return c.error }
 // Fairly calls attempt again, twice at most, where it failed while the machine lost time that Matters, unless the error
 // is Conclusive. It returns what was excused, and the error of the last attempt, which is an InconclusiveError if none
 // was fair.
+//
+// Where every attempt said the same but for figures, and lost only a little here and there, nothing is excused: what
+// stalls break breaks elsewhere each time.
 func Fairly(slack time.Duration, attempt func() error) (excused []string, err error) {
 	return fairly(slack, func() func() Lost { return Begin().End }, attempt)
 }
 
+// figures are what differs between two errors that say the same.
+var figures = regexp.MustCompile(`[0-9.]+(ns|µs|ms|m|s)?`)
+
 func fairly(slack time.Duration, measure func() (end func() Lost), attempt func() error) (excused []string, err error) {
-	for {
+	alike := true // what was excused so far
+	for said := ""; ; {
 		began := time.Now()
 		end := measure()
 		err := attempt()
@@ -53,8 +61,15 @@ func fairly(slack time.Duration, measure func() (end func() Lost), attempt func(
 		if err == nil || errors.As(err, new(conclusive)) || !lost.Matters(slack, took) {
 			return excused, err
 		}
+		words := figures.ReplaceAllString(err.Error(), "0")
+		alike = alike && (said == "" || said == words) && lost.little(slack, took)
+		said = words
 		excused = append(excused, fmt.Sprintf("%v (%v lost, in %v)", err, lost, took.Round(time.Millisecond)))
-		if len(excused) == Attempts {
+		switch {
+		case len(excused) < Attempts:
+		case alike:
+			return excused, err
+		default:
 			return excused, &InconclusiveError{excused, err}
 		}
 	}

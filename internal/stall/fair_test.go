@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -43,6 +44,34 @@ func TestOnlyAFairAttemptDecides(t *testing.T) {
 		if c.excused > 0 && !strings.HasPrefix(excused[0], "failure (1s, 1s of it at once lost") {
 			t.Errorf("what %s is excused with %q", what, excused)
 		}
+	}
+}
+
+// What fails thrice in the same words, on a machine that is only busy, has failed.
+func TestThriceTheSameIsAVerdict(t *testing.T) {
+	const slack = 100 * time.Millisecond
+	busy := Lost{Longest: slack / 2, Total: 2 * slack}
+	for what, c := range map[string]struct {
+		words [Attempts]string
+		lost  [Attempts]Lost
+		want  string
+	}{
+		"the same, but for figures": {[Attempts]string{"at 7.5ms: lost", "at 12s: lost", "at 3: lost"}, [Attempts]Lost{busy, busy, busy}, "at"},
+		"something else":            {[Attempts]string{"late", "late", "lost"}, [Attempts]Lost{busy, busy, busy}, "inconclusive"},
+		"a stall in one of them":    {[Attempts]string{"late", "late", "late"}, [Attempts]Lost{busy, {2 * slack, 2 * slack}, busy}, "inconclusive"},
+		"hardly any processor":      {[Attempts]string{"late", "late", "late"}, [Attempts]Lost{busy, {0, 9 * slack}, busy}, "inconclusive"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			excused, err := fairly(slack, func() func() Lost { return func() Lost { return c.lost[n-1] } }, func() error {
+				time.Sleep(time.Second)
+				n++
+				return errors.New(c.words[n-1])
+			})
+			if n != Attempts || len(excused) != Attempts || !strings.HasPrefix(fmt.Sprint(err), c.want) {
+				t.Errorf("%s: %v after %d attempts", what, err, n)
+			}
+		})
 	}
 }
 

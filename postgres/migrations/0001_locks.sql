@@ -48,9 +48,8 @@ create table fencelock.holds (
 	min_until  timestamptz,
 	queued     boolean not null,
 	metadata   jsonb,
-	primary key (name, request_id)
+	primary key (name, request_id) -- and no other index, which every grant and release would have to write
 ) with (autovacuum_vacuum_scale_factor = 0.01);
-create index on fencelock.holds (session);
 
 create table fencelock.waits (
 	name       text collate "C" not null,
@@ -67,7 +66,6 @@ create table fencelock.waits (
 	primary key (name, ticket),
 	unique (name, request_id)
 ) with (autovacuum_vacuum_scale_factor = 0.01);
-create index on fencelock.waits (session);
 
 -- Holds that were taken away, so that their holders can be told why. Kept for an hour.
 create table fencelock.revoked (
@@ -335,6 +333,43 @@ begin
 	return fencelock.nothing_granted(fencelock.held_by(a, r.name));
 end $$;
 
+-- Acquires of several free names in one commit: those that nobody holds, waits for or watches, whose rows nobody else has,
+-- on sessions that live. Of these requests it returns the places in the array, from 1, and the tokens; to the others it
+-- does nothing. It waits for the row of no name, but for who makes the same new name just now, in the order of the names.
+-- Plans that are made anew for every array cost more than they save, and one that was made while a table was empty would
+-- scan it when it is large.
+create function fencelock.acquire_free(rs fencelock.holds[], out places bigint[], out tokens bigint[], out here bigint)
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare mine text[];
+begin
+	here := fencelock.enter();
+	insert into fencelock.names (name)
+		select distinct r.name from unnest(rs) r where not exists (select 1 from fencelock.names where name = r.name) order by 1
+		on conflict do nothing;
+	select array_agg(n.name) into mine from (
+		select name from fencelock.names where name = any (array(select name from unnest(rs)))
+			and (recorded_until is null or recorded_until <= clock_timestamp())
+		for update skip locked) n;
+	with asked as materialized (
+		select distinct on (r.name) * from unnest(rs) with ordinality r(name, request_id, hold_id, session, owner, kind, permits,
+			limit_n, token, since, min_until, queued, metadata, i) where r.name = any (mine)
+	), granted as (
+		update fencelock.names n
+			set token = greatest(token + 1, fencelock.position())
+			from (select name, request_id, hold_id, session, owner, kind, permits, limit_n, metadata, i from asked) a
+			where n.name = a.name
+				and not exists (select 1 from fencelock.holds where name = a.name offset 0)
+				and not exists (select 1 from fencelock.waits where name = a.name offset 0)
+				and exists (select 1 from fencelock.sessions where id = a.session and expires_at > clock_timestamp() offset 0)
+			returning a.*, n.token
+	), held as (
+		insert into fencelock.holds
+			select name, request_id, hold_id, session, owner, kind, permits, limit_n, token, clock_timestamp(), null, false, metadata
+			from granted
+	)
+	select array_agg(i), array_agg(token) into places, tokens from granted;
+end $$;
+
 -- All of several names, or none: without waiting. The names come in the order of collation C, and are locked in it.
 create function fencelock.acquire_all(rs fencelock.holds[], minimum interval) returns setof fencelock.answer
 language plpgsql as $$
@@ -414,6 +449,29 @@ begin
 		a.wake := fencelock.settle(nm);
 	end if;
 	return a;
+end $$;
+
+-- Releases of several holds in one commit, as acquire_free: those of names that nobody waits for or watches, and that have
+-- no minimum.
+create function fencelock.release_free(nms text[], reqs text[], toks bigint[], out places bigint[], out here bigint)
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+declare mine text[];
+begin
+	here := fencelock.enter();
+	select array_agg(n.name) into mine from (
+		select name from fencelock.names where name = any (nms)
+			and (recorded_until is null or recorded_until <= clock_timestamp())
+		for update skip locked) n;
+	with gone as (
+		delete from fencelock.holds h
+			using unnest(nms, reqs, toks) with ordinality u(name, request_id, token, i)
+			where h.name = u.name and h.request_id = u.request_id and h.token = u.token and u.name = any (mine)
+				and h.session <> '' and h.min_until is null
+				and not exists (select 1 from fencelock.waits where name = u.name offset 0)
+				and exists (select 1 from fencelock.sessions where id = h.session and expires_at > clock_timestamp() offset 0)
+			returning u.i
+	)
+	select array_agg(i) into places from gone;
 end $$;
 
 -- Prolongs a session, never shortens it, and says which of the holds are no longer there: their places in the arrays,

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/fencelock/fencelock/builtin/server"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
 // serve starts the bundled lock server in this process, with its data in the story's folder, and makes it the backend.

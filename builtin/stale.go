@@ -1,0 +1,92 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// StaleState is what one member knows of a name. It may be long over: it is for people, where no member leads, and no
+// reason to do anything to what a lock protects.
+type StaleState struct {
+	backend.State // ExpiresIn of its holders is zero: only a leader knows it
+	// Member that answered, by its id, and the Address at which it was asked.
+	Member, Address string
+	// Heard is how long ago it had heard of a leader: zero if it leads itself, negative if never since it was started.
+	Heard time.Duration
+}
+
+// StaleLook asks one member, the first that answers at an address of the Admin, who holds a name. That needs neither a
+// leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or backend.ErrUnavailable: nobody
+// answers.
+func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) {
+	err := backend.ValidateName(name)
+	if err != nil {
+		return StaleState{}, &backend.CallError{Driver: driverName, Call: "stale look", Name: name, Err: err}
+	}
+	answer, address, err := a.askStale(ctx, a.addresses, &lockpb.LookStaleRequest{Name: name})
+	if err == nil && len(answer.Names) != 1 {
+		err = status.Error(codes.Unavailable, errNoAnswer.Error())
+	}
+	if err != nil {
+		return StaleState{}, adminError("stale look", name, err)
+	}
+	return staleState(answer, address, answer.Names[0]), nil
+}
+
+// StaleList asks one member as StaleLook does, for the names that begin with prefix and are held.
+func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleState, error] {
+	return func(yield func(StaleState, error) bool) {
+		at, after := a.addresses, ""
+		for {
+			answer, address, err := a.askStale(ctx, at, &lockpb.LookStaleRequest{Name: prefix, Prefix: true, After: after})
+			if err != nil {
+				yield(StaleState{}, adminError("stale list", prefix, err))
+				return
+			}
+			for _, n := range answer.Names {
+				if len(n.Holders) > 0 && !yield(staleState(answer, address, n), nil) {
+					return
+				}
+			}
+			if at, after = []string{address}, answer.NextAfter; after == "" {
+				return
+			}
+		}
+	}
+}
+
+// askStale returns the first answer, and the address from which it came.
+func (a *Admin) askStale(
+	ctx context.Context, addresses []string, q *lockpb.LookStaleRequest,
+) (answer *lockpb.LookStaleReply, address string, err error) {
+	var silent error
+	for _, address := range addresses {
+		err := a.at(ctx, address, statusTime, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
+			answer, err = c.LookStale(ctx, q)
+			return err
+		})
+		switch {
+		case err == nil:
+			return answer, address, nil
+		case status.Code(err) == codes.Unimplemented:
+			return nil, "", err
+		}
+		silent = errors.Join(silent, fmt.Errorf("%s: %s", address, status.Convert(err).Message()))
+	}
+	return nil, "", status.Errorf(codes.Unavailable, "no member answers: %v", silent)
+}
+
+func staleState(answer *lockpb.LookStaleReply, address string, n *lockpb.NameState) StaleState {
+	return StaleState{
+		State: stateOf(n, answer.Durable), Member: answer.NodeId, Address: address, Heard: time.Duration(answer.HeardNanos),
+	}
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin"
+)
+
+const sessionHelp = `Usage: fencelock session list [options]
+       fencelock session end SESSION [options]
+
+Looks after the sessions of a cluster of bundled servers: what a client holds and waits for hangs on them.
+
+list tells which are open. CLIENT is the certificate or the address from which one was opened; CONNECTED, whether its
+client has a connection to the leader; LEFT, how long it lives unless its client renews it.
+
+end ends the one that list calls SESSION, with all that hangs on it: the locks are free at once, and a client that lives
+is told that it has lost them. It may open another session.
+
+Options:
+
+  --client CLIENT        list only the sessions of this one: 'address 10.1.2.3', 'certificate NAME'
+` + lookOptions + `
+Exit codes:
+
+    0  done
+    1  no such session is open
+   64  the command line makes no sense
+   69  no leader can be reached; or it did not answer, and may have done it
+`
+
+// sessionRow is what is printed of a session.
+type sessionRow struct {
+	Session   string  `json:"session"`
+	Client    string  `json:"client,omitempty"`
+	Connected bool    `json:"connected"`
+	TTL       float64 `json:"ttlSeconds"`
+	Left      float64 `json:"leftSeconds"`
+	Holds     uint32  `json:"holds"`
+	Waits     uint32  `json:"waits"`
+}
+
+// sessionMain is "fencelock session".
+func sessionMain(args []string) int {
+	s, f := newLook("session")
+	client := f.String("client", "", "")
+	actions := map[string]struct {
+		names []string
+		do    func(context.Context, *builtin.Admin) error
+	}{
+		"list": {nil, func(ctx context.Context, admin *builtin.Admin) error { return s.listSessions(ctx, admin, *client) }},
+		"end":  {[]string{"SESSION"}, s.endSession},
+	}
+	if len(args) == 0 {
+		return usageError(s.word, errors.New("list or end is missing"))
+	}
+	action, known := actions[args[0]]
+	if !known {
+		if err := s.parse(f, args); errors.Is(err, flag.ErrHelp) {
+			return s.run(err, sessionHelp, nil)
+		}
+		return usageError(s.word, fmt.Errorf("%q: want list or end", args[0]))
+	}
+	return s.run(s.parse(f, args[1:], action.names...), sessionHelp, func(ctx context.Context) error {
+		admin, err := builtin.OpenAdmin(s.backend)
+		if err != nil {
+			return err
+		}
+		return action.do(ctx, admin)
+	})
+}
+
+func (s *lookSettings) listSessions(ctx context.Context, admin *builtin.Admin, client string) error {
+	sessions, err := admin.Sessions(ctx, client)
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter("SESSION", "CLIENT", "CONNECTED", "TTL", "LEFT", "HOLDS", "WAITS")
+	for _, x := range sessions {
+		ttl, left := time.Duration(x.TtlNanos), time.Duration(x.LeftNanos).Round(10*time.Millisecond)
+		row := &sessionRow{x.Name, x.Client, x.Connected, ttl.Seconds(), left.Seconds(), x.Holds, x.Waits}
+		err := out.print(row, []string{
+			row.Session, row.Client, yesNo(row.Connected), ttl.String(), left.String(),
+			strconv.FormatUint(uint64(row.Holds), 10), strconv.FormatUint(uint64(row.Waits), 10),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return out.flush()
+}
+
+func (s *lookSettings) endSession(ctx context.Context, admin *builtin.Admin) error {
+	return admin.EndSession(ctx, s.args[0])
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin"
+)
+
+const staleOption = `  --stale        ask the first member of a bundled server that answers for what it knows, which may be long over. That works
+                 without a leader and without a majority. Standard error, and "stale" with --json, say how old it may be
+`
+
+// stale marks what one member knows.
+type stale struct {
+	Address     string `json:"address"`
+	NodeID      string `json:"nodeId"`
+	HeardMillis *int64 `json:"heardMillis"` // since it heard of a leader; null: not since it was started
+}
+
+func staleLock(x *builtin.StaleState) lock {
+	l := lockOf(&x.State)
+	l.Stale = &stale{Address: x.Address, NodeID: x.Member}
+	if x.Heard >= 0 {
+		heard := x.Heard.Milliseconds()
+		l.Stale.HeardMillis = &heard
+	}
+	return l
+}
+
+// sayStale tells people what they look at.
+func sayStale(x *builtin.StaleState) {
+	heard := "it leads, as far as it knows"
+	switch {
+	case x.Heard < 0:
+		heard = "it has heard of no leader since it was started"
+	case x.Heard > 0:
+		heard = fmt.Sprintf("it heard of a leader %v ago", x.Heard.Round(time.Millisecond))
+	}
+	say("stale: this is what the member at %s knows, which may be long over; %s", x.Address, heard)
+}
+
+func (s *lookSettings) staleHolder(ctx context.Context, name string) error {
+	admin, err := builtin.OpenAdmin(s.backend)
+	if err != nil {
+		return err
+	}
+	x, err := admin.StaleLook(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer sayStale(&x) // after the table
+	return s.printHolder(staleLock(&x))
+}
+
+func (s *lookSettings) staleList(ctx context.Context, prefix string) error {
+	admin, err := builtin.OpenAdmin(s.backend)
+	if err != nil {
+		return err
+	}
+	out := s.newPrinter(lockTitles...)
+	first := true
+	for x, err := range admin.StaleList(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+		if first {
+			defer sayStale(&x) // after the table
+			first = false
+		}
+		l := staleLock(&x)
+		if err := out.print(l, l.rows()...); err != nil {
+			return err
+		}
+	}
+	return out.flush()
+}

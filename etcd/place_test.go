@@ -1,0 +1,216 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// everWritten returns how often each key of a name was created.
+func everWritten(t testing.TB, d *Driver, name string) map[string]int {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	now, err := d.client.Get(ctx, "now")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.Put(ctx, d.dir(name)+"end", ""); err != nil {
+		t.Fatal(err)
+	}
+	created := map[string]int{}
+	for resp := range d.client.Watch(ctx, d.dir(name), clientv3.WithPrefix(), clientv3.WithRev(1)) {
+		for _, e := range resp.Events {
+			if e.Kv.ModRevision > now.Header.Revision {
+				return created
+			}
+			if e.IsCreate() {
+				created[string(e.Kv.Key)]++
+			}
+		}
+	}
+	t.Fatal("the watch ended")
+	return nil
+}
+
+// etcd remembers deleted keys until the next compaction, and comparisons of ranges visit them: so a name has few keys,
+// however often it was held, by drivers that are no more too.
+func TestKeysOfANameAreFew(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	for _, c := range []claim{exclusively(), sharing(), taking(2, 3)} {
+		t.Run(c.kind.String(), func(t *testing.T) {
+			name := "few/" + c.kind.String()
+			const drivers, rounds = 4, 25
+			var last *Driver
+			token := uint64(0)
+			for n := range drivers {
+				last = newDriver(t, server.Addr())
+				last.station = int64(n)
+				for i := range rounds {
+					g := mustAcquire(t, last, c.asks(name, i%2 == 0))
+					if g.Token.Order() <= token {
+						t.Fatalf("token %v after %d", g.Token, token)
+					}
+					token = g.Token.Order()
+					mustRelease(t, last, g)
+				}
+			}
+			created := everWritten(t, last, name)
+			if len(created) != drivers {
+				t.Errorf("%d holds stood on %v", drivers*rounds, created)
+			}
+		})
+	}
+}
+
+// Drivers whose first choice is the same key.
+func TestDriversThatWantOneKey(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
+		t.Run(c.kind.String(), func(t *testing.T) {
+			name := "one/" + c.kind.String()
+			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
+			for _, d := range []*Driver{one, two, three} {
+				d.station = 7
+			}
+			first := mustAcquire(t, one, c.asks(name, false))
+			if one.Key(first) != one.dir(name)+c.part()+"7" {
+				t.Errorf("the first hold stands on %s", one.Key(first))
+			}
+			if c.kind == backend.KindExclusive {
+				waits := acquireLater(t, two, c.asks(name, true))
+				again := acquireLater(t, three, c.asks(name, true))
+				mustRelease(t, one, first)
+				second := mustGet(t, waits)
+				mustWait(t, "the third", again)
+				mustRelease(t, two, second)
+				mustRelease(t, three, mustGet(t, again))
+				return
+			}
+			second, third := mustAcquire(t, two, c.asks(name, false)), mustAcquire(t, three, c.asks(name, true))
+			wantHolders(t, one, name, 0, first, second, third)
+			more, err := two.AcquireAll(t.Context(), []backend.Request{sharing().asks("more/"+name, false), exclusively().asks("all/"+name, false)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			three.station = two.station
+			beside := mustAcquireAll(t, three, []backend.Request{sharing().asks("more/"+name, false), exclusively().asks("else/"+name, false)})
+			wantHolders(t, one, "more/"+name, 0, more[0], beside[0])
+			mustRelease(t, two, more...)
+			mustRelease(t, three, beside...)
+			mustRelease(t, one, first)
+			mustRelease(t, two, second)
+			mustRelease(t, three, third)
+		})
+	}
+}
+
+// A foreign key stands where a hold would.
+func TestForeignKeyOnAPlace(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, containers.Etcd(t).Addr())
+	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
+		for _, wait := range []bool{true, false} {
+			r := c.asks(fmt.Sprint("foreign/", c.kind, wait), wait)
+			d.station = 5
+			key := d.dir(r.Name) + c.part() + "5"
+			if _, err := d.client.Put(t.Context(), key, "foreign"); err != nil {
+				t.Fatal(err)
+			}
+			mustRelease(t, d, mustAcquire(t, d, r))
+			if resp, err := d.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Value) != "foreign" {
+				t.Errorf("%v: the foreign key is %v, %v", c.kind, resp, err)
+			}
+		}
+	}
+}
+
+// The key of a transaction that was not answered gets no other request: it may yet be written.
+func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	addr, link := server.NewLink(t)
+	d := newDriver(t, addr)
+	held := request("held", false)
+	held.TTL = time.Minute
+	mustAcquire(t, d, held)
+	r := request("x", false)
+	r.TTL = time.Minute
+	link.Hold(fault.Replies)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) {
+		t.Fatalf("Acquire = %v, want ErrUnknown", err)
+	}
+	key := d.Key(r.Grant())
+	eventually(t, "the transaction is given up", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.places[key].doubts) == 1
+	})
+	link.Pass()
+	if err := d.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) { // the sweep may have been faster
+		t.Errorf("Release = %v", err)
+	}
+	next := request("x", true)
+	next.TTL = time.Minute
+	if g := mustAcquire(t, d, next); d.Key(g) == key {
+		t.Error("the next request got the same key")
+	}
+	d.mu.Lock()
+	s := d.sessions[60]
+	d.mu.Unlock()
+	if _, err := d.client.Revoke(t.Context(), s.id); err != nil {
+		t.Fatal(err)
+	}
+	s.end(backend.ReasonSessionExpired)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.places) != 0 || len(d.requests) != 0 {
+		t.Errorf("without the lease the driver keeps %v, %v", d.places, d.requests)
+	}
+}
+
+// A grant names its hold by the whole request id, also where its incarnation and its key are right.
+func TestAnotherRequestIDMovesNothing(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	own, other := newDriver(t, server.Addr()), newDriver(t, server.Addr())
+	r := request("x", false)
+	r.TTL = time.Minute
+	g := mustAcquire(t, own, r)
+	for _, id := range []string{backend.NewRequestID(), g.RequestID[:len(g.RequestID)-1], g.RequestID + "0"} {
+		wrong := g
+		wrong.RequestID = id
+		for _, d := range []*Driver{own, other} {
+			for _, ttl := range []time.Duration{g.TTL, 2 * g.TTL} {
+				wrong.TTL = ttl
+				if err := d.Renew(t.Context(), []backend.Grant{wrong})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+					t.Errorf("Renew with the request id %s = %v", id, err)
+				}
+			}
+			if err := d.Release(t.Context(), wrong); !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("Release with the request id %s = %v", id, err)
+			}
+		}
+	}
+	if err := own.Renew(t.Context(), []backend.Grant{g})[0].Err; err != nil {
+		t.Error(err)
+	}
+	if err := other.Renew(t.Context(), []backend.Grant{g})[0].Err; err != nil {
+		t.Errorf("Renew by another driver = %v", err)
+	}
+	if err := other.Release(t.Context(), g); err != nil {
+		t.Errorf("Release by another driver = %v", err)
+	}
+}

@@ -1,0 +1,156 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// token is what the servers have given a client for its password. The client library asks for one for every stream it
+// opens, and a server checks a password with a slow hash: servers that are busy would fall behind by as many as there
+// are streams, answer nobody in time, and be asked for more by those who left them. So one is asked for when there is
+// none, or a server did not know the last one, by one request at a time; and who waits for it no longer does not end
+// that. All members know it.
+type token struct {
+	conns *connections
+
+	mu     sync.Mutex // protects the following fields
+	text   string
+	number int     // counts those that were given
+	asking *asking // not nil while one is asked for
+}
+
+// asking is one request for a token.
+type asking struct {
+	done   chan struct{} // closed when the answer is there
+	answer *pb.AuthenticateResponse
+	err    error
+}
+
+// askingTime bounds a request for a token. A server that is silent is left before: see connections.
+const askingTime = 30 * time.Second
+
+// authenticate takes the place of a request for a token.
+func (t *token) authenticate(ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error) error {
+	t.mu.Lock()
+	if t.text != "" {
+		reply.Token = t.text
+		t.mu.Unlock()
+		return nil
+	}
+	a := t.asking
+	if a == nil {
+		a = &asking{done: make(chan struct{}), answer: &pb.AuthenticateResponse{}}
+		t.asking = a
+		go t.ask(context.WithoutCancel(ctx), a, send)
+	}
+	t.mu.Unlock()
+	select {
+	case <-a.done:
+		reply.Header, reply.Token = a.answer.Header, a.answer.Token
+		return a.err
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, any) error) {
+	ctx, cancel := context.WithTimeout(ctx, askingTime)
+	defer cancel()
+	a.err = send(ctx, a.answer)
+	t.mu.Lock()
+	t.asking = nil
+	if a.err == nil {
+		t.text = a.answer.Token
+		t.number++
+	}
+	t.mu.Unlock()
+	t.conns.bearWith(a.err)
+	close(a.done)
+}
+
+// inUse is the number of the token that a request bears which is sent now.
+func (t *token) inUse() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.number
+}
+
+// forget drops a token that a server does not know.
+func (t *token) forget(number int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.number == number {
+		t.text = ""
+	}
+}
+
+// unary and stream make a client use t.
+
+func (t *token) unary(
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	if answer, ok := reply.(*pb.AuthenticateResponse); ok {
+		return t.authenticate(ctx, answer, func(ctx context.Context, answer any) error {
+			return call(ctx, method, request, answer, conn, opts...)
+		})
+	}
+	number := t.inUse()
+	err := call(ctx, method, request, reply, conn, opts...)
+	if ofToken(err) {
+		t.forget(number)
+	}
+	return err
+}
+
+func (t *token) stream(
+	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	ctx, end := context.WithCancel(ctx)
+	number := t.inUse()
+	s, err := open(ctx, desc, conn, method, opts...)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	return &tokenStream{ClientStream: s, token: t, number: number, end: end}, nil
+}
+
+// ofToken reports whether a request was refused for its token.
+func ofToken(err error) bool {
+	return isOneOf(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
+}
+
+// tokenStream was opened with a token.
+type tokenStream struct {
+	grpc.ClientStream
+	token  *token
+	number int
+	end    context.CancelFunc
+}
+
+// RecvMsg ends the stream also when a watch on it is refused for its token. The client library would open more on it,
+// which are refused too; so it opens another one, for all of its watches.
+func (s *tokenStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if watch, ok := m.(*pb.WatchResponse); ok && err == nil && watch.Canceled {
+		if why := errors.New(watch.CancelReason); ofToken(why) {
+			s.token.forget(s.number)
+			err = status.Error(codes.Unavailable, "the stream has an old token")
+		}
+	}
+	if ofToken(err) {
+		s.token.forget(s.number)
+	}
+	if err != nil {
+		s.end()
+	}
+	return err
+}

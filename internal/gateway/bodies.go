@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"cmp"
+	"time"
+)
+
+// NameOf is the name of the lock in a path.
+type NameOf struct {
+	Path  string `path:"name" doc:"The name of the lock, one escaped segment: / is %2F. - if ?name= is given"`
+	Query string `query:"name" doc:"The name of the lock instead of the one in the path, for those that no path can have: . and .. and /"`
+}
+
+func (n NameOf) name() string { return cmp.Or(n.Query, n.Path) }
+
+// Terms are what one acquire says about its hold, of whichever names.
+type Terms struct {
+	OwnerID       string `json:"ownerId" minLength:"1" maxLength:"256" example:"worker-1" doc:"Who holds the lock, for people, and the scope of requestId. It is shown to everybody"`
+	TTLMillis     int64  `json:"ttlMillis" minimum:"1" example:"30000" doc:"How long the hold lives unless it is renewed"`
+	Wait          bool   `json:"wait,omitempty" doc:"Wait until the lock is granted, 50 s at most; then 202"`
+	WaitMillis    int64  `json:"waitMillis,omitempty" minimum:"0" doc:"Wait at most that long, 50 s at most; then 202. The place in the queue is kept, also if the connection ends, for pollWithinMillis"`
+	RequestID     string `json:"requestId,omitempty" maxLength:"128" example:"req-12345" doc:"Makes a repeat of the request the same request: the same hold, or the same place. Scoped by ownerId and by the client's certificate"`
+	MinHoldMillis int64  `json:"minHoldMillis,omitempty" minimum:"0" doc:"Keep the name closed for at least that long, also if it is released earlier"`
+}
+
+// Idempotent is the header that says requestId, for clients and proxies that know it.
+type Idempotent struct {
+	Key string `header:"Idempotency-Key" maxLength:"128" doc:"The same as requestId in the body, which may be missing then"`
+}
+
+// into makes the header the request's id.
+func (i *Idempotent) into(t *Terms) error {
+	if i.Key != "" && t.RequestID != "" && i.Key != t.RequestID {
+		return problem(codeRequest, "requestId and the header Idempotency-Key differ")
+	}
+	t.RequestID = cmp.Or(t.RequestID, i.Key)
+	return nil
+}
+
+// Item is what one acquire says about one name.
+type Item struct {
+	Kind         string            `json:"kind,omitempty" enum:"exclusive,shared,permits" doc:"Default exclusive"`
+	Permits      int               `json:"permits,omitempty" minimum:"0" doc:"With kind permits: how many"`
+	Limit        int               `json:"limit,omitempty" minimum:"0" doc:"With kind permits: of how many; all who use the name say the same"`
+	Hierarchical bool              `json:"hierarchical,omitempty" doc:"The name is a path whose steps end with /, and the hold counts for all below it"`
+	Metadata     map[string]string `json:"metadata,omitempty" doc:"Shown to those who look; 4 KiB at most"`
+}
+
+type acquireBody struct {
+	Terms
+	Item
+}
+
+type acquireAllBody struct {
+	Terms
+	Requests []struct {
+		LockKey string `json:"lockKey" minLength:"1" doc:"The name of the lock"`
+		Item
+	} `json:"requests" minItems:"1" maxItems:"64" doc:"All of them are granted, or none"`
+}
+
+// Lock is a hold, for its holder.
+type Lock struct {
+	LockKey        string    `json:"lockKey" doc:"The name of the lock"`
+	LockToken      string    `json:"lockToken" doc:"Renews and releases the hold: a secret"`
+	OwnerID        string    `json:"ownerId"`
+	ExpiresAt      time.Time `json:"expiresAt" doc:"When the hold ends unless it is renewed, by the gateway's wall clock: for people"`
+	FencingToken   uint64    `json:"fencingToken,omitempty" maximum:"9007199254740991" doc:"Greater than that of every earlier exclusive hold of the name. Missing if the backend does not fence, and for shared holds and permits"`
+	TokenSpace     string    `json:"tokenSpace,omitempty" doc:"The cluster that issued fencingToken"`
+	ValidForMillis int64     `json:"validForMillis" doc:"For how long the hold may be relied on, from the instant at which the client sent this request, by a clock that is never set"`
+}
+
+// Locks are several holds.
+type Locks struct {
+	Locks []Lock `json:"locks" doc:"In the order of the request"`
+}
+
+// Queued is a place in the queue.
+type Queued struct {
+	State            string `json:"state" enum:"QUEUED"`
+	RequestID        string `json:"requestId" doc:"Send the same request with it again"`
+	PollWithinMillis int64  `json:"pollWithinMillis" doc:"The place is lost if the request does not come again within that time"`
+}
+
+type renewBody struct {
+	LockToken string `json:"lockToken" minLength:"1"`
+	OwnerID   string `json:"ownerId,omitempty"`
+	TTLMillis int64  `json:"ttlMillis,omitempty" minimum:"0" doc:"Default as before. Less than what is left changes nothing"`
+}
+
+// Renewed is the answer to a renewal.
+type Renewed struct {
+	ExpiresAt      time.Time `json:"expiresAt"`
+	ValidForMillis int64     `json:"validForMillis" doc:"From the instant at which the client sent this request"`
+}
+
+type releaseBody struct {
+	LockToken string `json:"lockToken" minLength:"1"`
+	OwnerID   string `json:"ownerId,omitempty"`
+}
+
+// Released is the answer to a release.
+type Released struct {
+	Status          string `json:"status" enum:"RELEASED"`
+	AlreadyReleased bool   `json:"alreadyReleased,omitempty" doc:"It was released before, by the same lock token"`
+}
+
+type forceBody struct {
+	Reason       string `json:"reason" minLength:"1" maxLength:"1024" doc:"Why, for the holder and for those who look later"`
+	FencingToken uint64 `json:"fencingToken,omitempty" doc:"Only if the holder has this token"`
+}
+
+// Forced is the answer to a force-release.
+type Forced struct {
+	Status string `json:"status" enum:"FORCE_RELEASED"`
+}
+
+// State is what anybody sees of a lock.
+type State struct {
+	Locked       bool       `json:"locked"`
+	LockKey      string     `json:"lockKey,omitempty"`
+	OwnerID      string     `json:"ownerId,omitempty" doc:"The first holder's"`
+	FencingToken uint64     `json:"fencingToken,omitempty" doc:"The first holder's, if it is exclusive"`
+	ExpiresAt    *time.Time `json:"expiresAt,omitempty" doc:"When the first hold ends unless it is renewed: for people"`
+	Waiters      int        `json:"waiters,omitempty"`
+	Revision     uint64     `json:"revision,omitempty" doc:"Of its last change, where the backend tells one; a watch since it goes on behind it"`
+	Holders      []Holder   `json:"holders,omitempty"`
+}
+
+// Holder is one of those who hold a lock.
+type Holder struct {
+	OwnerID         string            `json:"ownerId"`
+	HoldID          string            `json:"holdId,omitempty" doc:"Names the hold, and moves nothing"`
+	Kind            string            `json:"kind"`
+	Permits         int               `json:"permits,omitempty"`
+	FencingToken    uint64            `json:"fencingToken,omitempty"`
+	Since           *time.Time        `json:"since,omitempty"`
+	ExpiresInMillis int64             `json:"expiresInMillis,omitempty"`
+	Metadata        map[string]string `json:"metadata,omitempty"`
+}
+
+// List is one page of the locks that are held.
+type List struct {
+	Locks     []State `json:"locks" doc:"Sorted by name"`
+	NextAfter string  `json:"nextAfter,omitempty" doc:"There is more: ask again with it as after"`
+}
+
+// Cancelled is the answer to leaving a queue.
+type Cancelled struct {
+	Status string `json:"status" enum:"CANCELLED"`
+}
+
+func (o *Item) wish(name string) wish {
+	return wish{name, cmp.Or(o.Kind, "exclusive"), o.Permits, o.Limit, o.Hierarchical, o.Metadata}
+}

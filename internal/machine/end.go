@@ -1,0 +1,181 @@
+package machine
+
+var done = &Result{Code: CodeOK}
+
+func notHeld() *Result { return &Result{Code: CodeNotHeld} }
+
+// openSession makes the session of c. s is what has its id already.
+func (m *Machine) openSession(s *session, c *Command) *Result {
+	switch {
+	case c.TTL <= 0:
+		return invalid("TTL", "%v is not positive", c.TTL)
+	case s != nil && s.ttl != c.TTL:
+		return &Result{Code: CodeConflict, Field: "Session", Detail: "it is open with another TTL"}
+	case s != nil:
+		return done
+	case len(m.sessions) >= m.limits.Sessions:
+		return limited("Sessions")
+	}
+	if bad := checkText("Client", c.Client, maxOwnerBytes); bad != nil {
+		return bad
+	}
+	if c.Client != "" && m.level < LevelDeadlines {
+		return invalid("Client", "the level is %d", m.level)
+	}
+	if r := m.overShare(c.Client, Usage{Sessions: 1}); r != nil {
+		return r
+	}
+	m.sessions[c.Session] = &session{id: c.Session, ttl: c.TTL, client: c.Client}
+	m.use(c.Client, Usage{Sessions: 1})
+	return done
+}
+
+// endSession ends s with all that hangs on it.
+func (m *Machine) endSession(s *session, as EventType, why Cause, linger bool) *Result {
+	for _, w := range sorted(s.waits) {
+		m.cancel(w)
+	}
+	for _, h := range sorted(s.holds) {
+		m.end(h, eventOf(as, h), linger)
+	}
+	delete(m.sessions, s.id)
+	m.use(s.client, Usage{Sessions: -1})
+	m.notices = append(m.notices, Notice{Type: NoticeSessionEnded, Session: s.id, Cause: why})
+	return done
+}
+
+// end ends h, or lets it linger if it may and has a minimum.
+func (m *Machine) end(h *hold, as Event, linger bool) {
+	m.record(as)
+	if !linger || h.MinHold == 0 {
+		m.removeHold(h)
+		return
+	}
+	m.linger(h)
+	m.notices = append(m.notices, Notice{
+		Type: NoticeLingering, Name: h.Name, RequestID: h.ID, Token: h.token, MinHold: h.MinHold,
+	})
+}
+
+func (m *Machine) cancel(w *wait) {
+	m.record(waitEvent(EventCancelled, w))
+	m.removeWait(w)
+}
+
+func (m *Machine) cancelWait(c *Command) *Result {
+	h, w := m.find(c.Name, c.RequestID)
+	switch {
+	case h != nil:
+		return &Result{Code: CodeGranted, Grants: []Grant{h.grant()}}
+	case w == nil:
+		return notHeld()
+	}
+	m.cancel(w)
+	m.tellWaiter(w, c, CauseGivenBack)
+	return done
+}
+
+func (m *Machine) release(c *Command) *Result {
+	h, w := m.find(c.Name, c.RequestID)
+	if c.Own && (h != nil && h.session != c.Session || w != nil && w.session != c.Session) {
+		return notHeld()
+	}
+	switch {
+	case h != nil && (c.Token == 0 || c.Token == h.token):
+		m.end(h, eventOf(EventReleased, h), c.Linger)
+		m.tellHolder(h, c, CauseGivenBack, "")
+	case w != nil && c.Token == 0:
+		m.cancel(w)
+		m.tellWaiter(w, c, CauseGivenBack)
+	default:
+		return notHeld()
+	}
+	return done
+}
+
+func (m *Machine) forceRelease(c *Command) *Result {
+	if bad := checkText("Reason", c.Reason, maxReasonBytes); bad != nil {
+		return bad
+	}
+	if bad := checkText("By", c.By, maxOwnerBytes); bad != nil {
+		return bad
+	}
+	e := m.names[c.Name]
+	if e == nil || e.holds.len() == 0 {
+		return notHeld()
+	}
+	for h := e.holds.first(); h != nil; h = e.holds.first() {
+		as := eventOf(EventForced, h)
+		as.Reason, as.By = c.Reason, c.By
+		if h.lingering() {
+			as.Type = EventFreed
+		} else {
+			m.tellHolder(h, c, CauseForced, c.Reason)
+		}
+		m.end(h, as, false)
+	}
+	return done
+}
+
+func (m *Machine) free(c *Command) *Result {
+	h := m.holds[c.Token.Order()]
+	if h == nil || h.Name != c.Name || h.token != c.Token || !h.lingering() {
+		return notHeld()
+	}
+	m.end(h, eventOf(EventFreed, h), false)
+	return done
+}
+
+// tellHolder tells the session of h that the hold ended, unless the command is its own.
+func (m *Machine) tellHolder(h *hold, c *Command, why Cause, detail string) {
+	if why == CauseGivenBack && h.session == c.Session {
+		return
+	}
+	m.notices = append(m.notices, Notice{
+		Type: NoticeLost, Session: h.session, Name: h.Name, RequestID: h.ID, Token: h.token, Cause: why, Detail: detail,
+	})
+}
+
+// tellWaiter tells the session of w that the wait ended, unless the command is its own.
+func (m *Machine) tellWaiter(w *wait, c *Command, why Cause) {
+	if w.session != c.Session {
+		m.notices = append(m.notices, Notice{
+			Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: c.Name, RequestID: c.RequestID, Cause: why,
+		})
+	}
+}
+
+func (m *Machine) setLimits(c *Command) *Result {
+	if c.Limits == nil {
+		return invalid("Limits", "there are none")
+	}
+	if l, wrong := c.Limits.Wrong(); wrong {
+		return invalid(l.Field, "%d is not within 1 and %d", *l.Value, l.Most)
+	}
+	m.limits = c.Limits.At(m.level)
+	return done
+}
+
+// checkpoint takes the deadlines as they are: the leader of the entry knows of every renewal that was acknowledged.
+func (m *Machine) checkpoint(c *Command) *Result {
+	if m.level < LevelDeadlines {
+		return invalid("Op", "the level is %d", m.level)
+	}
+	for _, d := range c.Deadlines {
+		if d.At <= 0 {
+			return invalid("Deadlines", "%v is not positive", d.At)
+		}
+	}
+	m.clock = c.Clock
+	for _, d := range c.Deadlines {
+		if s := m.sessions[d.Session]; s != nil {
+			s.due = d.At
+		}
+	}
+	return done
+}
+
+func (m *Machine) raiseLevel(c *Command) *Result {
+	m.level = max(m.level, c.Level)
+	return done
+}

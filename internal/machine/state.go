@@ -1,0 +1,216 @@
+package machine
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+)
+
+// hold is one hold. It never changes, so that frozen states can share it: one that begins to linger, or that moves to
+// another session, is replaced.
+type hold struct {
+	Request
+	token   fencing.Token
+	session SessionID // zero: lingering
+	since   int64
+}
+
+// wait is one ticket. It never changes: one that moves to another session is replaced.
+type wait struct {
+	ticket   uint64
+	session  SessionID
+	requests []Request
+	under    []string // ids of the holds under which it waits
+	since    int64
+	claims   []claim // of requests
+}
+
+// session is what the leader times.
+type session struct {
+	id      SessionID
+	ttl     time.Duration
+	due     time.Duration // see SessionTTL.Due
+	client  string        // whose it is; empty: nobody's
+	acked   uint64
+	results []remembered // by seq
+	holds   map[uint64]*hold
+	waits   map[uint64]*wait
+}
+
+// requestKey names what one request wants of one name.
+type requestKey struct{ name, id string }
+
+// claimant is what a request has of a name: one of the two.
+type claimant struct {
+	hold *hold
+	wait *wait
+}
+
+// The following, and those in move.go, are the only ways in which holds and waits come, go and change. They keep
+// everything that is computed from them.
+
+func (m *Machine) addHold(h *hold) {
+	m.holds[h.token.Order()] = h
+	for _, c := range m.claimsOf(h) {
+		m.open(c).addHold(h, c)
+	}
+	m.own(h)
+}
+
+// own enters h in its session, unless it lingers.
+func (m *Machine) own(h *hold) {
+	s := m.sessions[h.session]
+	if s == nil {
+		return
+	}
+	if h.Kind != Exclusive {
+		m.claimants[requestKey{h.Name, h.ID}] = claimant{hold: h}
+	}
+	if s.holds == nil {
+		s.holds = map[uint64]*hold{}
+	}
+	s.holds[h.token.Order()] = h
+	m.use(s.client, Usage{Holds: 1})
+}
+
+func (m *Machine) removeHold(h *hold) {
+	delete(m.holds, h.token.Order())
+	for _, c := range m.claimsOf(h) {
+		e := m.names[c.name]
+		e.removeHold(h, c)
+		m.touch(e, c)
+	}
+	m.disown(h)
+}
+
+// linger takes h from its session and lets it go on excluding others.
+func (m *Machine) linger(h *hold) {
+	m.disown(h)
+	left := *h
+	left.session = SessionID{}
+	m.holds[h.token.Order()] = &left
+	for _, c := range m.claimsOf(h) {
+		m.names[c.name].replaceHold(&left)
+	}
+}
+
+// disown undoes own.
+func (m *Machine) disown(h *hold) {
+	s := m.sessions[h.session]
+	if s == nil {
+		return
+	}
+	if h.Kind != Exclusive {
+		delete(m.claimants, requestKey{h.Name, h.ID})
+	}
+	delete(s.holds, h.token.Order())
+	m.use(s.client, Usage{Holds: -1})
+}
+
+func (m *Machine) addWait(w *wait) {
+	m.waits[w.ticket] = w
+	for i := range w.claims {
+		m.open(w.claims[i]).addWait(w, &w.claims[i])
+	}
+	m.ownWait(w)
+}
+
+// ownWait enters w in its session.
+func (m *Machine) ownWait(w *wait) {
+	for i := range w.requests {
+		m.claimants[requestKey{w.requests[i].Name, w.requests[i].ID}] = claimant{wait: w}
+	}
+	if s := m.sessions[w.session]; s != nil {
+		if s.waits == nil {
+			s.waits = map[uint64]*wait{}
+		}
+		s.waits[w.ticket] = w
+		m.use(s.client, Usage{Waits: 1})
+	}
+	for _, id := range w.under {
+		all := m.under[id]
+		at, _ := slices.BinarySearchFunc(all, w, func(x, y *wait) int { return cmp.Compare(x.ticket, y.ticket) })
+		m.under[id] = slices.Insert(all, at, w)
+	}
+}
+
+func (m *Machine) removeWait(w *wait) {
+	delete(m.waits, w.ticket)
+	for i := range w.claims {
+		e := m.names[w.claims[i].name]
+		e.removeWait(w, &w.claims[i])
+		m.touch(e, w.claims[i])
+	}
+	m.disownWait(w)
+}
+
+// disownWait undoes ownWait.
+func (m *Machine) disownWait(w *wait) {
+	for i := range w.requests {
+		delete(m.claimants, requestKey{w.requests[i].Name, w.requests[i].ID})
+	}
+	if s := m.sessions[w.session]; s != nil {
+		delete(s.waits, w.ticket)
+		m.use(s.client, Usage{Waits: -1})
+	}
+	for _, id := range w.under {
+		rest := slices.DeleteFunc(m.under[id], func(o *wait) bool { return o == w })
+		if m.under[id] = rest; len(rest) == 0 {
+			delete(m.under, id)
+		}
+	}
+}
+
+// find returns what the request with this id has of name. Nobody has what lingers.
+func (m *Machine) find(name, id string) (*hold, *wait) {
+	e := m.names[name]
+	if e == nil {
+		return nil, nil
+	}
+	if e.held.modes()&exclusive != 0 {
+		if h := e.holds.first(); h.ID == id && !h.lingering() { // it is alone
+			return h, nil
+		}
+	}
+	c := m.claimants[requestKey{name, id}]
+	return c.hold, c.wait
+}
+
+// claimsOf returns what h has. The slice is overwritten by the next call.
+func (m *Machine) claimsOf(h *hold) []claim {
+	m.scratch = appendClaims(m.scratch[:0], &h.Request)
+	return m.scratch
+}
+
+// open returns the entry of the name that c claims.
+func (m *Machine) open(c claim) *entry {
+	e := m.names[c.name]
+	if e == nil {
+		e = &entry{name: c.name, limit: c.limit, tree: c.tree}
+		m.names[c.name] = e
+		m.sorted.ReplaceOrInsert(e)
+	}
+	return e
+}
+
+// touch notes that e lost c: settle looks at its waiters, if one of them may be let in now, and drops it if nothing is
+// left.
+func (m *Machine) touch(e *entry, c claim) {
+	e.stirred = e.stirred || e.frees(c)
+	if !e.touched {
+		e.touched = true
+		m.touched = append(m.touched, e)
+	}
+}
+
+// sorted returns the values of by in the order of their keys: maps are ranged over in no other way that shows.
+func sorted[K cmp.Ordered, V any](by map[K]V) []V {
+	values := make([]V, 0, len(by))
+	for _, k := range slices.Sorted(maps.Keys(by)) {
+		values = append(values, by[k])
+	}
+	return values
+}

@@ -1,0 +1,48 @@
+package redisconn
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	maxWanted  = 10000       // then all are forgotten: their next calls take one more round trip
+	wantedTime = time.Second // for which a name counts as wanted
+)
+
+// Wanted knows the locks for which several have contended just now. The zero Wanted is ready.
+type Wanted struct {
+	any atomic.Bool
+
+	mu    sync.Mutex // protects the following field
+	until map[string]time.Time
+}
+
+// Note says that several want a lock.
+func (w *Wanted) Note(lock string) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.until == nil || len(w.until) >= maxWanted {
+		w.until = map[string]time.Time{}
+	}
+	w.until[lock] = now.Add(wantedTime)
+	w.any.Store(true)
+}
+
+// Has reports whether several want a lock, as far as is known here.
+func (w *Wanted) Has(lock string) bool {
+	if !w.any.Load() {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	until, ok := w.until[lock]
+	if ok && time.Now().After(until) {
+		delete(w.until, lock)
+		w.any.Store(len(w.until) > 0)
+		return false
+	}
+	return ok
+}

@@ -1,0 +1,27 @@
+package redisscript
+
+import "strings"
+
+// Slots is how many there are in a cluster.
+const Slots = 16384
+
+// Slot returns the slot of the keys of a lock: CRC16 (XMODEM) of what stands between the braces.
+func Slot(lock string) int {
+	if _, tag, ok := strings.Cut(lock, "{"); ok {
+		if tag, _, ok := strings.Cut(tag, "}"); ok && tag != "" {
+			lock = tag
+		}
+	}
+	crc := uint16(0)
+	for i := range len(lock) {
+		crc ^= uint16(lock[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc) % Slots
+}

@@ -1,0 +1,257 @@
+package rediswire
+
+import (
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+)
+
+// Limits of a line.
+const (
+	maxWrite   = 4096                   // steps in one write
+	maxOwn     = 16                     // steps that their caller writes itself: they fit into an idle connection's buffers
+	answerTime = 3 * time.Second        // for one answer, whatever its steps allow
+	grace      = 20 * time.Millisecond  // beyond the steps' deadlines: their callers leave by themselves, and say why
+	stallTime  = 250 * time.Millisecond // without an answer, after which nothing more is sent behind a request
+	doubtRest  = 100 * time.Millisecond // between two connections that callers' impatience costs
+	maxWires   = 16                     // connections that still owe answers, beside the present one
+)
+
+// Options say what a line is to.
+type Options struct {
+	// Connect makes a connection on which the server takes requests. Whatever fails, no step was sent.
+	Connect func() (net.Conn, error)
+
+	Clock    backend.Clock
+	Channels string      // prefix of the channels for pushes
+	Sharded  func() bool // names may be on different servers; nil: no
+
+	// Ordered keeps steps in the order of their submission from one connection to the next: what was sent on the last
+	// one has been run, or a second has passed, before anything is sent on a new one.
+	Ordered bool
+
+	// Report is told how each call has ended: nil for an answer that is no error.
+	Report func(*redisconn.Failure)
+}
+
+// Line carries steps to one server, over one connection as long as that is well. Nothing waits for the answers to what
+// was sent before; what is submitted while the connection is being written to leaves together, with the next write.
+//
+// While nothing is under way, whoever submits writes the request itself: handing it to another goroutine first would
+// cost as much as all the rest.
+//
+// A connection that owes an answer for long must not hold up the others' steps. Unless the line is Ordered it is left to
+// its reader then, and what comes next takes a new one.
+type Line struct {
+	o Options
+
+	mu         sync.Mutex // protects the following fields, and those of the wires
+	pending    []*Step
+	returned   int   // at the beginning of pending: they were under way, and are to be sent again
+	wire       *wire // nil while there is none
+	wires      int   // that have not ended, the present one among them
+	connecting bool  // or waiting for the end of the last connection
+	doubted    time.Time
+	closed     bool
+	ended      chan struct{}
+
+	refused *redisconn.Failure // why the last attempt to connect failed
+	misses  int                // how many did so in a row
+	retry   time.Time          // when to make the next one
+}
+
+// NewLine returns a line that connects with its first step.
+func NewLine(o Options) *Line { return &Line{o: o, ended: make(chan struct{})} }
+
+// Submit sends steps. The Owner of each is told in the end, unless it was dropped.
+func (l *Line) Submit(steps ...*Step) {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		for _, s := range steps {
+			s.fail(&redisconn.Failure{Cause: backend.ErrClosed, Fatal: true})
+		}
+		return
+	}
+	l.pending = append(l.pending, steps...)
+	w := l.wire
+	if w != nil && !l.o.Ordered && w.stalled() {
+		l.retire()
+		w = l.wire
+	}
+	switch {
+	case w == nil:
+		l.reach()
+	case w.writing || l.o.Ordered && w.stalled():
+	case len(w.calls) == 0 && len(steps) <= maxOwn:
+		w.writing = true
+		l.mu.Unlock()
+		if l.write(w) {
+			w.kick <- struct{}{}
+		}
+		return
+	default:
+		w.writing = true
+		w.kick <- struct{}{}
+	}
+	l.mu.Unlock()
+}
+
+// Doubt says that a caller has left without the answer to what was sent: what comes next had better take another
+// connection.
+func (l *Line) Doubt() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.wire; w == nil || l.o.Ordered || len(w.calls) == 0 || time.Since(l.doubted) < doubtRest {
+		return
+	}
+	l.doubted = time.Now()
+	l.retire()
+}
+
+// Renew has what comes next take a new connection.
+func (l *Line) Renew() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wire != nil {
+		l.retire()
+	}
+}
+
+// Addr returns where the present connection leads, nil without one.
+func (l *Line) Addr() net.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.wire == nil {
+		return nil
+	}
+	return l.wire.RemoteAddr()
+}
+
+// retire leaves the present connection to its reader. mu is held.
+func (l *Line) retire() {
+	w := l.wire
+	if l.wires > maxWires {
+		return
+	}
+	l.wire = nil
+	if len(w.calls) == 0 && !w.writing {
+		_ = w.Close() // ends the read; there is nothing to lose
+	}
+	if len(l.pending) > 0 {
+		l.reach()
+	}
+}
+
+// reach connects in the background. mu is held.
+func (l *Line) reach() {
+	if !l.connecting {
+		l.connecting = true
+		go l.connect(time.Now().Before(l.retry))
+	}
+}
+
+// connect makes a connection, while steps stay pending, so that they can be dropped. After a failure it waits for a
+// while, longer each time, or says the same again if the line is Ordered, since there others can answer instead: a
+// server that is gone must not cost a connection for every step.
+func (l *Line) connect(wait bool) {
+	if wait && !l.o.Ordered {
+		time.Sleep(time.Until(l.retry)) // which this goroutine alone sets
+		wait = false
+	}
+	l.mu.Lock()
+	f, before := l.refused, len(l.pending)
+	l.mu.Unlock()
+	var conn net.Conn
+	if !wait {
+		var err error
+		if conn, err = l.o.Connect(); err != nil {
+			refused := *redisconn.FailureOf(err)
+			refused.Sent = false
+			f = &refused
+			l.o.Report(f)
+		}
+	}
+	l.mu.Lock()
+	l.connecting = false
+	if conn == nil {
+		if !wait {
+			l.misses++
+			l.refused, l.retry = f, time.Now().Add(redisconn.Backoff(l.misses))
+		}
+		failed := l.take(before)
+		if len(l.pending) > 0 { // they came later, when things may have been different
+			l.connecting = true
+			go l.connect(wait)
+		}
+		l.end()
+		l.mu.Unlock()
+		for _, s := range failed {
+			s.fail(f)
+		}
+		return
+	}
+	l.refused, l.misses = nil, 0
+	w := newWire(l, conn)
+	l.wire = w
+	l.wires++
+	w.writing = true
+	l.mu.Unlock()
+	go w.write()
+	go w.serve()
+	w.kick <- struct{}{}
+}
+
+// take takes up to n pending steps that nobody has dropped. mu is held.
+func (l *Line) take(n int) (steps []*Step) {
+	n = min(n, len(l.pending))
+	for _, s := range l.pending[:n] {
+		if s.state.CompareAndSwap(pending, taken) {
+			steps = append(steps, s)
+		}
+	}
+	l.returned = max(0, l.returned-n)
+	left := copy(l.pending, l.pending[n:])
+	clear(l.pending[left:])
+	l.pending = l.pending[:left]
+	return steps
+}
+
+// giveBack puts steps that were under way before all that was submitted later. mu is held.
+func (l *Line) giveBack(steps []*Step) {
+	for _, s := range steps {
+		s.state.Store(pending)
+	}
+	l.pending = slices.Insert(l.pending, l.returned, steps...)
+	l.returned += len(steps)
+}
+
+// Close ends the line when what is pending has been sent. The channel tells when that is done.
+func (l *Line) Close() (ended <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return l.ended
+	}
+	l.closed = true
+	if w := l.wire; w != nil && len(w.calls) == 0 && !w.writing {
+		_ = w.Close() // ends the read; there is nothing to lose
+	}
+	l.end()
+	return l.ended
+}
+
+// end notes the end of the line, if this is it. mu is held.
+func (l *Line) end() {
+	if l.closed && l.wires == 0 && !l.connecting {
+		select {
+		case <-l.ended:
+		default:
+			close(l.ended)
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package rediswire
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// wire is one connection to a server on which steps are sent, in the server's protocol (RESP2) and nothing beside.
+//
+// The client library was rejected for this: its pool, checks and hooks around a call cost more than the call, its
+// pipelines wait for each other, and it does not tell whether a command has left the process, which is the difference
+// between ErrUnavailable and ErrUnknown.
+type wire struct {
+	net.Conn
+	l    *Line
+	in   *bufio.Reader
+	kick chan struct{} // wakes the writer; has room for one, and whoever sets writing may send one
+
+	// Protected by Line.mu.
+	calls    []call  // that were sent and not answered
+	flight   []*Step // theirs
+	latest   time.Time
+	writing  bool // somebody is, or is about to
+	written  *sync.Cond
+	unsent   int // steps at the end of flight of which nothing has left
+	finished bool
+
+	enc encoder // of whoever writes
+}
+
+func newWire(l *Line, c net.Conn) *wire {
+	w := &wire{Conn: c, l: l, kick: make(chan struct{}, 1), written: sync.NewCond(&l.mu)}
+	w.in = bufio.NewReader(reader{w})
+	return w
+}
+
+const keptMemory = 64 << 10 // of a large request
+
+// write is the goroutine that writes what has piled up.
+func (w *wire) write() {
+	for range w.kick {
+		for {
+			runtime.Gosched() // let those who are about to submit come along
+			if !w.l.write(w) {
+				break
+			}
+		}
+	}
+}
+
+// write sends what is pending, once, and reports whether there is more. Only whoever has set w.writing calls it.
+func (l *Line) write(w *wire) (more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var steps []*Step
+	if l.wire == w && !w.finished && !(l.o.Ordered && w.stalled()) {
+		steps = l.take(maxWrite)
+	}
+	if len(steps) > 0 {
+		w.depart(steps)
+		l.mu.Unlock()
+		n, err := w.Write(w.enc.out)
+		if cap(w.enc.out) > keptMemory {
+			w.enc.out = nil
+		}
+		l.mu.Lock()
+		if err != nil {
+			if n == 0 {
+				w.unsent = len(steps)
+			}
+			_ = w.Close() // which its reader notices
+		} else if len(l.pending) > 0 && l.wire == w {
+			return true
+		}
+	}
+	w.writing = false
+	w.written.Broadcast()
+	if w.idle() {
+		_ = w.Close() // ends the read
+	}
+	return false
+}
+
+// depart writes the requests for steps to memory. Line.mu is held.
+func (w *wire) depart(steps []*Step) {
+	l := w.l
+	now := time.Now()
+	bound := now.Add(answerTime)
+	last := now // what is late already has its chance, too
+	for _, s := range steps {
+		if s.Deadline.IsZero() || s.Deadline.After(bound) {
+			last = bound
+			break
+		}
+		if s.Deadline.After(last) {
+			last = s.Deadline
+		}
+	}
+	if last = last.Add(grace); last.After(w.latest) || len(w.calls) == 0 {
+		w.latest = last
+	}
+	mark(steps, l.o.Clock.Now())
+	first := len(w.calls) == 0
+	w.enc.encode(steps, l.o.Channels, l.o.Sharded != nil && l.o.Sharded(), func(k kind, steps []*Step) {
+		w.calls = append(w.calls, call{kind: k, steps: len(steps), sent: now})
+		w.flight = append(w.flight, steps...)
+	})
+	if first {
+		_ = w.SetDeadline(w.latest) // on a closed connection the read fails, too
+	} else {
+		_ = w.SetWriteDeadline(w.latest)
+	}
+}
+
+// stalled reports whether an answer is long overdue. Line.mu is held.
+func (w *wire) stalled() bool { return len(w.calls) > 0 && time.Since(w.calls[0].sent) > stallTime }
+
+// idle reports whether the connection is of no more use. Line.mu is held.
+func (w *wire) idle() bool {
+	l := w.l
+	return len(w.calls) == 0 && !w.writing && (l.wire != w || l.closed && len(l.pending) == 0)
+}
+
+// over returns until when the connection has time for an answer; zero if it owes none. Line.mu is held.
+func (w *wire) over() time.Time {
+	if len(w.calls) == 0 {
+		return time.Time{}
+	}
+	if bound := w.calls[0].sent.Add(answerTime + grace); bound.Before(w.latest) {
+		return bound
+	}
+	return w.latest
+}
+
+// reader reads from a wire, as long as an answer may take.
+type reader struct{ w *wire }
+
+func (r reader) Read(p []byte) (int, error) {
+	w := r.w
+	for {
+		w.l.mu.Lock()
+		_ = w.SetReadDeadline(w.over()) // on a closed connection the read fails, too
+		w.l.mu.Unlock()
+		n, err := w.Conn.Read(p)
+		var silence net.Error
+		if n > 0 || !errors.As(err, &silence) || !silence.Timeout() {
+			return n, err
+		}
+		w.l.mu.Lock()
+		over := w.over()
+		w.l.mu.Unlock()
+		if !over.IsZero() && !time.Now().Before(over) {
+			return n, err
+		}
+	}
+}
+
+// serve is the life of a connection.
+func (w *wire) serve() {
+	err := w.read()
+	l := w.l
+	_ = w.SetWriteDeadline(time.Unix(1, 0)) // whoever writes ends
+	l.mu.Lock()
+	w.finished = true
+	for w.writing {
+		w.written.Wait()
+	}
+	close(w.kick) // nobody writes any more
+	if l.wire == w {
+		l.wire = nil
+	}
+	left := w.flight[:len(w.flight)-w.unsent]
+	if w.unsent > 0 { // they take the next connection
+		l.giveBack(w.flight[len(left):])
+	}
+	w.flight, w.calls = nil, nil
+	drained := make(chan struct{})
+	if l.o.Ordered && len(left) > 0 {
+		l.connecting = true // not before this one has ended
+	} else if l.wire == nil && len(l.pending) > 0 {
+		l.reach()
+	} else if next := l.wire; len(l.pending) > 0 && !next.writing {
+		next.writing = true
+		next.kick <- struct{}{}
+	}
+	l.mu.Unlock()
+	if len(left) == 0 {
+		_ = w.Close()
+		w.end(false)
+		return
+	}
+	f := redisconn.FailureOf(err)
+	l.o.Report(f)
+	half, ok := w.Conn.(interface{ CloseWrite() error })
+	wait := answerTime
+	if l.o.Ordered {
+		wait = time.Second
+	}
+	ok = ok && w.SetDeadline(time.Now().Add(wait)) == nil && half.CloseWrite() == nil
+	for _, s := range left {
+		if f.Sent && ok {
+			s.Drained = drained
+		}
+		s.fail(f)
+	}
+	// What was sent is run, or never will be, before the connection ends on the server's side too: what tidies up behind
+	// it must not come first.
+	if ok {
+		_, _ = io.Copy(io.Discard, w.Conn) // its end is all that matters
+	}
+	_ = w.Close()
+	close(drained)
+	w.end(l.o.Ordered)
+}
+
+// end notes that the connection has ended, and connects anew if that has waited for it.
+func (w *wire) end(waited bool) {
+	l := w.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wires--
+	if waited {
+		l.connecting = false
+		if len(l.pending) > 0 {
+			l.reach()
+		}
+	}
+	l.end()
+}
+
+// read reads answers and completes their steps.
+func (w *wire) read() error {
+	for {
+		if _, err := w.in.Peek(1); err != nil {
+			return err
+		}
+		w.l.mu.Lock()
+		if len(w.calls) == 0 {
+			w.l.mu.Unlock()
+			return fmt.Errorf("%w: it speaks unasked", errProtocol)
+		}
+		c := w.calls[0]
+		steps := w.flight[:c.steps]
+		w.l.mu.Unlock()
+		answer, err := w.answer(c, steps[0].Asking)
+		if err != nil {
+			return err
+		}
+		if w.landed(c, steps, answer) {
+			return net.ErrClosed
+		}
+	}
+}
+
+// answer reads the answer to one call.
+func (w *wire) answer(c call, asking bool) (answer any, err error) {
+	receive := func() (any, error) {
+		if asking {
+			if _, err := receive(w.in, maxDepth); err != nil {
+				return nil, err
+			}
+		}
+		return receive(w.in, maxDepth)
+	}
+	if answer, err = receive(); err != nil || !c.kind.native() {
+		return answer, err
+	}
+	var waiting any
+	if c.kind == takes {
+		waiting, err = receive()
+	}
+	switch {
+	case err != nil || answer == nil:
+		answer = redisscript.TakeRefused
+	case answer != "OK":
+	case waiting == int64(1):
+		answer = redisscript.TakeAhead
+	default:
+		answer = redisscript.TakeGranted
+	}
+	return answer, err
+}
+
+// landed completes the steps of a call, and reports whether the connection has done all that it was kept for.
+func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
+	l := w.l
+	refused, isError := answer.(redisconn.ServerError)
+	again := isError && strings.HasPrefix(string(refused), "NOSCRIPT") // its scripts were flushed: it has not run
+	mine := steps
+	l.mu.Lock()
+	if again {
+		mine = append([]*Step(nil), steps...)
+		for _, s := range mine {
+			s.inline = true
+		}
+	}
+	w.calls = w.calls[1:]
+	w.flight = w.flight[c.steps:]
+	if again {
+		l.giveBack(mine)
+	}
+	if isError && strings.HasPrefix(string(refused), "READONLY") && l.wire == w && !l.o.Ordered {
+		l.wire = nil // the server has become a replica, and another one the master
+	}
+	switch {
+	case len(l.pending) == 0:
+	case l.wire == nil:
+		l.reach()
+	case l.wire == w && !w.writing:
+		w.writing = true
+		w.kick <- struct{}{}
+	}
+	done = w.idle()
+	l.mu.Unlock()
+	if !again {
+		w.complete(c, mine, answer)
+	}
+	return done
+}
+
+// complete hands each step of one call its answer.
+func (w *wire) complete(c call, steps []*Step, answer any) {
+	var f *redisconn.Failure
+	answers := []any{answer}
+	if refused, isError := answer.(redisconn.ServerError); isError {
+		f = redisconn.FailureOf(refused)
+	} else if !c.kind.native() {
+		if answers, _ = answer.([]any); len(answers) != len(steps) {
+			f = &redisconn.Failure{Cause: redisconn.ErrAnswer, Sent: true}
+		}
+	} else if _, known := answer.(int64); !known {
+		f = &redisconn.Failure{Cause: redisconn.ErrAnswer, Sent: true}
+	}
+	w.l.o.Report(f)
+	for i, s := range steps {
+		if f != nil {
+			s.Err = f
+		} else if text, isError := answers[i].(string); isError {
+			s.Err = redisconn.FailureOf(redisconn.ServerError(text))
+		} else {
+			s.Answer = answers[i]
+		}
+	}
+	for _, s := range steps {
+		s.Owner.Ended() // and the step is its owner's again
+	}
+}

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"container/heap"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// clock is the time of the cluster by the clock of this process. It counts what has passed, or less.
+type clock struct {
+	base time.Duration
+	from time.Time
+}
+
+func (c clock) at(t time.Time) time.Duration { return c.base + t.Sub(c.from) }
+
+func (c clock) when(base time.Duration) time.Time { return c.from.Add(base - c.base) }
+
+// silence is for how long a session is silent before it is kept. With few sessions it is short, so that little is given
+// twice when the leader changes; however many there are, the log has only so much more to take. Who lives renews more
+// often than twice in its TTL. The caller holds k.mu.
+func (k *timekeeper) silence(ttl time.Duration) time.Duration {
+	if k.alone.Load() {
+		return ttl / 2
+	}
+	return min(ttl/2, time.Duration(len(k.sessions))*keepPace)
+}
+
+// keep begins to keep sessions in the log, with those of which a new leader does not know when they were renewed. It
+// waits until these are there, or cannot be written now, or ctx ends.
+func (k *timekeeper) keep(ctx context.Context) {
+	k.mu.Lock()
+	k.keeps = true
+	var silent []*deadline
+	for _, d := range k.heap {
+		if d.token == 0 && !d.ending && !d.kept && d.renewed.IsZero() {
+			d.kept, d.writing = true, true
+			silent = append(silent, d)
+		}
+	}
+	k.kept += len(silent)
+	for _, d := range k.heap {
+		d.seen = k.next(d)
+	}
+	heap.Init(&k.heap)
+	signal(k.wake)
+	k.mu.Unlock()
+	written, n := make(chan struct{}, len(silent)), 0
+	for chunk := range slices.Chunk(silent, keptAtOnce) {
+		k.checkpoint(chunk, func() { written <- struct{}{} })
+		n++
+	}
+	for range n {
+		select {
+		case <-written:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// checkpoint writes down the time, and the deadlines of all. then, if not nil, is called once the log has it, or not.
+func (k *timekeeper) checkpoint(all []*deadline, then func()) {
+	k.mu.Lock()
+	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.at(k.now())}
+	for _, d := range all {
+		c.Deadlines = append(c.Deadlines, machine.Deadline{Session: d.session, At: k.clock.at(d.at)})
+	}
+	k.mu.Unlock()
+	written := func(err error) {
+		k.written(all, err)
+		if then != nil {
+			then()
+		}
+	}
+	if err := k.propose(c, written); err != nil {
+		written(err)
+	}
+}
+
+// written notes that the log has the deadlines of all, or perhaps not. Then they are kept nevertheless.
+func (k *timekeeper) written(all []*deadline, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, d := range all {
+		d.writing, d.unkept = false, time.Time{}
+		if err != nil {
+			d.unkept = k.now().Add(retryAfter)
+			k.move(d)
+		}
+	}
+}

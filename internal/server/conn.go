@@ -1,0 +1,380 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// Stream is the server's end of one client's connection, over gRPC or in the process.
+type Stream interface {
+	Context() context.Context
+	Recv() (*lockpb.ClientMessage, error)
+	Send(*lockpb.ServerMessage) error
+}
+
+const (
+	// farewell is how long a connection that is cut off has to take the reason.
+	farewell = time.Second
+	// inFlight is how many commands and keepalives one connection may have on their way. More are not read from it
+	// before some are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so
+	// that they are bounded in bytes too.
+	inFlight   = 4096
+	placeBytes = 1 << 10
+	// looksAtOnce is how many requests to look at something one connection may have on their way. They are answered one
+	// after the other, each when the answers before it are on their way to the client.
+	looksAtOnce = 64
+	// unreadTime is how long a client may leave a message unread that the connection has no room for.
+	unreadTime = 15 * time.Second
+)
+
+// conn is one client's connection.
+type conn struct {
+	server *Server
+	stream Stream
+	client string // whose it is; empty: nobody's, and unbounded
+	ctx    context.Context
+	out    *outbox
+	looks  chan struct{}
+	turn   chan struct{} // holds one while a look is answered
+	aboard chan struct{} // holds one for each place that is taken; only the reader adds
+
+	mu    sync.Mutex
+	over  bool           // no task begins any more
+	tasks sync.WaitGroup // what must end before the connection is forgotten
+
+	cut     chan struct{} // closed when the server wants to end it
+	cutOnce sync.Once
+
+	watches watches
+}
+
+// serveStream talks with one client until either side ends it.
+func (s *Server) serveStream(stream Stream) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	c := &conn{
+		server: s, stream: stream, client: clientOf(ctx), ctx: ctx, out: newOutbox(&s.unread),
+		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight), cut: make(chan struct{}),
+	}
+	if !s.enter(c) {
+		return errClosing
+	}
+	if most := s.streamsOfOne(); s.streamsOf(c.client) > most {
+		s.leave(c)
+		e := clientError("client-streams", "the connections that this member takes", most, s.connections())
+		return stream.Send(&lockpb.ServerMessage{Replies: []*lockpb.Reply{{
+			Answer: &lockpb.Reply_Goodbye{Goodbye: &lockpb.Goodbye{Code: e.Code, Message: e.Message}},
+		}}})
+	}
+	defer s.leave(c)
+	reading, writing := make(chan struct{}), make(chan struct{})
+	// They end with the stream, which for gRPC is after this function has returned.
+	s.streams.Go(func() { defer close(reading); c.read() })
+	s.streams.Go(func() { defer close(writing); c.write() })
+	select {
+	case <-reading:
+	case <-writing:
+	case <-c.cut:
+		select {
+		case <-writing:
+		case <-time.After(farewell):
+		}
+	}
+	cancel()
+	c.finish()
+	c.out.abandon()
+	if r := s.leadership.Load(); r != nil {
+		r.detach(c)
+	}
+	return nil
+}
+
+// begin counts a task, unless the connection is over.
+func (c *conn) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.over {
+		c.tasks.Add(1)
+	}
+	return !c.over
+}
+
+// finish waits for the tasks.
+func (c *conn) finish() {
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.tasks.Wait()
+}
+
+// board takes so many of the places in flight, and waits while there are too few. It reports false if the connection
+// has ended.
+func (c *conn) board(places int) bool {
+	for i := range places {
+		select {
+		case c.aboard <- struct{}{}:
+		case <-c.ctx.Done():
+			c.alight(i)
+			return false
+		}
+	}
+	return true
+}
+
+// alight gives places back. It does not block.
+func (c *conn) alight(places int) {
+	for range places {
+		<-c.aboard
+	}
+}
+
+func (c *conn) read() {
+	for {
+		m, err := c.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			c.takeLeave()
+			<-c.ctx.Done()
+		}
+		if err != nil {
+			return
+		}
+		receipt := c.server.config.now()
+		for _, q := range m.GetRequests() {
+			c.handle(q, receipt)
+		}
+		select {
+		case <-c.cut: // nobody would hear what came of more
+			<-c.ctx.Done()
+			return
+		default:
+		}
+	}
+}
+
+// takeLeave ends the sessions that are attached to the connection, whose client has said that it sends no more. Only a
+// client says that: a connection that breaks, a process that dies and a proxy that stops end a stream in another way,
+// and the client may come back. It returns once the sessions have ended, or cannot be ended now.
+func (c *conn) takeLeave() {
+	defer c.end(&lockpb.Goodbye{Message: "the client has left"}, false)
+	r := c.server.leadership.Load()
+	if r == nil {
+		return
+	}
+	var leaving sync.WaitGroup
+	for _, id := range r.attachedTo(c) {
+		leaving.Add(1)
+		err := r.proposer.submit(proposal{
+			command: machine.Command{Op: machine.OpCloseSession, Session: id, Linger: r.time.anyClosed()}, by: c,
+			obsolete: func() error {
+				if other := r.connOf(id); other != nil && other != c {
+					return notAttached() // it has come back
+				}
+				return nil
+			},
+			done: func(o outcome, err error) {
+				defer leaving.Done()
+				if err == nil {
+					r.time.ended(id)
+					r.forget(id)
+					r.deliver(c, o.notices)
+				}
+			},
+		})
+		if err != nil {
+			leaving.Done() // it ends with its TTL
+		}
+	}
+	leaving.Wait()
+}
+
+func (c *conn) write() {
+	after := cmp.Or(c.server.config.unreadTime, unreadTime)
+	unread := time.AfterFunc(after, func() { c.end(tooSlow(), true) })
+	defer unread.Stop()
+	for {
+		unread.Stop()
+		select {
+		case <-c.out.ready:
+		case <-c.ctx.Done():
+			return
+		}
+		batch, last := c.out.take()
+		unread.Reset(after)
+		if len(batch) > 0 && c.stream.Send(&lockpb.ServerMessage{Replies: batch}) != nil || last {
+			return
+		}
+		c.out.sent()
+	}
+}
+
+// push sends what was not asked for, or an answer that is complete.
+func (c *conn) push(r *lockpb.Reply) {
+	if !c.out.add(r) {
+		c.end(tooSlow(), true)
+	}
+}
+
+func tooSlow() *lockpb.Goodbye {
+	return &lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}
+}
+
+// awaitTurn waits until the next look may be answered. It reports false if the connection has ended.
+func (c *conn) awaitTurn() bool {
+	select {
+	case c.turn <- struct{}{}:
+	case <-c.ctx.Done():
+		return false
+	}
+	for !c.out.isCalm() {
+		select {
+		case <-c.out.still:
+		case <-c.ctx.Done():
+			<-c.turn
+			return false
+		}
+	}
+	return true
+}
+
+// end says goodbye and ends the connection. It does not wait for that.
+func (c *conn) end(why *lockpb.Goodbye, drop bool) {
+	c.out.close(&lockpb.Reply{Answer: &lockpb.Reply_Goodbye{Goodbye: why}}, drop)
+	c.cutOnce.Do(func() { close(c.cut) })
+}
+
+// reply answers q.
+func (c *conn) reply(q *lockpb.Request, r *lockpb.Reply) {
+	r.Number = q.Number
+	c.push(r)
+}
+
+// fail answers q with an error.
+func (c *conn) fail(q *lockpb.Request, err error) { c.reply(q, errorReply(c.server.wireError(err))) }
+
+// wireError is err in the words of the wire.
+func (s *Server) wireError(err error) *lockpb.Error {
+	var refused *requestError
+	switch {
+	case errors.As(err, &refused):
+		return refused.wire
+	case errors.Is(err, errUnknown):
+		return &lockpb.Error{Code: lockpb.Code_CODE_UNKNOWN, Message: err.Error()}
+	case errors.Is(err, errNotLeader):
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_NOT_LEADER, Message: err.Error(), LeaderAddress: s.leaderAddress(),
+		}
+	}
+	return &lockpb.Error{Code: lockpb.Code_CODE_UNAVAILABLE, Message: err.Error()}
+}
+
+// handle starts one request. It does not wait for its outcome, except that who has too much on its way waits.
+func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
+	if _, ok := q.Call.(*lockpb.Request_Hello); ok {
+		c.reply(q, &lockpb.Reply{Answer: &lockpb.Reply_Welcome{Welcome: c.server.welcome()}})
+		return
+	}
+	r := c.server.leadership.Load()
+	if r == nil {
+		c.fail(q, errNotLeader)
+		return
+	}
+	if err := (&call{conn: c, leadership: r, request: q, receipt: receipt}).start(); err != nil {
+		c.fail(q, err)
+	}
+}
+
+// call is one request on its way.
+type call struct {
+	*conn
+	leadership *leadership
+	request    *lockpb.Request
+	receipt    time.Time
+	session    machine.SessionID // zero if the request names none
+}
+
+func (x *call) start() (err error) {
+	if len(x.request.Session) > 0 || needsSession(x.request) {
+		if x.session, err = sessionOf(x.request); err != nil {
+			return err
+		}
+	}
+	if err := x.checkAttached(); err != nil {
+		return err
+	}
+	switch q := x.request.Call.(type) {
+	case *lockpb.Request_OpenSession:
+		return x.openSession(time.Duration(q.OpenSession.GetTtlNanos()))
+	case *lockpb.Request_Attach:
+		return x.attach(q.Attach)
+	case *lockpb.Request_KeepAlive:
+		return x.keepAlive()
+	case *lockpb.Request_CloseSession:
+		return x.closeSession()
+	case *lockpb.Request_Acquire:
+		return x.acquire([]*lockpb.Acquire{q.Acquire}, q.Acquire.GetUnder())
+	case *lockpb.Request_AcquireAll:
+		return x.acquire(q.AcquireAll.GetRequests(), q.AcquireAll.GetUnder())
+	case *lockpb.Request_CancelWait:
+		return x.cancelWait(q.CancelWait)
+	case *lockpb.Request_Release:
+		return x.release(q.Release)
+	case *lockpb.Request_Move:
+		return x.move(q.Move)
+	case *lockpb.Request_ForceRelease:
+		return x.forceRelease(q.ForceRelease)
+	case *lockpb.Request_GetHolder:
+		return x.holder(q.GetHolder)
+	case *lockpb.Request_List:
+		return x.list(q.List)
+	case *lockpb.Request_Watch:
+		return x.watch(q.Watch)
+	case *lockpb.Request_Unwatch:
+		x.unwatch(q.Unwatch.GetWatch())
+		x.reply(x.request, doneReply())
+		return nil
+	}
+	return refused(lockpb.Code_CODE_UNSUPPORTED, "call", "this version does not know the call")
+}
+
+func needsSession(q *lockpb.Request) bool {
+	switch q.Call.(type) {
+	case *lockpb.Request_OpenSession, *lockpb.Request_Attach, *lockpb.Request_KeepAlive, *lockpb.Request_CloseSession,
+		*lockpb.Request_Acquire, *lockpb.Request_AcquireAll, *lockpb.Request_CancelWait, *lockpb.Request_Move:
+		return true
+	}
+	return false
+}
+
+func notAttached() error {
+	return refused(lockpb.Code_CODE_CONFLICT, "session", "it is not attached to this connection")
+}
+
+// changesLocks reports whether the call changes what the session holds and waits for.
+func (x *call) changesLocks() bool {
+	switch x.request.Call.(type) {
+	case *lockpb.Request_Acquire, *lockpb.Request_AcquireAll, *lockpb.Request_CancelWait, *lockpb.Request_Release,
+		*lockpb.Request_Move:
+		return true
+	}
+	return false
+}
+
+// checkAttached refuses what changes the locks of a session on a connection to which it is not attached: what a
+// connection delivers that the client gave up, however late, must not meet what the client has done since on another
+// one.
+func (x *call) checkAttached() error {
+	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.connOf(x.session) == x.conn {
+		return nil
+	}
+	if _, open := x.machine().SessionOpen(x.session); !open {
+		return nil // the log tells
+	}
+	return notAttached()
+}

@@ -1,0 +1,282 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc/codes"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/testcert"
+)
+
+func withoutKey(c *Config) { c.JoinKey = nil }
+
+// suffrage is what the leader makes of s: whether it has a vote, and whether it is a member at all.
+func (c *cluster) suffrage(s *Server) (votes, in bool) {
+	for _, m := range c.servers[c.leader()].node.servers() {
+		if m.ID == s.node.id {
+			return m.Suffrage == raft.Voter, true
+		}
+	}
+	return false, false
+}
+
+// approve has an operator add the server at an address.
+func (c *cluster) approve(address string) {
+	c.t.Helper()
+	eventually(c.t, "the leader approves "+address, func() bool {
+		a := admin{server: c.servers[c.leader()]}
+		_, err := a.AddMember(c.t.Context(), &lockpb.AddMemberRequest{PeerAddress: address})
+		return err == nil
+	})
+}
+
+// Whoever reaches the cluster may ask to be a member, and stops nobody by that: three strangers that come and go take no
+// majority with them.
+func TestStrangersGetNoVote(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3, withoutKey)
+	var strangers []*Server
+	for i := range 3 {
+		config := Config{DataDir: t.TempDir(), PeerListen: port.Addresses(t, 1)[0], Join: c.configs[0].Join}
+		if i == 2 {
+			config.JoinKey = []byte("another key of many bytes")
+		}
+		s := start(t, config)
+		strangers = append(strangers, s)
+		eventually(t, "a stranger is in, and has caught up", func() bool {
+			_, in := c.suffrage(s)
+			leader := c.servers[c.leader()]
+			return in && leader.node.proof.caughtUp(s.node.id, leader.node.raft.CommitIndex())
+		})
+	}
+	for _, m := range c.servers[c.leader()].membersOut(nil) {
+		if m.Voter == m.Waits {
+			t.Errorf("member with a vote %v that waits %v", m.Voter, m.Waits)
+		}
+	}
+	c.approve(strangers[0].PeerAddr())
+	eventually(t, "the one that is approved votes", func() bool { votes, _ := c.suffrage(strangers[0]); return votes })
+	for i, s := range strangers[1:] {
+		if votes, _ := c.suffrage(s); votes {
+			t.Errorf("stranger %d votes", i+1)
+		}
+	}
+	for _, s := range strangers {
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	x := newCaller(t, c.connect)
+	x.unlock(x.lock("x"))
+}
+
+func TestCrowdOfStrangersIsBounded(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1, withoutKey)
+	refused := 0
+	for range maxUnapproved + 2 {
+		s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join, Timing: Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute})
+		var a answer
+		eventually(t, "the stranger is answered", func() bool {
+			var err error
+			a, err = askedToAdmit(t, c.servers[0], s)
+			return err == nil && (a.Joined || a.Error != "")
+		})
+		if !a.Joined {
+			refused++
+		}
+	}
+	if n := c.servers[0].unapproved(c.servers[0].node.servers()); n != maxUnapproved || refused != 2 {
+		t.Errorf("%d wait, %d were refused", n, refused)
+	}
+}
+
+// A server that lost its data, or that says so, takes the place of the one that it was by consent only.
+func TestPlaceOfAMemberIsTakenByConsent(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3, withoutKey)
+	wiped := (c.leader() + 1) % 3
+	before := c.servers[wiped].node.id
+	c.stop(wiped)
+	c.configs[wiped].DataDir = t.TempDir()
+	c.start(wiped)
+	var a answer
+	eventually(t, "a leader answers", func() bool {
+		var err error
+		a, err = askedToAdmit(t, c.servers[c.leader()], c.servers[wiped])
+		return err == nil && (a.Joined || a.Error != "")
+	})
+	if a.Joined || !strings.Contains(a.Error, "approval") || !strings.Contains(a.Error, string(before)) {
+		t.Errorf("it is answered %+v", a)
+	}
+	c.approve(c.configs[wiped].PeerListen)
+	eventually(t, "it votes", func() bool {
+		votes, _ := c.suffrage(c.servers[wiped])
+		return votes && voters(c.servers[c.leader()].node.servers()) == 3
+	})
+}
+
+func TestShortJoinKey(t *testing.T) {
+	t.Parallel()
+	_, err := Start(t.Context(), Config{PeerListen: "127.0.0.1:0", Join: []string{"127.0.0.1:1"}, JoinKey: []byte("short")})
+	if err == nil || !strings.Contains(err.Error(), "JoinKey") || strings.Contains(err.Error(), "short") {
+		t.Errorf("a short key: %v", err)
+	}
+}
+
+// hosts is a network in which the members have names.
+type hosts struct {
+	authority *testcert.Authority
+	routes    map[string]string // from what is dialled to where that is
+}
+
+func (h *hosts) dial(ctx context.Context, address string) (net.Conn, error) {
+	if to := h.routes[address]; to != "" {
+		address = to
+	}
+	return dialTCP(ctx, address)
+}
+
+// config is that of a server called host.
+func (h *hosts) tls(t *testing.T, host string) *tls.Config {
+	pair, err := tls.LoadX509KeyPair(h.authority.Sign(t, host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := trust(t, h.authority)
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool, ClientCAs: pool,
+		ClientAuth: tls.RequireAndVerifyClientCert,
+	}
+}
+
+// A certificate of the members' authority speaks for the member at its host, and for no other.
+func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
+	t.Parallel()
+	h := hosts{testcert.New(t), map[string]string{}}
+	names := []string{"a.test", "b.test", "c.test"}
+	at := port.Addresses(t, 4)
+	var join []string
+	for i, name := range append(names, "d.test") {
+		address := name + ":7482"
+		h.routes[address] = at[i]
+		if i < 3 {
+			join = append(join, address)
+		}
+	}
+	i := 0
+	c := newCluster(t, 3, func(c *Config) {
+		c.PeerListen, c.PeerAdvertise, c.Join = at[i], join[i], join
+		c.PeerDial, c.PeerTLS, c.JoinKey = h.dial, h.tls(t, names[i]), nil
+		i++
+	})
+	leader := c.leader()
+	follower := (leader + 1) % 3
+	eventually(t, "the follower knows its cluster", func() bool { return c.servers[follower].node.fsm.home() != "" })
+	speaks := func(host string) error {
+		conn, err := tls.Dial("tcp", at[follower], func() *tls.Config {
+			config := h.tls(t, host)
+			config.ServerName = names[follower]
+			return config
+		}())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		s := c.servers[follower]
+		if _, err := conn.Write(preface(forRaft, s.node.fsm.home(), s.node.id)); err != nil {
+			return err
+		}
+		conn.SetReadDeadline(time.Now().Add(time.Second))
+		if _, err := io.ReadFull(conn, make([]byte, 1)); !os.IsTimeout(err) {
+			return err
+		}
+		return nil // raft waits for what comes
+	}
+	if err := speaks("d.test"); err == nil {
+		t.Error("a certificate of no member speaks raft")
+	}
+	if err := speaks(names[leader]); err != nil {
+		t.Errorf("the certificate of a member: %v", err)
+	}
+
+	// A copy of a member, with its id, at the host of another certificate.
+	id := c.servers[follower].node.id
+	c.stop(follower)
+	stolen := t.TempDir()
+	if err := os.CopyFS(stolen, os.DirFS(c.configs[follower].DataDir)); err != nil {
+		t.Fatal(err)
+	}
+	thief := start(t, Config{
+		DataDir: stolen, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join, PeerDial: h.dial, PeerTLS: h.tls(t, "d.test"),
+		Timing: Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
+	})
+	if thief.node.id != id {
+		t.Fatal("the copy is another member")
+	}
+	var a answer
+	eventually(t, "a leader answers the copy", func() bool {
+		var err error
+		a, err = askedToAdmit(t, c.servers[c.leader()], thief)
+		return err == nil && (a.Joined || a.Error != "")
+	})
+	if a.Joined || !strings.Contains(a.Error, "approval") {
+		t.Errorf("it is answered %+v", a)
+	}
+}
+
+// A member that was away knows few of the others, and learns of the newer ones from these.
+func TestNewerMembersAreAskedAbout(t *testing.T) {
+	t.Parallel()
+	h := hosts{testcert.New(t), map[string]string{}}
+	at := port.Addresses(t, 1)
+	h.routes["a.test:7482"] = at[0]
+	known := alone(t, Config{
+		PeerListen: at[0], PeerAdvertise: "a.test:7482", PeerTLS: h.tls(t, "a.test"), PeerDial: h.dial,
+	})
+	change := known.node.raft.AddNonvoter("newer", "c.test:7482", 0, memberTimeout)
+	if err := change.Error(); err != nil {
+		t.Fatal(err)
+	}
+	away := newPeerNet(nil, "b.test:7482", func() string { return "" }, func() []string { return []string{"a.test:7482", "b.test:7482"} },
+		&Config{PeerTLS: h.tls(t, "b.test"), PeerDial: h.dial})
+	defer away.serving.Wait()
+	leaf := func(host string) *x509.Certificate { return h.tls(t, host).Certificates[0].Leaf }
+	if err := away.checkCertificate(leaf("c.test")); err == nil {
+		t.Error("a member that is not known yet speaks at once")
+	}
+	eventually(t, "it is asked about", func() bool { return away.checkCertificate(leaf("c.test")) == nil })
+	if err := away.checkCertificate(leaf("d.test")); err == nil {
+		t.Error("one of which nobody knows speaks")
+	}
+	if err := away.checkCertificate(nil); err == nil {
+		t.Error("one without a certificate speaks")
+	}
+}
+
+// What is refused for want of consent says so to the operator too.
+func TestAddMemberApproves(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1, withoutKey)
+	o := operate(t, c.configs[0].Listen)
+	s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join})
+	eventually(t, "it waits", func() bool { _, in := c.suffrage(s); return in })
+	m, err := o.add(s.PeerAddr())
+	if err != nil || m.Waits {
+		t.Errorf("added: %v, %v", m, err)
+	}
+	eventually(t, "it votes", func() bool { votes, _ := c.suffrage(s); return votes })
+	_, err = o.add("127.0.0.1:1")
+	expectCode(t, err, codes.FailedPrecondition, "127.0.0.1:1")
+}

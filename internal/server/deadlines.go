@@ -1,0 +1,88 @@
+package server
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// deadline is the end of a session or of a minimum hold.
+type deadline struct {
+	at    time.Time // when it is due
+	seen  time.Time // where the heap believes it to be: never after at
+	index int       // in the heap
+
+	session machine.SessionID
+	ttl     time.Duration
+	renewed time.Time // the last time; zero: not by this leader
+	ending  bool      // its end is proposed
+	kept    bool
+	writing bool      // a checkpoint with its deadline is on its way
+	unkept  time.Time // not zero: that failed, and is tried again then
+
+	token     fencing.Token // not zero: a minimum hold
+	name      string
+	lingering bool // nobody holds it any more: the name is freed at the deadline
+}
+
+func (d *deadline) renew(receipt time.Time) {
+	if at := receipt.Add(d.ttl + grace); !at.Before(d.at) {
+		d.at, d.renewed = at, receipt
+	}
+}
+
+func (k *timekeeper) push(d *deadline) {
+	d.seen = k.next(d)
+	heap.Push(&k.heap, d)
+	if d.index == 0 {
+		signal(k.wake)
+	}
+}
+
+// move puts d into its place again.
+func (k *timekeeper) move(d *deadline) {
+	if d.index < 0 {
+		return
+	}
+	d.seen = k.next(d)
+	heap.Fix(&k.heap, d.index)
+	if d.index == 0 {
+		signal(k.wake)
+	}
+}
+
+func (k *timekeeper) remove(d *deadline) {
+	if d.index >= 0 {
+		heap.Remove(&k.heap, d.index)
+	}
+}
+
+type deadlineHeap []*deadline
+
+func (h deadlineHeap) Len() int { return len(h) }
+
+func (h deadlineHeap) Less(i, j int) bool { return h[i].seen.Before(h[j].seen) }
+
+func (h deadlineHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (h *deadlineHeap) Push(x any) {
+	d := x.(*deadline)
+	d.index = len(*h)
+	*h = append(*h, d)
+}
+
+// Pop implements heap.Interface.
+func (h *deadlineHeap) Pop() any {
+	old := *h
+	d := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	d.index = -1
+	return d
+}

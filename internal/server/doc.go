@@ -1,0 +1,48 @@
+// Package server is the bundled lock server: one member of a cluster that replicates the lock state machine (package
+// machine) with Raft and serves it over the protocol of package lockpb.
+//
+//	client ─ stream ─► conn ─► call ─► proposer ─► raft ─► fsm ─► machine
+//	                    ▲                                          │
+//	                    └──── reply, grants, losses ◄─ leadership ◄┘
+//
+// # What it promises
+//
+// What is acknowledged is on the disks of most members, and survives the loss of the others and the crash of all.
+// Without DataDir nothing is kept, and the server says so (Welcome.durable).
+//
+// Tokens increase over all names of the cluster for as long as its data exists.
+//
+// A session lives for at least its TTL after the last request that renewed it was received, whichever member led
+// meanwhile. A reply that says renewed was sent by a member that led after it received the request. Reads are
+// linearizable.
+//
+// # How
+//
+// Only the leader serves: it alone times sessions, and a session's time counts from the receipt there. Other members
+// say who leads; they do not forward, since a forwarded request has two instants of receipt. See leadership.go,
+// session.go.
+//
+// Renewals and reads cost no log entry. They wait for a proof of leadership (confirm.go, proof.go): most members must
+// acknowledge, in the present term, a message that was sent after the request was received. Raft's own VerifyLeader
+// does not prove that. A leader that was paused and succeeded fails it, whatever it believes.
+//
+// Commands are gathered into log entries while earlier ones are on their way (propose.go): the busier, the larger the
+// entries, and one fsync carries hundreds of commands.
+//
+// A leader whose disk hangs falls silent, so that the others elect another (stall.go). So does one whose log does not
+// go on for another reason (watchdog.go).
+//
+// A member whose disk refuses a write stops: it acknowledges nothing that it may not have (disk.go). Started again with
+// a disk that works it goes on with what is there. After a failed fsync the disk may not have what it gives back until
+// the machine is started anew: replace it, and give the member an empty directory.
+//
+// No connection fills the queue of the log: connections take turns (lanes.go), and of one that has too much on its way
+// no more is read.
+//
+// # What it does not do
+//
+// It does not survive the loss of most members' disks, nor members that lie. A member that is given an older copy of
+// its data directory is one that lies: it has forgotten votes and entries that it acknowledged, and nobody can tell.
+// Give it an empty directory; it joins as a new member. A session may outlive its TTL: by the time that the election of
+// a new leader takes, and a little more; see docs/decisions/2026-11-22-what-is-left-of-a-lease.md.
+package server

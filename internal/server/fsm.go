@@ -1,0 +1,371 @@
+package server
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// fact is what the members agree on about themselves.
+type fact struct {
+	// Cluster names the cluster, if it has no name yet.
+	Cluster string `json:"cluster,omitempty"`
+	// Member and its address for clients.
+	Member raft.ServerID `json:"member,omitempty"`
+	Client string        `json:"client,omitempty"`
+	// Approved is a member that may have a vote, by consent of an operator or because it has the key.
+	Approved raft.ServerID `json:"approved,omitempty"`
+	// Mark: every member takes the hash of its state here. Hash is that of the leader at an earlier one.
+	Mark bool       `json:"mark,omitempty"`
+	Hash *stateHash `json:"hash,omitempty"`
+	// Opened: the time is over in which the cluster served nobody after it was restored.
+	Opened bool `json:"opened,omitempty"`
+}
+
+// facts are the sum of all.
+type facts struct {
+	// Cluster is the token space. It survives a restore.
+	Cluster string                   `json:"cluster"`
+	Clients map[raft.ServerID]string `json:"clients"`
+	// Approved members have a vote, or get one when they have caught up. Those who made the cluster are not among them.
+	Approved map[raft.ServerID]bool `json:"approved,omitempty"`
+	// Restored names the restore of a backup from which this cluster comes; empty if it comes from none. Members of
+	// what was there before it belong to another cluster, although it has the same name.
+	Restored string `json:"restored,omitempty"`
+	// ClosedFor is how long the first leader serves nobody, until it says Opened.
+	ClosedFor time.Duration `json:"closedFor,omitempty"`
+}
+
+// home is what members call their cluster among themselves.
+func (x *facts) home() string {
+	if x.Restored == "" {
+		return x.Cluster
+	}
+	return x.Cluster + "/" + x.Restored
+}
+
+// fromBackup reports whether that is the name of a cluster that was restored.
+func fromBackup(home string) bool { return strings.Contains(home, "/") }
+
+// applied is what one log entry did.
+type applied struct {
+	stale   bool // nothing: it was decided in another term
+	results []machine.Result
+	notices [][]machine.Notice // one list per command
+}
+
+// fsm applies the log to the lock state machine.
+type fsm struct {
+	machine *machine.Machine
+	fatal   func(error) // called once, when this replica cannot go on
+	changed func()      // called after each entry, must not block
+
+	now func() time.Time // of elapsing time
+
+	watch *stallWatch // notices if an entry comes to no end. nil: nobody does
+
+	// keep writes beside the data of which cluster it is, as members call it. nil: nothing is kept.
+	keep func(home string) error
+
+	comparison comparison // with the state of the leader
+
+	index atomic.Uint64 // of the last entry that was carried out since the start; zero: none
+
+	mu     sync.RWMutex // protects the following fields
+	clock  clock        // as the last checkpoint set it
+	facts  facts
+	kept   string // what is there; a member that starts knows it before it has read its log
+	broken error
+}
+
+func newFSM(m *machine.Machine, changed func(), fatal func(error)) *fsm {
+	return &fsm{
+		machine: m, changed: changed, fatal: fatal, now: time.Now, clock: clock{from: time.Now()},
+		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: make(chan struct{}, 1)},
+	}
+}
+
+// Apply implements raft.FSM.
+func (f *fsm) Apply(entry *raft.Log) any {
+	if err := f.failure(); err != nil {
+		return err
+	}
+	if f.watch != nil {
+		f.watch.applying.begin()
+		defer f.watch.applying.end()
+	}
+	if !intact(entry) {
+		return f.fail(fmt.Errorf("log entry %d: its checksum is another", entry.Index))
+	}
+	out, err := f.apply(entry)
+	if err != nil {
+		return f.fail(fmt.Errorf("log entry %d: %w", entry.Index, err))
+	}
+	f.index.Store(entry.Index)
+	f.changed()
+	return out
+}
+
+func (f *fsm) apply(entry *raft.Log) (*applied, error) {
+	kind, decided, body, err := readEntry(entry.Data)
+	switch {
+	case err != nil:
+		return nil, err
+	case kind != entryBatch && kind != entryFact:
+		return nil, fmt.Errorf("kind %d is not known to this version", kind)
+	case decided != entry.Term:
+		return &applied{stale: true}, nil
+	case kind == entryFact:
+		return &applied{}, f.learn(entry.Index, body)
+	}
+	return f.applyBatch(body)
+}
+
+func (f *fsm) applyBatch(body []byte) (*applied, error) {
+	batch, err := machine.DecodeBatch(body)
+	if err != nil {
+		return nil, err
+	}
+	n := len(batch.Commands)
+	out := &applied{results: make([]machine.Result, n), notices: make([][]machine.Notice, n)}
+	for i := range batch.Commands {
+		c := &batch.Commands[i]
+		if f.watch != nil {
+			f.watch.applying.begin() // what lasts is one command, not a long entry on a slow machine
+		}
+		out.results[i], out.notices[i] = f.machine.Apply(batch.At, c)
+		if out.results[i].Code == machine.CodeUnknown && !c.Ignorable {
+			return nil, fmt.Errorf("operation %d is not known to this version: %s", c.Op, out.results[i].Detail)
+		}
+		if c.Op == machine.OpCheckpoint && out.results[i].Code == machine.CodeOK {
+			f.setClock()
+		}
+	}
+	return out, nil
+}
+
+// setClock goes by the last checkpoint, also if it sets the clock back: what was timed by it is timed from there. It was
+// made before it is known here, so the clock is slow rather than fast.
+func (f *fsm) setClock() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock = clock{f.machine.Clock(), f.now()}
+}
+
+// clusterClock is the clock of the cluster, for who is about to lead.
+func (f *fsm) clusterClock() clock {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.clock
+}
+
+func (f *fsm) learn(index uint64, body []byte) error {
+	var x fact
+	if err := json.Unmarshal(body, &x); err != nil {
+		return err
+	}
+	if x.Mark {
+		f.comparison.mark(index, f.freeze)
+	}
+	if x.Hash != nil {
+		f.comparison.told(*x.Hash)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.facts.Cluster == "" {
+		f.facts.Cluster = x.Cluster
+	}
+	if x.Member != "" {
+		f.facts.Clients[x.Member] = x.Client
+	}
+	if x.Approved != "" {
+		if f.facts.Approved == nil {
+			f.facts.Approved = map[raft.ServerID]bool{}
+		}
+		f.facts.Approved[x.Approved] = true
+	}
+	if x.Opened {
+		f.facts.ClosedFor = 0
+	}
+	return f.keepHome(f.facts.home())
+}
+
+// keepHome writes down of which cluster this member is. The caller holds f.mu.
+func (f *fsm) keepHome(home string) error {
+	if home == "" || home == f.kept {
+		return nil
+	}
+	if f.kept != "" {
+		return fmt.Errorf("the data directory is of cluster %q, its contents of cluster %q", f.kept, home)
+	}
+	if f.keep != nil {
+		if err := f.keep(home); err != nil {
+			return fmt.Errorf("writing down the name of the cluster: %w", err)
+		}
+	}
+	f.kept = home
+	return nil
+}
+
+// fail stops the replica: one that passes over an entry drifts apart from the others. It does not panic, since the
+// program around may have better things to do than to end.
+func (f *fsm) fail(err error) error {
+	f.mu.Lock()
+	f.broken = err
+	f.mu.Unlock()
+	f.fatal(err)
+	return err
+}
+
+func (f *fsm) failure() error {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.broken
+}
+
+// home is what members call their cluster, empty before its first leader.
+func (f *fsm) home() string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return cmp.Or(f.facts.home(), f.kept)
+}
+
+// cluster is what clients call the cluster, the token space; empty before its first leader.
+func (f *fsm) cluster() string {
+	name, _, _ := strings.Cut(f.home(), "/")
+	return name
+}
+
+// history names the restore from which the cluster comes; empty if it comes from none.
+func (f *fsm) history() string {
+	_, restored, _ := strings.Cut(f.home(), "/")
+	return restored
+}
+
+// closedFor is how long a leader has to wait before it serves.
+func (f *fsm) closedFor() time.Duration {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.facts.ClosedFor
+}
+
+// client is the address for clients of a member, which may have none, and whether it is known.
+func (f *fsm) client(id raft.ServerID) (string, bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	address, ok := f.facts.Clients[id]
+	return address, ok
+}
+
+// approved reports whether a member may have a vote.
+func (f *fsm) approved(id raft.ServerID) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.facts.Approved[id]
+}
+
+// StoreConfiguration implements raft.ConfigurationStore: the members have changed.
+func (f *fsm) StoreConfiguration(index uint64, _ raft.Configuration) { f.index.Store(index) }
+
+// Snapshot implements raft.FSM.
+func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	frozen, err := f.freeze()
+	if err != nil {
+		return nil, err
+	}
+	return frozen, nil
+}
+
+func (f *fsm) freeze() (*frozen, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	if f.broken != nil {
+		return nil, f.broken
+	}
+	now := f.facts
+	now.Clients, now.Approved = maps.Clone(now.Clients), maps.Clone(now.Approved)
+	return &frozen{now, f.machine.Freeze()}, nil
+}
+
+// frozen is a snapshot: the facts as one line of JSON, then the machine's own format.
+type frozen struct {
+	facts   facts
+	machine *machine.Frozen
+}
+
+// maxFacts bounds the line of facts, in bytes.
+const maxFacts = 1 << 20
+
+// Persist implements raft.FSMSnapshot.
+func (s *frozen) Persist(sink raft.SnapshotSink) error {
+	err := json.NewEncoder(sink).Encode(s.facts)
+	if err == nil {
+		_, err = s.machine.WriteTo(sink)
+	}
+	if err != nil {
+		return errors.Join(err, sink.Cancel())
+	}
+	return sink.Close()
+}
+
+// Release implements raft.FSMSnapshot.
+func (s *frozen) Release() {}
+
+// Restore implements raft.FSM.
+func (f *fsm) Restore(snapshot io.ReadCloser) error {
+	defer snapshot.Close()
+	line, err := readLine(snapshot)
+	if err != nil {
+		return fmt.Errorf("facts in the snapshot: %w", err)
+	}
+	x := facts{Clients: map[raft.ServerID]string{}}
+	if err := json.Unmarshal(line, &x); err != nil {
+		return fmt.Errorf("facts in the snapshot: %w", err)
+	}
+	if err := f.become(x, snapshot); err != nil {
+		return err
+	}
+	f.comparison.anew()
+	f.index.Store(0) // raft's own is right now
+	f.changed()
+	return nil
+}
+
+func (f *fsm) become(x facts, snapshot io.Reader) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.keepHome(x.home()); err != nil {
+		return err
+	}
+	if err := f.machine.Restore(snapshot); err != nil {
+		return err
+	}
+	f.facts = x
+	f.clock = clock{f.machine.Clock(), f.now()}
+	return nil
+}
+
+// readLine reads up to a line feed and nothing of what follows.
+func readLine(r io.Reader) ([]byte, error) {
+	var line []byte
+	for one := make([]byte, 1); len(line) < maxFacts; line = append(line, one[0]) {
+		if _, err := io.ReadFull(r, one); err != nil {
+			return nil, err
+		}
+		if one[0] == '\n' {
+			return line, nil
+		}
+	}
+	return nil, errors.New("the line has no end")
+}

@@ -1,0 +1,108 @@
+package server
+
+// lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server
+// itself. They take turns, one command at a time, so that a connection waits for as many commands as there are
+// connections and not for as many as the others have sent. Within a lane, commands stay in the order in which they
+// came; between lanes there is none, as there is none between connections.
+type lanes struct {
+	all    map[*conn]*lane
+	last   *lane // those that have something are a ring: after the last one it is the first one's turn
+	queued int   // in all of them
+}
+
+type lane struct {
+	by    *conn      // nil: the server itself
+	queue []proposal // never empty
+	after *lane      // whose turn is next
+}
+
+// add reports false if there are too many. A lane that has few is never refused: who floods does not close the way to
+// others.
+func (l *lanes) add(x proposal) bool {
+	own := l.all[x.by]
+	if own == nil {
+		if l.all == nil {
+			l.all = map[*conn]*lane{}
+		}
+		own = &lane{by: x.by}
+		l.all[x.by] = own
+		l.append(own)
+	} else if l.queued >= maxQueued && len(own.queue) >= fewQueued {
+		return false
+	}
+	own.queue = append(own.queue, x)
+	l.queued++
+	return true
+}
+
+func (l *lanes) append(own *lane) {
+	if own.after = own; l.last != nil {
+		own.after, l.last.after = l.last.after, own
+	}
+	l.last = own
+}
+
+// next returns the command whose turn it is; nil if there is none.
+func (l *lanes) next() *proposal {
+	if l.last == nil {
+		return nil
+	}
+	return &l.last.after.queue[0]
+}
+
+// pop removes the command whose turn it is.
+func (l *lanes) pop() {
+	own := l.last.after
+	l.queued--
+	own.queue[0] = proposal{} // the rest of the lane keeps the memory
+	own.queue = own.queue[1:]
+	switch {
+	case len(own.queue) > 0:
+		l.last = own
+	case l.last == own:
+		delete(l.all, own.by)
+		l.last = nil
+	default:
+		delete(l.all, own.by)
+		l.last.after = own.after
+	}
+}
+
+// obsoleteProposal is a proposal that must not go into the log any more, and why.
+type obsoleteProposal struct {
+	proposal
+	why error
+}
+
+// take removes what goes into the next log entry, and what has become obsolete meanwhile.
+func (l *lanes) take() (batch []proposal, obsolete []obsoleteProposal) {
+	size := 0
+	for len(batch) < maxBatch {
+		x := l.next()
+		if x == nil {
+			break
+		}
+		if x.obsolete != nil {
+			if why := x.obsolete(); why != nil {
+				obsolete = append(obsolete, obsoleteProposal{*x, why})
+				l.pop()
+				continue
+			}
+		}
+		if size += weight(&x.command); len(batch) > 0 && size > maxBatchBytes {
+			break
+		}
+		batch = append(batch, *x)
+		l.pop()
+	}
+	return batch, obsolete
+}
+
+// drain removes everything.
+func (l *lanes) drain() (all []proposal) {
+	for x := l.next(); x != nil; x = l.next() {
+		all = append(all, *x)
+		l.pop()
+	}
+	return all
+}

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// settleLimits puts the limits of this member, which leads, into the state, unless they are there. They must be the
+// same for all members, or these would drift apart: so they travel through the log, and the leader's count. It reports
+// false if ctx ended before.
+func (r *leadership) settleLimits(ctx context.Context) bool {
+	s := r.server
+	for ctx.Err() == nil {
+		before := s.node.fsm.machine.Limits()
+		limits := s.config.Limits.At(s.node.fsm.machine.Level())
+		if before == limits {
+			return true
+		}
+		landed := make(chan error, 1)
+		err := r.propose(machine.Command{Op: machine.OpSetLimits, Limits: &limits}, func(err error) { landed <- err })
+		if err == nil {
+			err = <-landed
+		}
+		if err == nil {
+			s.log.Info("limits changed", "limits", fmt.Sprintf("%+v", limits), "before", fmt.Sprintf("%+v", before))
+			continue // to see that it is so
+		}
+		select {
+		case <-time.After(retryAfter):
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does.
+// It is invalid for these servers, and of no use again.
+var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "MetadataBytes": "metadata"}
+
+// clientError tells a client that it has its share of something.
+func clientError(field, of string, share, all int) *lockpb.Error {
+	return &lockpb.Error{
+		Code: lockpb.Code_CODE_EXHAUSTED, Field: field,
+		Message: fmt.Sprintf("this client has %d, its share of %s, %d; see client-share", share, of, all),
+	}
+}
+
+// limitError is the error for one of Limits, which are given.
+func limitError(field string, limits machine.Limits) *lockpb.Error {
+	all := limits.All()
+	if whole, ok := strings.CutPrefix(field, "Client"); ok {
+		for _, l := range all {
+			if l.Field == whole {
+				return clientError("client-"+l.Name, "the limit "+l.Name+" of the servers", limits.Share(*l.Value), *l.Value)
+			}
+		}
+	}
+	i := slices.IndexFunc(all, func(l machine.Limit) bool { return l.Field == field })
+	if i < 0 { // it is none that can be set
+		return &lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it"}
+	}
+	if subject, ok := tooMuch[field]; ok {
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_INVALID, Field: subject,
+			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),
+		}
+	}
+	if field == "Requests" { // the same names can be had one after the other
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_UNSUPPORTED, Field: "requests",
+			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),
+		}
+	}
+	return &lockpb.Error{
+		Code: lockpb.Code_CODE_EXHAUSTED, Field: all[i].Name,
+		Message: fmt.Sprintf("the limit %s of the servers, %d, is reached", all[i].Name, *all[i].Value),
+	}
+}

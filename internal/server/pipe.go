@@ -1,0 +1,112 @@
+package server
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+)
+
+// ClientStream is a client's end of a connection: that of Server.Attach, or the stream of lockpb's Connect. Send and
+// Recv may run beside each other, but neither beside itself. A message belongs to the other side once it is sent.
+type ClientStream interface {
+	Send(*lockpb.ClientMessage) error
+	Recv() (*lockpb.ServerMessage, error)
+	CloseSend() error
+}
+
+// pipeDepth is how many messages wait in each direction of a pipe.
+const pipeDepth = 16
+
+// pipe connects a client in this process.
+type pipe struct {
+	ctx      context.Context // ends with the client's, or when the server has ended the connection
+	toServer chan *lockpb.ClientMessage
+	toClient chan *lockpb.ServerMessage
+	closing  sync.Once
+	closed   chan struct{} // the client sends no more
+}
+
+// Attach connects a client in this process: what Connect is over the network, without one. The connection ends with
+// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A server that is closed, or does not lead, says so as over the
+// network.
+func (s *Server) Attach(ctx context.Context) ClientStream {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &pipe{
+		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth), toClient: make(chan *lockpb.ServerMessage, pipeDepth),
+		closed: make(chan struct{}),
+	}
+	s.attaching.Go(func() {
+		defer cancel()
+		_ = s.serveStream(serverEnd{p}) // the client finds the stream ended
+	})
+	return clientEnd{p}
+}
+
+type clientEnd struct{ p *pipe }
+
+// Send implements ClientStream.
+func (e clientEnd) Send(m *lockpb.ClientMessage) error {
+	select {
+	case <-e.p.closed:
+		return io.ErrClosedPipe
+	default:
+	}
+	select {
+	case e.p.toServer <- m:
+		return nil
+	case <-e.p.ctx.Done():
+		return io.EOF
+	}
+}
+
+// Recv implements ClientStream. What the server sent before the end is still received.
+func (e clientEnd) Recv() (*lockpb.ServerMessage, error) {
+	select {
+	case m := <-e.p.toClient:
+		return m, nil
+	case <-e.p.ctx.Done():
+	}
+	select {
+	case m := <-e.p.toClient:
+		return m, nil
+	default:
+		return nil, io.EOF
+	}
+}
+
+// CloseSend implements ClientStream.
+func (e clientEnd) CloseSend() error {
+	e.p.closing.Do(func() { close(e.p.closed) })
+	return nil
+}
+
+type serverEnd struct{ p *pipe }
+
+func (e serverEnd) Context() context.Context { return e.p.ctx }
+
+func (e serverEnd) Send(m *lockpb.ServerMessage) error {
+	select {
+	case e.p.toClient <- m:
+		return nil
+	case <-e.p.ctx.Done():
+		return e.p.ctx.Err()
+	}
+}
+
+func (e serverEnd) Recv() (*lockpb.ClientMessage, error) {
+	select {
+	case m := <-e.p.toServer:
+		return m, nil
+	case <-e.p.ctx.Done():
+		return nil, e.p.ctx.Err()
+	case <-e.p.closed:
+	}
+	select {
+	case m := <-e.p.toServer: // it was sent before
+		return m, nil
+	default:
+		return nil, io.EOF
+	}
+}

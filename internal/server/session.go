@@ -1,0 +1,366 @@
+package server
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// grace is what a session gets beyond its TTL, for timers that are late here and there.
+const grace = 50 * time.Millisecond
+
+// retryAfter is when the end of a session is proposed again if the log had no room for it.
+const retryAfter = 100 * time.Millisecond
+
+// endsAtOnce bounds how many ends are proposed in one go, so that a crowd of dead clients does not delay the living.
+const endsAtOnce = 256
+
+const (
+	// keptAtOnce bounds the sessions of one checkpoint.
+	keptAtOnce = 1024
+	// keepPace is how many sessions are kept in the log, at most, in the time in which all of them renew themselves: one
+	// each. See silence.
+	keepPace = 10 * time.Millisecond
+	// clockEvery is how often a leader writes down the time while sessions are kept in the log: a member that starts
+	// anew knows it no better.
+	clockEvery = time.Second
+	// reconnect is how long a new leader lets a session live at least, for its client to find the leader.
+	reconnect = time.Second
+)
+
+// timekeeper knows, for one term of leadership, when sessions and minimum holds end. Nobody else times them.
+//
+// A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. From the moment at
+// which its end is proposed it is not renewed any more: the end may be in the log already.
+//
+// A session is free, or kept. A free one is renewed in memory. One that has been silent for a while, and each that a
+// new leader finds free, becomes kept: its deadline goes into the log, and from then on only what goes through the log
+// renews it, and makes it free again. So a new leader knows until when kept sessions live, and gives the others their
+// full TTL, once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. It gives a name its full minimum.
+//
+// It has one heap and one timer. Renewals only move a deadline; the heap follows when the old one is reached.
+type timekeeper struct {
+	now func() time.Time
+	// propose sends a command through the log and then calls done; or refuses it.
+	propose func(c machine.Command, done func(error)) error
+
+	clock clock       // of the cluster; set before anything is timed
+	alone atomic.Bool // there is no other member that could lead
+
+	mu       sync.Mutex
+	keeps    bool // all members know what a deadline is
+	kept     int  // how many sessions are
+	sessions map[machine.SessionID]*deadline
+	minimums map[fencing.Token]*deadline
+	heap     deadlineHeap
+	wake     chan struct{} // has room for one: the first deadline has moved forward
+}
+
+func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *timekeeper {
+	return &timekeeper{
+		now: now, propose: propose,
+		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// inherit gives the sessions that a new leader finds what is left of them, or their full TTL; and the minimum holds
+// their full time.
+func (k *timekeeper) inherit(m *machine.Machine) {
+	now := k.now()
+	for _, s := range m.Sessions() {
+		k.found(s, now)
+		if all, ok := m.Session(s.ID); ok {
+			for _, h := range all.Holds {
+				k.granted(h.Name, h.Token, h.MinHold)
+			}
+		}
+	}
+	for _, h := range m.Lingering() {
+		k.granted(h.Name, h.Token, h.MinHold)
+		k.linger(h.Name, h.Token)
+	}
+}
+
+// found times a session of an earlier leader.
+func (k *timekeeper) found(s machine.SessionTTL, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := &deadline{session: s.ID, ttl: s.TTL, at: now.Add(s.TTL + grace)}
+	if s.Due != 0 {
+		d.kept = true
+		k.kept++
+		due, least := k.clock.when(s.Due), now.Add(min(s.TTL, reconnect))
+		if due.Before(least) {
+			due = least
+		}
+		if due.Before(d.at) {
+			d.at = due
+		}
+	}
+	k.sessions[s.ID] = d
+	k.push(d)
+}
+
+// opened times a session that the log has opened; receipt is when the request for it came.
+// It reports whether the session lives on: one that was open before may be about to end.
+func (k *timekeeper) opened(id machine.SessionID, ttl time.Duration, receipt time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.sessions[id]; d != nil {
+		return k.free(d, receipt)
+	}
+	d := &deadline{session: id, ttl: ttl}
+	d.renew(receipt)
+	k.sessions[id] = d
+	k.push(d)
+	return true
+}
+
+// renew prolongs a free session by a request that came at receipt. It reports whether that is possible.
+func (k *timekeeper) renew(id machine.SessionID, receipt time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.sessions[id]
+	if d == nil || d.ending || d.kept {
+		return false
+	}
+	d.renew(receipt)
+	return true
+}
+
+// logged is renew for a request that has gone through the log, and is told of in the order of the log.
+func (k *timekeeper) logged(id machine.SessionID, receipt time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.sessions[id]
+	return d != nil && k.free(d, receipt)
+}
+
+// free prolongs d, which may be kept. What goes through the log makes it free, unless a checkpoint that keeps it may
+// come after that. The caller holds k.mu.
+func (k *timekeeper) free(d *deadline, receipt time.Time) bool {
+	if d.ending || d.writing {
+		return false
+	}
+	if d.kept {
+		d.kept, d.unkept = false, time.Time{}
+		k.kept--
+	}
+	d.renew(receipt)
+	k.move(d)
+	return true
+}
+
+// isKept reports whether only what goes through the log renews the session.
+func (k *timekeeper) isKept(id machine.SessionID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.sessions[id]
+	return d != nil && d.kept
+}
+
+// next is when something is to be done for d. The caller holds k.mu.
+func (k *timekeeper) next(d *deadline) time.Time {
+	next := d.at
+	switch {
+	case !k.keeps || d.token != 0 || d.writing || d.ending:
+		return next
+	case !d.kept:
+		next = d.renewed.Add(k.silence(d.ttl))
+	case !d.unkept.IsZero():
+		next = d.unkept
+	}
+	if next.After(d.at) {
+		return d.at
+	}
+	return next
+}
+
+// ended forgets a session that the log has ended.
+func (k *timekeeper) ended(id machine.SessionID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.sessions[id]; d != nil {
+		k.forget(d)
+		k.remove(d)
+	}
+}
+
+// ending reports whether the end of the session is proposed.
+func (k *timekeeper) ending(id machine.SessionID) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.sessions[id]
+	return d != nil && d.ending
+}
+
+// left is how long a session lives unless it is renewed; zero if not known.
+func (k *timekeeper) left(id machine.SessionID) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.sessions[id]; d != nil {
+		return max(0, d.at.Sub(k.now()))
+	}
+	return 0
+}
+
+// granted notes a hold that the log has just granted.
+func (k *timekeeper) granted(name string, token fencing.Token, minimum time.Duration) {
+	if minimum <= 0 {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.minimums[token] == nil {
+		d := &deadline{token: token, name: name, at: k.now().Add(minimum)}
+		k.minimums[token] = d
+		k.push(d)
+	}
+}
+
+// closed is how long a hold's minimum goes on.
+func (k *timekeeper) closed(token fencing.Token) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.minimums[token]; d != nil {
+		return max(0, d.at.Sub(k.now()))
+	}
+	return 0
+}
+
+// anyClosed reports whether any minimum goes on.
+func (k *timekeeper) anyClosed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.minimums) > 0
+}
+
+// linger notes that nobody holds the name any more and that its minimum alone keeps it closed.
+func (k *timekeeper) linger(name string, token fencing.Token) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.minimums[token]
+	if d == nil { // over already
+		d = &deadline{token: token, name: name, at: k.now()}
+		k.minimums[token] = d
+		k.push(d)
+	}
+	d.lingering = true
+}
+
+// run proposes what is due, until ctx ends.
+func (k *timekeeper) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	tick := time.NewTicker(clockEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-k.wake:
+		case <-tick.C:
+			if k.anyKept() {
+				k.checkpoint(nil, nil)
+			}
+		case <-ctx.Done():
+			return
+		}
+		over, silent := k.due()
+		for _, d := range over {
+			k.end(d)
+		}
+		if len(silent) > 0 {
+			k.checkpoint(silent, nil)
+		}
+		if wait, ok := k.wait(); ok {
+			timer.Reset(wait)
+		}
+	}
+}
+
+func (k *timekeeper) anyKept() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.kept > 0
+}
+
+// due returns what has to end now, and what has to be kept. Sessions among it are not renewed, or not in memory, from
+// now on.
+func (k *timekeeper) due() (over, silent []*deadline) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.now()
+	for len(k.heap) > 0 && len(over) < endsAtOnce && len(silent) < keptAtOnce && !k.heap[0].seen.After(now) {
+		d := k.heap[0]
+		switch next := k.next(d); {
+		case next.After(now): // renewed since
+			d.seen = next
+			heap.Fix(&k.heap, d.index)
+			continue
+		case d.at.After(now):
+			if !d.kept {
+				k.kept++
+			}
+			d.kept, d.writing = true, true
+			silent = append(silent, d)
+			k.move(d)
+			continue
+		}
+		heap.Pop(&k.heap)
+		if d.token != 0 && !d.lingering {
+			delete(k.minimums, d.token) // the hold outlasted its minimum
+			continue
+		}
+		d.ending = true
+		over = append(over, d)
+	}
+	return over, silent
+}
+
+// end proposes the end of d, again and again until the log has it: a leader may be unable to write for a while, and
+// stay leader.
+func (k *timekeeper) end(d *deadline) {
+	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token}
+	if d.token == 0 {
+		c = machine.Command{Op: machine.OpExpire, Session: d.session, Linger: k.anyClosed()}
+	}
+	if err := k.propose(c, func(err error) { k.hasEnded(d, err) }); err != nil {
+		k.hasEnded(d, err)
+	}
+}
+
+func (k *timekeeper) hasEnded(d *deadline, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case err != nil:
+		d.at = k.now().Add(retryAfter)
+		k.push(d)
+	case d.token != 0:
+		delete(k.minimums, d.token)
+	case k.sessions[d.session] == d:
+		k.forget(d)
+	}
+}
+
+// forget is for a session that is over. The caller holds k.mu.
+func (k *timekeeper) forget(d *deadline) {
+	delete(k.sessions, d.session)
+	if d.kept {
+		k.kept--
+	}
+}
+
+func (k *timekeeper) wait() (time.Duration, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.heap) == 0 {
+		return 0, false
+	}
+	return max(0, k.heap[0].seen.Sub(k.now())), true
+}

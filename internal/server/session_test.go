@@ -1,0 +1,230 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// ends records what a timekeeper proposes, and when.
+type ends struct {
+	began    time.Time
+	sessions map[machine.SessionID]time.Duration
+	freed    map[fencing.Token]time.Duration
+	refuse   int  // how many proposals fail: they find no room, or the log does not take them
+	slow     bool // the log does not tell yet
+}
+
+// keepTime runs a timekeeper in simulated time.
+func keepTime(t *testing.T) (*timekeeper, *ends) {
+	e := &ends{
+		began: time.Now(), sessions: map[machine.SessionID]time.Duration{}, freed: map[fencing.Token]time.Duration{},
+	}
+	k := newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
+		if e.refuse > 0 {
+			if e.refuse--; e.refuse%2 == 0 {
+				return errBusy
+			}
+			done(errNotLeader)
+			return nil
+		}
+		switch c.Op {
+		case machine.OpExpire:
+			if _, twice := e.sessions[c.Session]; twice {
+				t.Errorf("session %v ends twice", c.Session)
+			}
+			e.sessions[c.Session] = time.Since(e.began)
+		case machine.OpFree:
+			e.freed[c.Token] = time.Since(e.began)
+		}
+		if !e.slow {
+			done(nil)
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); k.run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return k, e
+}
+
+func TestSessionEndsAfterItsTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		e.slow = true
+		idle, busy, short := machine.SessionID{1}, machine.SessionID{2}, machine.SessionID{3}
+		k.opened(idle, 10*time.Second, time.Now())
+		k.opened(busy, 10*time.Second, time.Now())
+		time.Sleep(time.Second)
+		k.opened(short, 2*time.Second, time.Now()) // due before those that the timer knows
+		for range 3 {
+			time.Sleep(8 * time.Second)
+			if !k.renew(busy, time.Now()) {
+				t.Fatal("a session that is renewed in time cannot be renewed")
+			}
+		}
+		if left := k.left(busy); left != 10*time.Second+grace {
+			t.Errorf("%v are left of a session that was renewed just now", left)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want := map[machine.SessionID]time.Duration{
+			idle: 10*time.Second + grace, short: 3*time.Second + grace, busy: 35*time.Second + grace,
+		}
+		if fmt.Sprint(e.sessions) != fmt.Sprint(want) {
+			t.Errorf("ends at %v; want %v", e.sessions, want)
+		}
+		if k.renew(idle, time.Now()) || !k.ending(idle) {
+			t.Error("a session is renewed although its end is proposed")
+		}
+		k.ended(idle)
+		if k.ending(idle) || k.renew(idle, time.Now()) {
+			t.Error("a session that ended is still known")
+		}
+	})
+}
+
+// What was received early and is counted late must not shorten what was granted meanwhile.
+func TestRenewalCountsFromItsReceipt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		id := machine.SessionID{1}
+		began := time.Now()
+		k.opened(id, 10*time.Second, began)
+		time.Sleep(5 * time.Second)
+		k.renew(id, time.Now())
+		k.renew(id, began.Add(time.Second))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if at := e.sessions[id]; at != 15*time.Second+grace {
+			t.Errorf("it ended after %v", at)
+		}
+	})
+}
+
+func TestEndIsProposedAgainIfThereIsNoRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		e.refuse = 3
+		id := machine.SessionID{1}
+		k.opened(id, 10*time.Second, time.Now())
+		time.Sleep(10*time.Second + grace + retryAfter)
+		synctest.Wait()
+		if k.renew(id, time.Now()) {
+			t.Error("a session whose end is under way is renewed")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if at, want := e.sessions[id], 10*time.Second+grace+3*retryAfter; at != want {
+			t.Errorf("it ended after %v; want %v", at, want)
+		}
+	})
+}
+
+func TestMinimumHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		const held, left, late = fencing.Token(1), fencing.Token(2), fencing.Token(3)
+		for _, token := range []fencing.Token{held, left, late} {
+			k.granted("x", token, 10*time.Second)
+		}
+		k.granted("x", 4, 0)
+		time.Sleep(3 * time.Second)
+		if k.closed(left) != 7*time.Second || k.closed(4) != 0 {
+			t.Errorf("closed for %v and %v", k.closed(left), k.closed(4))
+		}
+		k.linger("x", left)
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		if k.anyClosed() {
+			t.Error("a minimum that is over is kept")
+		}
+		k.linger("x", late)
+		synctest.Wait()
+		want := map[fencing.Token]time.Duration{left: 10 * time.Second, late: 11 * time.Second}
+		if fmt.Sprint(e.freed) != fmt.Sprint(want) {
+			t.Errorf("freed at %v; want %v", e.freed, want)
+		}
+	})
+}
+
+// A crowd of sessions that end at once is worked off, and none is forgotten.
+func TestManySessionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 5*endsAtOnce + 7
+		k, e := keepTime(t)
+		for i := range n {
+			k.opened(machine.SessionID{byte(i), byte(i >> 8), 1}, 10*time.Second, time.Now())
+		}
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if len(e.sessions) != n {
+			t.Errorf("%d of %d ended", len(e.sessions), n)
+		}
+	})
+}
+
+// A new leader gives everything its full time, because it does not know what its predecessor has promised.
+func TestNewLeaderGivesFullTime(t *testing.T) {
+	m := machine.New(1)
+	apply := func(c machine.Command) machine.Result {
+		r, _ := m.Apply(0, &c)
+		if r.Code != machine.CodeOK && r.Code != machine.CodeGranted {
+			t.Fatalf("%+v: %+v", c, r)
+		}
+		return r
+	}
+	session, gone := machine.SessionID{1}, machine.SessionID{2}
+	hold := func(s machine.SessionID, name string) fencing.Token {
+		return apply(machine.Command{Op: machine.OpAcquire, Session: s, Requests: []machine.Request{
+			{Name: name, ID: "0123456789abcdef", MinHold: 5 * time.Second},
+		}}).Grants[0].Token
+	}
+	apply(machine.Command{Op: machine.OpOpenSession, Session: session, TTL: 10 * time.Second})
+	apply(machine.Command{Op: machine.OpOpenSession, Session: gone, TTL: 10 * time.Second})
+	held, lingering := hold(session, "a"), hold(gone, "b")
+	apply(machine.Command{Op: machine.OpExpire, Session: gone, Linger: true})
+
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		k.inherit(m)
+		if k.closed(held) != 5*time.Second {
+			t.Errorf("the hold's minimum goes on for %v", k.closed(held))
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(e.sessions) != 1 || e.sessions[session] != 10*time.Second+grace {
+			t.Errorf("sessions end at %v", e.sessions)
+		}
+		if len(e.freed) != 1 || e.freed[lingering] != 5*time.Second {
+			t.Errorf("minimums end at %v", e.freed)
+		}
+	})
+}
+
+func TestProposerRefuses(t *testing.T) {
+	t.Parallel()
+	p := newProposer(1, nil, nil, time.Now) // nobody runs it: the queue fills
+	ignore := proposal{done: func(outcome, error) {}}
+	for range maxQueued {
+		if err := p.submit(ignore); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.submit(ignore); !errors.Is(err, errBusy) {
+		t.Errorf("a full queue takes more: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errNotLeader)
+	p.run(ctx)
+	if err := p.submit(ignore); !errors.Is(err, errNotLeader) {
+		t.Errorf("a proposer that has ended takes more: %v", err)
+	}
+}

@@ -1,0 +1,82 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// sessionName names a session to operators: who knows its id can speak for it.
+func sessionName(id machine.SessionID) string {
+	sum := sha256.Sum256(id[:])
+	return hex.EncodeToString(sum[:8])
+}
+
+// sessionsAtOnce bounds the sessions of one piece of the list.
+const sessionsAtOnce = 1000
+
+// ListSessions implements lockpb.AdminServiceServer.
+func (a *admin) ListSessions(q *lockpb.ListSessionsRequest, out grpc.ServerStreamingServer[lockpb.SessionList]) error {
+	r := a.server.leadership.Load()
+	if r == nil {
+		return a.server.notLeading()
+	}
+	all := a.server.node.fsm.machine.Usages()
+	if q.GetClient() != "" {
+		all = slices.DeleteFunc(all, func(u machine.SessionUsage) bool { return u.Client != q.GetClient() })
+	}
+	for piece := range slices.Chunk(all, sessionsAtOnce) {
+		list := &lockpb.SessionList{}
+		for _, u := range piece {
+			list.Sessions = append(list.Sessions, &lockpb.SessionInfo{
+				Name: sessionName(u.ID), Client: u.Client, TtlNanos: int64(u.TTL), LeftNanos: int64(r.time.left(u.ID)),
+				Holds: uint32(u.Holds), Waits: uint32(u.Waits), Connected: r.connOf(u.ID) != nil,
+			})
+		}
+		if err := out.Send(list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// EndSession implements lockpb.AdminServiceServer.
+func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*lockpb.EndSessionReply, error) {
+	s := a.server
+	r := s.leadership.Load()
+	if r == nil {
+		return nil, s.notLeading()
+	}
+	all := s.node.fsm.machine.Sessions()
+	i := slices.IndexFunc(all, func(x machine.SessionTTL) bool { return sessionName(x.ID) == q.GetName() })
+	if i < 0 {
+		return nil, status.Errorf(codes.NotFound, "no session %q is open", q.GetName())
+	}
+	over := make(chan error, 1)
+	c := machine.Command{Op: machine.OpCloseSession, Session: all[i].ID, Linger: r.time.anyClosed()}
+	if err := r.propose(c, func(err error) { over <- err }); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	select {
+	case err := <-over:
+		switch {
+		case errors.Is(err, errNotLeader):
+			return nil, s.notLeading()
+		case err != nil:
+			return nil, status.Error(codes.Unknown, err.Error())
+		}
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	s.log.Info("session ended", "session", q.GetName())
+	return &lockpb.EndSessionReply{}, nil
+}

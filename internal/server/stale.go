@@ -1,0 +1,47 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// LookStale implements lockpb.AdminServiceServer.
+func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*lockpb.LookStaleReply, error) {
+	select {
+	case a.looking <- struct{}{}:
+		defer func() { <-a.looking }()
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	s := a.server
+	var infos []machine.Info
+	more := false
+	if q.GetPrefix() {
+		infos, more = s.node.fsm.machine.List(q.GetName(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
+	} else {
+		infos = []machine.Info{s.node.fsm.machine.Holder(q.GetName())}
+	}
+	// Deadlines are the leader's, and not told here: a timekeeper that knows none.
+	names, next := namePage(infos, more, newTimekeeper(s.config.now, nil))
+	return &lockpb.LookStaleReply{
+		Names: names, NextAfter: next, NodeId: string(s.node.id), HeardNanos: int64(s.heard()),
+		Durable: s.config.Store != StoreMemory,
+	}, nil
+}
+
+// heard is how long ago this member heard of a leader: zero if it leads, negative if it did not since it was started.
+func (s *Server) heard() time.Duration {
+	if s.Leads() {
+		return 0
+	}
+	last := s.node.raft.LastContact()
+	if last.IsZero() {
+		return -1
+	}
+	return max(1, time.Since(last))
+}

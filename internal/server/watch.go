@@ -1,0 +1,168 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// eventsAtOnce is how many events are looked at in one go, and sent in one reply at most.
+const eventsAtOnce = 256
+
+// watchesPerConn bounds the watches of one connection: each looks at every event.
+const watchesPerConn = 1024
+
+// watches are those of one connection. One goroutine serves them, from a place in the list of kept events that each
+// watch has for itself: a slow client keeps nobody waiting, and is told if it falls too far behind.
+type watches struct {
+	mu      sync.Mutex
+	all     map[uint64]*watch // by the number of the request
+	running bool
+	added   chan struct{} // has room for one
+}
+
+type watch struct {
+	number uint64
+	name   string
+	prefix bool
+	cursor uint64 // events up to this revision are sent or do not match
+}
+
+func (w *watch) matches(name string) bool {
+	return name == w.name || w.prefix && strings.HasPrefix(name, w.name)
+}
+
+func (x *call) watch(q *lockpb.Watch) error {
+	return x.look(func() *lockpb.Reply {
+		w := &watch{number: x.request.Number, name: q.GetName(), prefix: q.GetPrefix(), cursor: q.GetSince()}
+		if w.cursor == 0 {
+			w.cursor = x.machine().Revision()
+		} else if _, err := x.machine().EventsSince(w.cursor, 1); err != nil {
+			return errorReply(watchError(err))
+		}
+		if !x.addWatch(w, func() {
+			x.reply(x.request, &lockpb.Reply{
+				Answer: &lockpb.Reply_Watching{Watching: &lockpb.Watching{Revision: w.cursor}},
+			})
+		}) {
+			return errorReply(&lockpb.Error{
+				Code: lockpb.Code_CODE_EXHAUSTED, Field: "watches", Message: fmt.Sprintf("the connection has %d watches already", watchesPerConn),
+			})
+		}
+		return nil
+	})
+}
+
+// addWatch begins w, after announce: no event comes before the reply. It reports false if there are too many.
+func (c *conn) addWatch(w *watch, announce func()) bool {
+	c.watches.mu.Lock()
+	defer c.watches.mu.Unlock()
+	if len(c.watches.all) >= watchesPerConn {
+		return false
+	}
+	if c.watches.all == nil {
+		c.watches.all, c.watches.added = map[uint64]*watch{}, make(chan struct{}, 1)
+	}
+	announce()
+	c.watches.all[w.number] = w
+	signal(c.watches.added)
+	if !c.watches.running && c.begin() {
+		c.watches.running = true
+		go func() {
+			defer c.tasks.Done()
+			c.follow()
+		}()
+	}
+	return true
+}
+
+func (c *conn) unwatch(number uint64) {
+	c.watches.mu.Lock()
+	defer c.watches.mu.Unlock()
+	delete(c.watches.all, number)
+}
+
+// follow sends events until the connection ends.
+func (c *conn) follow() {
+	for {
+		news := c.server.news.wait()
+		calm := c.sendEvents()
+		if !calm {
+			news = nil
+		}
+		select {
+		case <-news:
+		case <-c.watches.added:
+		case <-c.out.calm:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// sendEvents sends what is there for every watch. It stops, and returns false, when the client has enough to read.
+func (c *conn) sendEvents() bool {
+	c.watches.mu.Lock()
+	defer c.watches.mu.Unlock()
+	for _, w := range c.watches.all {
+		for more := true; more; {
+			if !c.out.isCalm() {
+				return false
+			}
+			var out *lockpb.Events
+			out, more = w.next(c.server.node.fsm.machine)
+			if out.Error != nil {
+				delete(c.watches.all, w.number)
+			}
+			if out.Error != nil || len(out.Events) > 0 {
+				c.push(&lockpb.Reply{Answer: &lockpb.Reply_Events{Events: out}})
+			}
+		}
+	}
+	return true
+}
+
+// next returns the next events of the watch, and whether there may be more.
+func (w *watch) next(m *machine.Machine) (*lockpb.Events, bool) {
+	out := &lockpb.Events{Watch: w.number}
+	events, err := m.EventsSince(w.cursor, eventsAtOnce)
+	if err != nil {
+		out.Error = watchError(err)
+		return out, false
+	}
+	for i := range events {
+		if w.matches(events[i].Name) {
+			out.Events = append(out.Events, eventOut(&events[i]))
+		}
+		w.cursor = events[i].Revision
+	}
+	return out, len(events) == eventsAtOnce
+}
+
+// notifier wakes all who wait for news.
+type notifier struct {
+	mu sync.Mutex
+	c  chan struct{} // nil: nobody waits
+}
+
+// wait returns a channel that the next ring closes.
+func (b *notifier) wait() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.c == nil {
+		b.c = make(chan struct{})
+	}
+	return b.c
+}
+
+func (b *notifier) notify() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.c != nil {
+		close(b.c)
+		b.c = nil
+	}
+}

@@ -1,0 +1,197 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const (
+	replicaTime = 500 * time.Millisecond // for the replicas to confirm, unless Options.ReplicaTimeout says otherwise
+	maxReplicas = 100
+)
+
+// ReplicasError is the cause of a call that was refused because too few replicas have confirmed it: see
+// Options.Replicas. Beside it in the chain stands backend.ErrUnavailable, or ErrUnknown if it is not certain that what
+// was granted could be given back.
+type ReplicasError struct {
+	Want, Got int           // replicas
+	Within    time.Duration // that time
+	Disk      bool          // and on disk: Options.ReplicaDisk
+}
+
+func (e *ReplicasError) Error() string {
+	where := ""
+	if e.Disk {
+		where = " on disk"
+	}
+	return fmt.Sprintf("%d replicas have it%s after %v, %d are asked for", e.Got, where, e.Within, e.Want)
+}
+
+// checkReplicas refuses options that cannot be meant.
+func (o *Options) checkReplicas() error {
+	invalid := func(what, value, why string) error {
+		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
+	}
+	switch {
+	case o.Replicas < 0 || o.Replicas > maxReplicas:
+		return invalid("Replicas", strconv.Itoa(o.Replicas), fmt.Sprint("want 0 to ", maxReplicas))
+	case o.ReplicaTimeout < 0:
+		return invalid("ReplicaTimeout", o.ReplicaTimeout.String(), "it is negative")
+	case o.Replicas == 0 && (o.ReplicaTimeout > 0 || o.ReplicaDisk):
+		return invalid("Replicas", "0", "ReplicaTimeout and ReplicaDisk say how replicas confirm")
+	}
+	return nil
+}
+
+// replicas is what is asked of replicas.
+type replicas struct {
+	want   int // 0: nothing
+	within time.Duration
+	disk   bool
+}
+
+// confirmation asks the replicas of each server once, for all that one call was granted there.
+type confirmation struct {
+	d     *Driver
+	asked map[goredis.Cmdable]error
+}
+
+// of waits until replicas have what was granted or renewed in g. nil if nothing is asked for.
+func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
+	if c.d.replicas.want == 0 {
+		return nil
+	}
+	var master goredis.Cmdable = c.d.client
+	if cluster, ok := c.d.client.(*goredis.ClusterClient); ok {
+		var err error
+		master, err = question(ctx, func(ctx context.Context) (*goredis.Client, error) {
+			return cluster.MasterForKey(ctx, redisscript.KeysOf(c.d.prefix, g.Name).Lock)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	err, ok := c.asked[master]
+	if ok {
+		return err
+	}
+	err = c.d.replicated(ctx, master, g)
+	if c.asked == nil {
+		c.asked = map[goredis.Cmdable]error{}
+	}
+	c.asked[master] = err
+	return err
+}
+
+// confirmed waits until replicas have what was just granted, or gives it back.
+func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
+	c := confirmation{d: d}
+	for _, g := range grants {
+		if err := c.of(ctx, g); err != nil {
+			return d.refuse(ctx, err, grants)
+		}
+	}
+	return nil
+}
+
+// replicated prolongs one hold on master and waits for the replicas to have that. WAIT is about what its own connection
+// has written, and all that the server wrote before.
+func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backend.Grant) error {
+	r := d.replicas
+	r.within = min(r.within, max(g.TTL/2, time.Millisecond))
+	got, err := question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, r) })
+	if err == nil && got < r.want {
+		err = &redisconn.Failure{Cause: &ReplicasError{Want: r.want, Got: got, Within: r.within, Disk: r.disk}}
+	}
+	return err
+}
+
+// waitFor returns how many replicas have what it writes.
+func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.Grant, r replicas) (int, error) {
+	keys := redisscript.KeysOf(d.prefix, g.Name)
+	sharded := "0"
+	if d.sharded() {
+		sharded = "1"
+	}
+	names := []string{keys.Lock, keys.Queue, keys.Seen}
+	args := []any{
+		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
+		redisscript.Millis(pxOf(g, d.clock.Now()) + 2*time.Millisecond), // more than it has, so that something is written
+	}
+	patience := (r.within + time.Millisecond - 1).Milliseconds() // 0 would be for ever
+	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {
+		pipe := master.Pipeline()
+		wrote = write(pipe)
+		if r.disk {
+			waited = pipe.Do(ctx, "waitaof", 0, r.want, patience)
+		} else {
+			waited = pipe.Do(ctx, "wait", r.want, patience)
+		}
+		_, _ = pipe.Exec(ctx) // each has its own error
+		return wrote, waited
+	}
+	wrote, waited := ask(func(p goredis.Pipeliner) *goredis.Cmd { return p.EvalSha(ctx, redisscript.SHA, names, args...) })
+	if goredis.HasErrorPrefix(wrote.Err(), "NOSCRIPT") {
+		wrote, waited = ask(func(p goredis.Pipeliner) *goredis.Cmd { return p.Eval(ctx, redisscript.Source, names, args...) })
+	}
+	answers, err := wrote.Slice()
+	switch {
+	case err != nil:
+		return 0, err
+	case waited.Err() != nil:
+		return 0, waited.Err()
+	case len(answers) != 1 || answers[0] != int64(1):
+		return 0, errors.New("the hold was gone before replicas had it")
+	case !r.disk:
+		return waited.Int()
+	}
+	both, err := waited.Int64Slice() // on the server itself, and on replicas
+	if err != nil || len(both) != 2 {
+		return 0, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	}
+	return int(both[1]), nil
+}
+
+// refuse gives back what was granted and not confirmed because of err, and says so.
+func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) error {
+	var left []outcome
+	var all []*step
+	for _, g := range grants {
+		all = append(all, newStep(redisscript.Expire, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g), "0"))
+	}
+	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
+		keys := redisscript.KeysOf(d.prefix, grants[i].Name)
+		if failed != nil {
+			h, _ := redisscript.ParseHold(redisconn.ValueOf(grants[i]))
+			left = append(left, outcome{keys: keys, hold: h})
+		} else if s.answer == int64(redisscript.Offered) {
+			d.waiting.follow(d, keys)
+		}
+	})
+	f := *redisconn.FailureOf(err)
+	f.Sent = len(left) > 0
+	if f.Sent {
+		f.Fatal = false
+		d.tidy(left)
+	}
+	return &f
+}
+
+// canWait refuses a server that cannot ask its replicas.
+func (d *Driver) canWait(s redisconn.Server) error {
+	if !d.replicas.disk || s.AtLeast(7, 2) {
+		return nil
+	}
+	return &backend.ConfigError{
+		Setting: "redis_version", Value: s.Version(), Want: "7.2 or later", Why: "Options.ReplicaDisk needs WAITAOF",
+	}
+}

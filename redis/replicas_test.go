@@ -1,0 +1,245 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// startReplica starts a server that has what master has.
+func startReplica(t *testing.T, master *testServer, args ...string) *testServer {
+	t.Helper()
+	replica := startServer(t, append([]string{"--replicaof", strings.Replace(master.addr, ":", " ", 1)}, args...)...)
+	awaitReplica(t, replica)
+	return replica
+}
+
+func awaitReplica(t *testing.T, replica *testServer) {
+	t.Helper()
+	c := replica.admin(t)
+	eventually(t, "the replica is connected", func() bool {
+		text, err := c.Info(context.Background(), "replication").Result()
+		return err == nil && strings.Contains(text, "master_link_status:up")
+	})
+}
+
+// A grant and a renewal wait until the replica has them. While it is silent nothing is granted, nothing stays behind,
+// and what is held is not lost.
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	replica := startReplica(t, s)
+	with := func(timeout string) *Driver {
+		d, err := opened(t, "redis://"+s.addr+"?replicas=1&replica-timeout="+timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d, impatient := with("10s"), with("300ms") // the replica answers the one, and is silent to the other
+	plain := s.open(t)
+	kinds := map[string]func(backend.Request) backend.Request{
+		"exclusive": func(r backend.Request) backend.Request { return r },
+		"shared":    reading,
+		"permits":   func(r backend.Request) backend.Request { return taking(r, 1, 2) },
+	}
+	has := func(name string) bool {
+		return replica.admin(t).Exists(context.Background(), redisscript.KeysOf("fencelock:", name).Lock).Val() == 1
+	}
+	var held []backend.Grant
+	for kind, as := range kinds {
+		held = append(held, mustAcquire(t, d, as(request(kind, time.Minute, true))))
+		if !has(kind) {
+			t.Errorf("%s: granted, and the replica does not have it", kind)
+		}
+	}
+	all, err := d.AcquireAll(within(t, slack), set("x", "y"))
+	if err != nil || !has("x") || !has("y") {
+		t.Fatalf("several names: %v", err)
+	}
+	held = append(held, all...)
+	first := mustAcquire(t, plain, request("waited-for", time.Minute, true))
+	waited := inLine(t, plain, d, request("waited-for", time.Minute, true), 1)
+	mustRelease(t, plain, first)
+	held = append(held, <-waited)
+
+	replica.pause()
+	short := func(what string, err error) {
+		t.Helper()
+		var r *ReplicasError
+		if !errors.As(err, &r) || r.Want != 1 || r.Got != 0 || !errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("%s without the replica: %v", what, err)
+		}
+	}
+	ctx := within(t, 30*time.Second)
+	for kind, as := range kinds {
+		for _, wait := range []bool{false, true} {
+			_, err := impatient.Acquire(ctx, as(request("new-"+kind, time.Minute, wait)))
+			short(fmt.Sprint(kind, " wait ", wait), err)
+		}
+		mustRelease(t, plain, mustAcquire(t, plain, request("new-"+kind, time.Minute, false)))
+	}
+	_, err = impatient.AcquireAll(ctx, set("p", "q"))
+	short("several names", err)
+	mustRelease(t, plain, mustAcquire(t, plain, request("p", time.Minute, false)))
+	for i, answer := range impatient.Renew(ctx, held) {
+		short("renewing "+held[i].Name, answer.Err)
+	}
+	// A waiter that cannot have it passes it on.
+	first = mustAcquire(t, plain, request("passed-on", time.Minute, true))
+	refused := make(chan error, 1)
+	go func() {
+		_, err := impatient.Acquire(ctx, request("passed-on", time.Minute, true))
+		refused <- err
+	}()
+	awaitWaiters(t, plain, "passed-on", 1)
+	next := inLine(t, plain, plain, request("passed-on", time.Minute, true), 2)
+	mustRelease(t, plain, first)
+	short("a waiter", <-refused)
+	mustRelease(t, plain, <-next)
+
+	replica.resume()
+	awaitReplica(t, replica)
+	eventually(t, "what is held is renewed", func() bool {
+		for _, answer := range d.Renew(ctx, held) {
+			if answer.Err != nil {
+				return false
+			}
+		}
+		return true
+	})
+	for _, g := range held {
+		mustRelease(t, d, g)
+	}
+	nothingLeft(t, s)
+}
+
+// On a cluster the replicas of the name's own master count.
+func TestReplicasOfACluster(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	nodes := startCluster(t)
+	ctx := within(t, 30*time.Second)
+	_, bus, _ := net.SplitHostPort(port.Addresses(t, 1)[0])
+	replica := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", bus)
+	host, at, _ := net.SplitHostPort(replica.addr)
+	if err := nodes[0].admin(t).Do(ctx, "cluster", "meet", host, at, bus).Err(); err != nil {
+		t.Fatal(err)
+	}
+	id, err := nodes[0].admin(t).Do(ctx, "cluster", "myid").Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is a replica of the first", func() bool {
+		return replica.admin(t).Do(ctx, "cluster", "replicate", id).Err() == nil
+	})
+	awaitReplica(t, replica)
+	with := func(timeout string) *Driver {
+		d, err := opened(t, "redis+cluster://"+nodes[0].addr+"?replicas=1&replica-timeout="+timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	patient, impatient := with("10s"), with("300ms")
+	granted := [3]int{}
+	for i := range 12 {
+		name := fmt.Sprint("n", i)
+		slot := int(nodes[0].admin(t).ClusterKeySlot(ctx, redisscript.KeysOf("fencelock:", name).Lock).Val())
+		on := 0
+		for (on+1)*16384/3 <= slot {
+			on++
+		}
+		d := patient
+		if on > 0 {
+			d = impatient
+		}
+		g, err := d.Acquire(ctx, request(name, time.Minute, i%2 == 0))
+		var short *ReplicasError
+		switch {
+		case on == 0 && err != nil:
+			t.Errorf("%s on the master with a replica: %v", name, err)
+		case on > 0 && !errors.As(err, &short):
+			t.Errorf("%s on a master without a replica: %v", name, err)
+		}
+		granted[on]++
+		if err == nil {
+			mustRelease(t, d, g)
+		}
+	}
+	if granted[0] == 0 || granted[0] == 12 {
+		t.Errorf("names on the nodes: %v", granted)
+	}
+	for i, s := range nodes {
+		if left := keys(t, s.admin(t)); len(left) > 0 {
+			t.Errorf("left on node %d: %v", i, left)
+		}
+	}
+}
+
+// Replicas that are to have it on disk: from Redis 7.2 on.
+func TestReplicasOnDisk(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	url := "redis://" + s.addr + "?replicas=1&replica-disk=true&replica-timeout=1.5s"
+	if version := s.admin(t).InfoMap(within(t, slack), "server").Item("Server", "redis_version"); version < "7.2" {
+		if _, err := opened(t, url); !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "WAITAOF") {
+			t.Errorf("on %s: %v", version, err)
+		}
+		return
+	}
+	// Not before: a replica that is killed at once leaves a child behind, which goes on writing its file.
+	startReplica(t, s, "--appendonly", "yes")
+	d, err := opened(t, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
+}
+
+// What cannot be meant is refused, and so is a user who may not ask.
+func TestReplicaSettings(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	for _, o := range []Options{
+		{Replicas: -1}, {Replicas: 101}, {Replicas: 1, ReplicaTimeout: -1}, {ReplicaTimeout: time.Second}, {ReplicaDisk: true},
+	} {
+		client := goredis.NewClient(&goredis.Options{Addr: s.addr})
+		d := New(client, &o)
+		if err := d.Ping(within(t, slack)); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%+v: %v", o, err)
+		}
+		if err := errors.Join(d.Close(context.Background()), client.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, query := range []string{
+		"replicas=0", "replicas=x", "replica-timeout=1s", "replicas=1&replica-timeout=0s", "replicas=1&replica-disk=yes",
+	} {
+		if _, err := opened(t, "redis://"+s.addr+"?"+query); !errors.Is(err, backend.ErrInvalidOption) {
+			t.Errorf("%s: %v", query, err)
+		}
+	}
+	if err := s.admin(t).ACLSetUser(within(t, slack), "worker", "on", ">pw", "~*", "&*", "+@all", "-wait").Err(); err != nil {
+		t.Fatal(err)
+	}
+	d, err := opened(t, "redis://worker:pw@"+s.addr+"?replicas=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Acquire(within(t, slack), request("n", time.Minute, true)); !errors.Is(err, backend.ErrMisconfigured) {
+		t.Errorf("without +wait: %v", err)
+	}
+	nothingLeft(t, s)
+}

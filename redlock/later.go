@@ -1,0 +1,115 @@
+package redlock
+
+import (
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+// laterTime is how long after a grant the servers follow that were not needed for it. Most sections of which many run
+// one after another are over by then, and never ask those servers anything.
+const laterTime = 3 * time.Millisecond
+
+// later knows the holds that some servers have yet to hear of.
+type later struct {
+	mu    sync.Mutex // protects the following field
+	holds map[string]*laterVotes
+}
+
+// laterVotes are those of one hold.
+type laterVotes struct {
+	d     *Driver
+	keys  redisscript.Keys
+	h     redisscript.Hold
+	nodes set
+	until backend.Instant // when the hold has ended, unless it was renewed
+	ttl   time.Duration
+
+	mu    sync.Mutex // held while the votes are sent, so that a release comes before or behind them; protects these:
+	over  bool       // they were sent, or never will be
+	timer *time.Timer
+}
+
+// voteLater has the nodes that a poll has not asked vote for the hold that it has won, after a while.
+func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
+	rest := d.all() &^ v.asked
+	if rest == 0 {
+		return
+	}
+	l := &laterVotes{d: d, keys: c.keys, h: v.h, nodes: rest, until: g.SentAt.Add(g.TTL), ttl: g.TTL}
+	d.later.mu.Lock()
+	if d.later.holds == nil {
+		d.later.holds = map[string]*laterVotes{}
+	}
+	d.later.holds[v.h.Request] = l
+	d.later.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(d.laterTime, l.send)
+}
+
+// send asks for the votes. They stand beside those who wait there, as the hold does: it exists by its majority.
+func (l *laterVotes) send() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	defer l.end() // until then a release that finds it waits
+	if l.d.clock.Now() >= l.until {
+		return
+	}
+	sink := make(chan *step, len(l.d.nodes)) // which nobody reads
+	value, px := l.h.Value(), redisscript.Millis(l.h.PX)
+	deadline := time.Now().Add(l.d.nodeTimeout(l.ttl))
+	for i, n := range l.d.nodes {
+		if l.nodes.has(i) {
+			s := n.stepFor(sink, l.keys, redisscript.Set, value, px)
+			s.deadline = deadline
+			n.ask(s)
+		}
+	}
+}
+
+// end notes that there is nothing more to send. mu is held.
+func (l *laterVotes) end() {
+	l.over = true
+	l.timer.Stop()
+	holds := &l.d.later
+	holds.mu.Lock()
+	defer holds.mu.Unlock()
+	if holds.holds[l.h.Request] == l {
+		delete(holds.holds, l.h.Request)
+	}
+}
+
+func (o *later) find(request string) *laterVotes {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.holds[request]
+}
+
+// cancel gives up what has not been sent for a request's hold, or for the one that starts so, and returns the nodes
+// that never hear of it.
+func (o *later) cancel(request, start string) set {
+	l := o.find(request)
+	if l == nil || start != "" && l.h.Start() != start {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return 0
+	}
+	l.end()
+	return l.nodes
+}
+
+// hasten sends now what is to follow for a request's hold.
+func (o *later) hasten(request string) {
+	if l := o.find(request); l != nil {
+		l.send()
+	}
+}

@@ -1,0 +1,205 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/stall"
+)
+
+// patient returns a driver of which the servers that no poll has asked follow after d.
+func (s servers) patient(t testing.TB, d time.Duration) *Driver {
+	driver := s.driver(t, &Options{TrustFresh: true, MaxTTL: time.Hour, NodeTimeout: 10 * time.Second})
+	driver.laterTime, driver.hedgeTime = d, 5*time.Second // on a busy machine the others would be asked, too
+	if err := driver.Ping(within(t, 30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return driver
+}
+
+// keys returns how many keys are left on all servers.
+func (s servers) keys(t testing.TB) (n int64) {
+	t.Helper()
+	for i := range s {
+		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
+			size, err := c.DBSize(ctx).Result()
+			n += size
+			return err
+		})
+	}
+	return n
+}
+
+// age is a request whose votes are left for long if they are left at all.
+func age(name string) backend.Request {
+	r := request(name)
+	r.TTL = time.Hour
+	return r
+}
+
+// The servers that a grant did not need vote for it soon afterwards, or before its first renewal, with all that the
+// others know. Of a hold that is given back by then they never hear.
+func TestVotesFollow(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	r := age("soon")
+	r.Metadata = map[string]string{"job": "7"}
+	take(t, s.patient(t, laterTime), r)
+	eventually(t, "all servers vote", func() bool { return s.votes(t, r.Name) == 5 })
+	if values := s.values(t, r.Name); len(slices.Compact(values)) != 1 {
+		t.Errorf("the servers know %q", values)
+	}
+
+	d := s.patient(t, time.Hour)
+	g := take(t, d, age("renewed"))
+	if n := s.votes(t, "renewed"); n != 3 {
+		t.Errorf("%d servers have voted at once, want 3", n)
+	}
+	if _, err := s.driver(t, nil).Acquire(within(t, 30*time.Second), request("renewed")); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("a rival of a hold with 3 votes = %v, want ErrHeld", err)
+	}
+	eventually(t, "what the rival got is given back", func() bool { return s.votes(t, "renewed") == 3 })
+	if err := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "all servers vote", func() bool { return s.votes(t, "renewed") == 5 })
+	for range 10 {
+		if err := d.Release(within(t, 30*time.Second), take(t, d, age("never"))); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := s.votes(t, "never"); n > 0 || len(d.later.holds) > 0 {
+		t.Errorf("%d servers still vote, %d holds are to follow", n, len(d.later.holds))
+	}
+	for i := range 2 {
+		s.admin(t, 3+i, func(ctx context.Context, c *goredis.Client) error {
+			return c.ConfigResetStat(ctx).Err()
+		})
+	}
+	for range 10 {
+		if err := d.Release(within(t, 30*time.Second), take(t, d, age("never"))); err != nil {
+			t.Error(err)
+		}
+	}
+	for i := range 2 {
+		s.admin(t, 3+i, func(ctx context.Context, c *goredis.Client) error {
+			stats, err := c.InfoMap(ctx, "commandstats").Result()
+			for _, of := range []string{"cmdstat_set", "cmdstat_evalsha", "cmdstat_eval"} {
+				if calls := stats["Commandstats"][of]; calls != "" {
+					t.Errorf("server %d was asked: %s %s", 3+i, of, calls)
+				}
+			}
+			return err
+		})
+	}
+}
+
+// However closely a release and the votes that follow the grant meet, no vote comes behind the release: it would close
+// the name on that server for a TTL.
+func TestNoVoteBehindARelease(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	d := s.patient(t, 0)
+	var all sync.WaitGroup
+	for worker := range 4 {
+		all.Go(func() {
+			for round := range 300 {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				g, err := d.Acquire(ctx, age(fmt.Sprintf("%d %d", worker, round)))
+				if err == nil {
+					time.Sleep(rand.N(60 * time.Microsecond))
+					err = d.Release(ctx, g)
+				}
+				cancel()
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, "no vote is left", func() bool { return s.keys(t) == 0 })
+	d.later.mu.Lock()
+	defer d.later.mu.Unlock()
+	if len(d.later.holds) > 0 {
+		t.Errorf("%d holds are still to follow", len(d.later.holds))
+	}
+}
+
+// A hold that began with three votes is given back by two answers if the third server hangs, as one with five would be:
+// two were never asked, and the others have it no more.
+func TestReleaseOfAFirstMajority(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	d := s.patient(t, time.Hour)
+	g := take(t, d, age("hung"))
+	s.pause(t, 1)
+	d.hedgeTime = hedgeTime
+	end := stall.Late(t)
+	if err := d.Release(within(t, 30*time.Second), g); err != nil {
+		t.Error(err)
+	}
+	end(5*time.Second, "the release") // servers are waited for twice as long
+	s.resume(t, 1)
+	eventually(t, "the vote is given back", func() bool { return s.keys(t) == 0 })
+
+	d = s.patient(t, time.Hour)
+	g = take(t, d, age("forgotten"))
+	s.expire(t, 0, "forgotten")
+	s.expire(t, 1, "forgotten")
+	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("release of a hold of which two of three votes are gone = %v, want ErrNotHeld", err)
+	}
+	eventually(t, "the vote is given back", func() bool { return s.keys(t) == 0 })
+}
+
+// Servers that hang are asked last: a call that meets them for the first time asks the others beside them, and the next
+// ones ask the others first.
+func TestHungFirstMajority(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	d := s.patient(t, laterTime)
+	d.hedgeTime = hedgeTime
+	if err := d.Release(within(t, 30*time.Second), take(t, d, request("warm-up"))); err != nil {
+		t.Fatal(err)
+	}
+	s.pause(t, 0, 1)
+	defer s.resume(t, 0, 1)
+	var took []time.Duration
+	for range 50 {
+		began, end := time.Now(), stall.Late(t)
+		if err := d.Release(within(t, 30*time.Second), take(t, d, request("name"))); err != nil {
+			t.Error(err)
+		}
+		took = append(took, time.Since(began))
+		end(5*time.Second, "acquire and release") // servers are waited for twice as long
+	}
+	slices.Sort(took)
+	t.Logf("acquire and release, two of five servers hung: median %v, longest %v", took[len(took)/2], took[len(took)-1])
+}
+
+// With WaitForAll a hold begins with all votes.
+func TestWaitForAll(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	d := s.driver(t, &Options{TrustFresh: true, WaitForAll: true, NodeTimeout: 30 * time.Second})
+	for i := range 20 {
+		g := take(t, d, request(fmt.Sprint(i)))
+		if n := s.votes(t, g.Name); n != 5 {
+			t.Errorf("a hold begins with %d votes", n)
+		}
+		if err := d.Release(within(t, 30*time.Second), g); err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, "no vote is left", func() bool { return s.keys(t) == 0 })
+}

@@ -1,0 +1,222 @@
+package redlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
+)
+
+const (
+	hedgeTime = 3 * time.Millisecond // for the first majority, before the other servers are asked beside it
+	asideTime = time.Second          // for which a server that kept a call waiting is not among those that are asked first
+)
+
+// set is a set of nodes, by index.
+type set uint32
+
+func only(i int) set         { return 1 << i }
+func (s set) has(i int) bool { return s&only(i) != 0 }
+
+// all is the set of all nodes.
+func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
+
+// first are the nodes that a poll begins with: a majority of those that are well, in the order of the list, so that
+// clients that see the same meet on the same servers. What a majority can decide the others need not be asked, and
+// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll.
+func (c *call) first(now time.Time) set {
+	d := c.d
+	if c.again || d.o.WaitForAll {
+		return d.all()
+	}
+	var first set
+	left := d.quorum
+	for i, n := range d.nodes {
+		if n.aside.Load() < now.UnixNano() {
+			first |= only(i)
+			if left--; left == 0 {
+				return first
+			}
+		}
+	}
+	return d.all()
+}
+
+// putAside has the next calls ask others first.
+func (n *node) putAside() { n.aside.Store(time.Now().Add(asideTime).UnixNano()) }
+
+// vote is one poll: what it has asked, and what came of it.
+type vote struct {
+	c        *call
+	h        redisscript.Hold
+	args     []string
+	sink     chan *step
+	deadline time.Time
+	steps    []*step // the last one for each node
+	healthy  int     // nodes that are known to answer
+
+	asked   set
+	open    set               // have not answered
+	kept    set               // may have, or will have, what the attempt asked for
+	proved  []backend.Instant // by node; zero: no vote
+	yes     int
+	refused map[string]int // by the holder that was in the way
+	no      int
+	top     int // the most refusals for one holder
+	held    error
+	fault   *redisconn.Failure // one of those that failed
+}
+
+// poll asks for the lock: a first majority, and the other nodes if that does not decide, or not soon. It returns as soon
+// as the outcome is certain.
+func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
+	d := c.d
+	now := time.Now()
+	v := &vote{
+		c: c, h: h, proved: make([]backend.Instant, len(d.nodes)), steps: make([]*step, len(d.nodes)),
+		sink: make(chan *step, 2*len(d.nodes)), deadline: now.Add(c.patience),
+	}
+	for _, n := range d.nodes {
+		if !n.sick.Load() {
+			v.healthy++
+		}
+	}
+	if c.again {
+		d.later.cancel(c.r.RequestID, "") // what follows asks those servers, too
+	}
+	v.ask(c.first(now))
+	if !gather(ctx, v.sink, d.hedgeTime, c.patience, v.answered, v.slow) {
+		v.silent(!time.Now().Before(v.deadline))
+	}
+	if v.fault != nil && v.fault.Sent || v.open != 0 && !v.certain() {
+		c.again = true
+	}
+	return v
+}
+
+// ask asks nodes that were not asked before. A name that is not known to be wanted is taken without the script.
+func (v *vote) ask(nodes set) {
+	code := redisscript.Set
+	if v.c.d.wanted.Has(v.c.keys.Lock) {
+		code = redisscript.Try
+	}
+	code, v.args = v.c.ask(v.h, v.c.again, code, redisscript.TryAgain)
+	for i := range v.steps {
+		if nodes.has(i) {
+			v.asked |= only(i)
+			v.open |= only(i)
+			v.send(i, code, v.args...)
+		}
+	}
+}
+
+// rest asks all who were not asked yet.
+func (v *vote) rest() { v.ask(v.c.d.all() &^ v.asked) }
+
+func (v *vote) send(i int, code string, args ...string) {
+	n := v.c.d.nodes[i]
+	s := n.stepFor(v.sink, v.c.keys, code, args...)
+	s.index, s.deadline, v.steps[i] = i, v.deadline, s
+	n.ask(s)
+}
+
+// slow acts on a first majority that does not answer at once.
+func (v *vote) slow() (done bool) {
+	for i, n := range v.c.d.nodes {
+		if v.open.has(i) {
+			n.putAside()
+		}
+	}
+	v.rest()
+	return false
+}
+
+// answered takes in one answer, and reports whether no more are needed.
+func (v *vote) answered(s *step) (done bool) {
+	d, i := v.c.d, s.index
+	n, isNumber := s.answer.(int64)
+	if s.err == nil && s.code == redisscript.Set && n != redisscript.TakeGranted {
+		d.wanted.Note(v.c.keys.Lock)
+		v.send(i, redisscript.Try, v.args...) // which says who is in the way
+		return false
+	}
+	v.open &^= only(i)
+	switch {
+	case s.err != nil:
+		d.nodes[i].putAside()
+		if v.fault == nil || s.err.Fatal {
+			v.fault = s.err
+		}
+		if s.err.Sent {
+			v.kept |= only(i)
+		}
+	case isNumber && n == 1:
+		v.proved[i] = s.sentAt
+		v.kept |= only(i)
+		v.yes++
+	default:
+		v.kept &^= only(i)
+		v.refusal(v.c.r.Name, s.answer)
+	}
+	if v.certain() {
+		// A request that was here before may have left something on every node: the later grant replaces the earlier one
+		// on all that are known to answer, before the caller can go on.
+		return !v.c.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
+	}
+	if s.err != nil || v.open == 0 {
+		v.rest()
+	}
+	return v.open == 0
+}
+
+func (v *vote) certain() bool { return v.yes >= v.c.d.quorum || v.top >= v.c.d.quorum }
+
+// silent gives up those that have not answered.
+func (v *vote) silent(late bool) {
+	taken := false
+	for i, n := range v.c.d.nodes {
+		if !v.open.has(i) {
+			continue
+		}
+		if late {
+			n.sick.Store(true)
+		}
+		if v.steps[i].drop() {
+			v.open &^= only(i)
+		} else {
+			taken = true
+		}
+	}
+	switch {
+	case taken && !v.certain():
+		v.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
+	case v.fault == nil:
+		// No server has seen the question: each is still being connected to, or owes an answer to an earlier one.
+		v.fault = &redisconn.Failure{Cause: errSilent}
+	}
+}
+
+// left are the nodes that have, or will have, what the attempt asked for, or may.
+func (v *vote) left() set { return v.kept | v.open }
+
+// refusal notes the answer of a node that did not vote for us.
+func (v *vote) refusal(name string, answer any) {
+	v.no++
+	s, ok := redisscript.ParseState(answer)
+	if !ok || s.Value == "" {
+		return // it was free in the end: somebody gave up its place just now
+	}
+	id := s.Value
+	if s.Held {
+		id = s.Hold.Request
+	}
+	if v.refused == nil {
+		v.refused = map[string]int{}
+	}
+	v.refused[id]++
+	if v.refused[id] > v.top {
+		v.top, v.held = v.refused[id], redisconn.HeldError(name, s)
+	}
+}

@@ -1,0 +1,45 @@
+package zookeeper_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/zookeeper"
+)
+
+// TestReleaseWhileMoving releases a hold when its node has moved to another session, and the driver does not know yet.
+// The driver then keeps nothing of it: both sessions end.
+func TestReleaseWhileMoving(t *testing.T) {
+	t.Parallel()
+	r := request("moving", false)
+	b := &breaker{requestID: r.RequestID, arrived: make(chan struct{}), deliver: make(chan struct{})}
+	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
+	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
+	g := take(t, d, r)
+	b.arm("replace", replyHeld)
+	longer := g
+	longer.TTL = 8 * containers.ZooKeeperTick // long enough for a busy machine to keep the session
+	renewed := make(chan error, 1)
+	go func() { renewed <- d.Renew(soon(t, 20*time.Second), []backend.Grant{longer})[0].Err }()
+	select {
+	case <-b.arrived:
+	case <-soon(t, 20*time.Second).Done():
+		t.Fatal("the node was not moved")
+	}
+	if err := d.Release(soon(t, 20*time.Second), g); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("Release = %v", err)
+	}
+	b.rearm("watch one's own", unsent)
+	close(b.deliver)
+	if err := <-renewed; err == nil {
+		t.Error("Renew says that a released hold goes on")
+	}
+	for ctx := soon(t, 30*time.Second); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // nobody tells
+		if ctx.Err() != nil {
+			t.Fatalf("a driver that holds nothing has %d connections", b.connections())
+		}
+	}
+}
