@@ -6,6 +6,7 @@ import (
 	"github.com/google/btree"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // alarm is the moment at which a hold or a waiter ends. One timer serves all of them; a timer each would cost more than
@@ -60,4 +61,25 @@ func (s *Store) tick() {
 		s.arm(now)
 	}
 	s.unlock()
+}
+
+// expire ends everything whose time has come.
+func (s *Store) expire(now backend.Instant) {
+	for {
+		al, some := s.alarms.Min()
+		if !some || al.at > now {
+			return
+		}
+		s.setAlarm(al, 0)
+		switch h, w := al.hold, al.waiter; {
+		case w != nil:
+			s.outbox = append(s.outbox, func() { w.push(answer{gone: true}) })
+			s.leave(now, w)
+		case h.vacant:
+			s.forget(h)
+			s.apply(now, machine.Command{Op: machine.OpFree, Name: h.name, Token: h.token}, "")
+		default:
+			s.over(now, h)
+		}
+	}
 }

@@ -1,11 +1,7 @@
 package memory
 
 import (
-	"cmp"
-	"fmt"
 	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -52,32 +48,6 @@ type Store struct {
 	armed   backend.Instant // when the timer fires; zero: not armed
 	outbox  []func()        // pushes to send once mu is free
 	drivers []*Driver
-}
-
-// hold is what the store keeps of one hold besides what the machine does. Once it has ended it may go on to keep the
-// name closed, for what is left of its minimum.
-type hold struct {
-	name, requestID string
-	token           fencing.Token
-	incarnation     string
-	ttl             time.Duration
-	since           backend.Instant
-	expires         backend.Instant
-	closes          backend.Instant // the end of the minimum; zero: none
-	vacant          bool            // over, and only keeps the name closed
-	queued          bool            // granted out of the queue
-	lost            func(backend.Reason)
-	driver          *Driver // whom lost belongs to
-	alarm           alarm
-}
-
-// waiter is one set of requests that waits for all of its names at once.
-type waiter struct {
-	ticket   uint64
-	requests []backend.Request
-	driver   *Driver
-	push     func(answer)
-	alarm    alarm
 }
 
 // NewStore returns an empty store with a random token space.
@@ -158,64 +128,6 @@ func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Re
 			s.lose(h, reason)
 			s.forget(h)
 		}
-	}
-}
-
-// keep makes the store time a hold that was granted now.
-func (s *Store) keep(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token, queued bool) *hold {
-	h := &hold{
-		name: r.Name, requestID: r.RequestID, token: t, incarnation: t.String(), ttl: r.TTL, since: now,
-		expires: now.Add(r.TTL), queued: queued, lost: r.Lost, driver: d,
-	}
-	if r.MinHold > 0 {
-		h.closes = now.Add(r.MinHold)
-	}
-	h.alarm = alarm{hold: h}
-	s.holds[t] = h
-	s.setAlarm(&h.alarm, h.expires)
-	return h
-}
-
-func (s *Store) forget(h *hold) {
-	s.setAlarm(&h.alarm, 0)
-	delete(s.holds, h.token)
-}
-
-func (s *Store) forgetWaiter(w *waiter) {
-	s.setAlarm(&w.alarm, 0)
-	delete(s.waiters, w.ticket)
-}
-
-// lose tells the holder of h through his own network why it is gone, unless he gave it back.
-func (s *Store) lose(h *hold, reason backend.Reason) {
-	if reason == "" {
-		return
-	}
-	s.ended.add(h.token, reason)
-	if lost, d := h.lost, h.driver; lost != nil {
-		s.outbox = append(s.outbox, func() { d.pushLost(lost, reason) })
-	}
-}
-
-// answer is what the store says about one acquire: of one request, or of a set of them.
-type answer struct {
-	grants []granted // one for each request
-	err    error     // nil: granted
-	gone   bool      // the place in the queue is gone; ask again
-}
-
-// granted is what the store tells about one hold.
-type granted struct {
-	token       fencing.Token
-	incarnation string
-	ttl         time.Duration
-	minHold     time.Duration // what is left of it
-	queued      bool          // granted out of the queue
-}
-
-func (h *hold) granted(now backend.Instant) granted {
-	return granted{
-		token: h.token, incarnation: h.incarnation, ttl: h.ttl, queued: h.queued, minHold: max(0, h.closes.Sub(now)),
 	}
 }
 
@@ -307,12 +219,6 @@ func (s *Store) granted(now backend.Instant, d *Driver, r *backend.Request, t fe
 	return h.granted(now)
 }
 
-func (s *Store) prolong(now backend.Instant, h *hold, ttl time.Duration) {
-	h.ttl = ttl
-	h.expires = max(h.expires, now.Add(ttl))
-	s.setAlarm(&h.alarm, h.expires)
-}
-
 func requestsOf(rs []backend.Request) []machine.Request {
 	out := make([]machine.Request, len(rs))
 	for i := range rs {
@@ -324,70 +230,6 @@ func requestsOf(rs []backend.Request) []machine.Request {
 		}
 	}
 	return out
-}
-
-// refusal is the answer to requests that were not granted.
-func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Result) error {
-	switch r.Code {
-	case machine.CodeHeld, machine.CodeQueued:
-		return s.heldError(now, rs, r.Holder)
-	case machine.CodeDeadlock:
-		all := &backend.DeadlockError{}
-		holds := r.Cycle[len(r.Cycle)-1].Name
-		for i, b := range r.Cycle[1:] {
-			all.Cycle = append(all.Cycle, backend.DeadlockEdge{Owner: r.Cycle[i].Owner, Holds: holds, Wants: b.Name})
-			holds = b.Name
-		}
-		return all
-	case machine.CodeMismatch:
-		return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Detail)
-	}
-	return kit.InvalidOption(cmp.Or(r.Field, "request"), "of the request for "+fmt.Sprintf("%q", rs[0].Name), r.Detail)
-}
-
-// heldError tells who is in the way of rs. Nobody is who only keeps the name closed.
-func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) error {
-	held := &backend.HeldError{Name: rs[0].Name}
-	closed := rs[0].Name
-	if in != nil {
-		closed = in.Name
-		for i := range rs {
-			if name := rs[i].Name; name == closed || strings.HasPrefix(name, closed+"/") {
-				held.Name = name
-			}
-		}
-		if !in.Waits {
-			held.Holder, held.HoldID = in.Owner, in.HoldID
-		}
-	}
-	for _, h := range s.machine.Holder(closed).Holders {
-		left := s.holds[h.Token].ends().Sub(now)
-		if held.RetryAfter == 0 || left < held.RetryAfter {
-			held.RetryAfter = left
-		}
-		if held.Holder == "" && !h.Lingering {
-			held.Holder, held.HoldID = h.Owner, h.HoldID
-		}
-	}
-	return held
-}
-
-// ends is when a hold stops to keep others out, unless it is renewed.
-func (h *hold) ends() backend.Instant {
-	if h.vacant {
-		return h.closes
-	}
-	return max(h.expires, h.closes)
-}
-
-// find returns the living hold that g is, by request and by incarnation, never by name alone.
-func (s *Store) find(d *Driver, g *backend.Grant) *hold {
-	h := s.holds[g.Token]
-	if h == nil || h.vacant || s.forgot(d) != nil ||
-		h.name != g.Name || h.requestID != g.RequestID || h.incarnation != g.Incarnation {
-		return nil
-	}
-	return h
 }
 
 // renew prolongs the holds it finds, and never makes one that it does not find.
@@ -423,17 +265,6 @@ func (s *Store) release(d *Driver, g *backend.Grant) (v verdict, err error) {
 	return v, err
 }
 
-// living returns the holds of a name that are not over.
-func (s *Store) living(name string) []*hold {
-	var living []*hold
-	for _, h := range s.machine.Holder(name).Holders {
-		if !h.Lingering {
-			living = append(living, s.holds[h.Token])
-		}
-	}
-	return living
-}
-
 // forceRelease takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
 func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
 	if len(s.living(name)) == 0 {
@@ -441,58 +272,6 @@ func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason b
 	}
 	s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by}, reason)
 	return true
-}
-
-// over ends a hold as its TTL does.
-func (s *Store) over(now backend.Instant, h *hold) {
-	s.lose(h, backend.ReasonExpired)
-	s.apply(now, machine.Command{Op: machine.OpOpenSession, Session: expired, TTL: maxTTL}, "")
-	s.apply(now, machine.Command{
-		Op: machine.OpMove, Session: expired, Name: h.name, RequestID: h.requestID, Token: h.token,
-	}, "")
-	linger := now < h.closes
-	if !linger {
-		s.forget(h)
-	}
-	s.apply(now, machine.Command{Op: machine.OpExpire, Session: expired, Linger: linger}, "")
-}
-
-// expire ends everything whose time has come.
-func (s *Store) expire(now backend.Instant) {
-	for {
-		al, some := s.alarms.Min()
-		if !some || al.at > now {
-			return
-		}
-		s.setAlarm(al, 0)
-		switch h, w := al.hold, al.waiter; {
-		case w != nil:
-			s.outbox = append(s.outbox, func() { w.push(answer{gone: true}) })
-			s.leave(now, w)
-		case h.vacant:
-			s.forget(h)
-			s.apply(now, machine.Command{Op: machine.OpFree, Name: h.name, Token: h.token}, "")
-		default:
-			s.over(now, h)
-		}
-	}
-}
-
-// leave takes a waiter out of all queues.
-func (s *Store) leave(now backend.Instant, w *waiter) {
-	s.apply(now, machine.Command{Op: machine.OpCancelWait, Name: w.requests[0].Name, RequestID: w.requests[0].RequestID}, "")
-}
-
-// waiting returns those who wait, by arrival; with a name, those who wait for that.
-func (s *Store) waiting(name string) []*waiter {
-	var found []*waiter
-	for _, ticket := range slices.Sorted(maps.Keys(s.waiters)) {
-		w := s.waiters[ticket]
-		if name == "" || slices.ContainsFunc(w.requests, func(r backend.Request) bool { return r.Name == name }) {
-			found = append(found, w)
-		}
-	}
-	return found
 }
 
 // unlock frees the store, then sends what piled up. Sending under the lock would let a callback that looks at the store
@@ -504,21 +283,4 @@ func (s *Store) unlock() {
 	for _, send := range out {
 		send()
 	}
-}
-
-// notHeld tells why the hold that g names is gone, if the store remembers.
-func (s *Store) notHeld(d *Driver, g *backend.Grant) error {
-	reason := s.ended.reason(g.Token)
-	if s.forgot(d) != nil {
-		reason = backend.ReasonHistoryLost
-	}
-	return &backend.NotHeldError{Name: g.Name, Reason: reason}
-}
-
-// forgot says that the store knows nothing any more of what it told d, after a Wipe.
-func (s *Store) forgot(d *Driver) error {
-	if d.space == s.space {
-		return nil
-	}
-	return &backend.HistoryError{What: "token space", Was: d.space, Now: s.space}
 }
