@@ -110,12 +110,20 @@ type clientOptions struct {
 
 // client is one client of a peer's library. Its methods are safe for concurrent use.
 type client interface {
-	// lock waits until it holds the lock or ctx ends, with the defaults of the library.
+	// lock waits until it holds the lock or ctx ends, with the defaults of the library. A floor that does not wait makes
+	// one attempt.
 	lock(ctx context.Context, name string) (hold, error)
-	// tryLock makes one attempt.
-	tryLock(ctx context.Context, name string) (hold, error)
 	close()
 }
+
+// library is a client that is made of functions.
+type library struct {
+	take func(ctx context.Context, name string) (hold, error)
+	end  func()
+}
+
+func (l library) lock(ctx context.Context, name string) (hold, error) { return l.take(ctx, name) }
+func (l library) close()                                              { l.end() }
 
 // hold is one lock that is held.
 type hold interface {
@@ -123,3 +131,17 @@ type hold interface {
 	// lost is closed when the library tells its user that the lock is lost. Nil: the library never tells.
 	lost() <-chan struct{}
 }
+
+// untold is a hold whose user is never told of its loss: what gives it back.
+type untold func(ctx context.Context) error
+
+func (u untold) unlock(ctx context.Context) error { return u(ctx) }
+func (u untold) lost() <-chan struct{}            { return nil }
+
+// told is a hold with what is closed when its user is told of its loss.
+type told struct {
+	untold
+	over <-chan struct{}
+}
+
+func (t told) lost() <-chan struct{} { return t.over }

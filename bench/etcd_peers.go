@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/fencelock/fencelock/backend"
 	fenceetcd "github.com/fencelock/fencelock/etcd"
 )
 
@@ -68,10 +69,13 @@ func openRawEtcd(o clientOptions) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rawEtcd{s}, nil
+	return rawEtcd{library{s.create, s.close}, s.c}, nil
 }
 
-type rawEtcd struct{ *etcdSession }
+type rawEtcd struct {
+	library
+	c *clientv3.Client
+}
 
 // watchRawEtcd watches the key that is the lock.
 func watchRawEtcd(ctx context.Context, c client, name string, seen func()) error {
@@ -86,34 +90,26 @@ func watchRawEtcd(ctx context.Context, c client, name string, seen func()) error
 	return ctx.Err()
 }
 
-func (c rawEtcd) lock(ctx context.Context, name string) (hold, error) { return c.tryLock(ctx, name) }
-
-func (c rawEtcd) tryLock(ctx context.Context, name string) (hold, error) {
-	resp, err := c.c.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
-		Then(clientv3.OpPut(name, "one-of-some-length-like-a-uuid", clientv3.WithLease(c.s.Lease()))).Commit()
+func (e *etcdSession) create(ctx context.Context, name string) (hold, error) {
+	resp, err := e.c.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
+		Then(clientv3.OpPut(name, "one-of-some-length-like-a-uuid", clientv3.WithLease(e.s.Lease()))).Commit()
 	if err != nil {
 		return nil, err
 	}
 	if !resp.Succeeded {
-		return nil, errors.New("held")
+		return nil, backend.ErrHeld
 	}
-	return etcdKey{c.c, name, resp.Header.Revision}, nil
+	return e.key(name, resp.Header.Revision), nil
 }
 
-// etcdKey is a hold that is one key.
-type etcdKey struct {
-	c        *clientv3.Client
-	key      string
-	revision int64
+// key is a hold that is one key, if it still is the one of that revision.
+func (e *etcdSession) key(key string, revision int64) untold {
+	return func(ctx context.Context) error {
+		_, err := e.c.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
+			Then(clientv3.OpDelete(key)).Commit()
+		return err
+	}
 }
-
-func (h etcdKey) unlock(ctx context.Context) error {
-	_, err := h.c.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.revision)).
-		Then(clientv3.OpDelete(h.key)).Commit()
-	return err
-}
-
-func (h etcdKey) lost() <-chan struct{} { return nil }
 
 // openQueueEtcd is the floor with contention: a FIFO of keys, each waiter watching the one before it from the current
 // revision on, and reading once more when the watch stands. It does not prove its own key.
@@ -122,47 +118,43 @@ func openQueueEtcd(o clientOptions) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return queueEtcd{s}, nil
+	return library{s.queue, s.close}, nil
 }
 
-type queueEtcd struct{ *etcdSession }
-
-func (c queueEtcd) tryLock(context.Context, string) (hold, error) { return nil, errors.ErrUnsupported }
-
-func (c queueEtcd) lock(ctx context.Context, name string) (hold, error) {
+func (e *etcdSession) queue(ctx context.Context, name string) (hold, error) {
 	dir := name + "/"
-	key := dir + strconv.FormatInt(int64(c.s.Lease()), 16) + "-" + strconv.FormatUint(c.count.Add(1), 10)
-	resp, err := c.c.Put(ctx, key, "", clientv3.WithLease(c.s.Lease()))
+	key := dir + strconv.FormatInt(int64(e.s.Lease()), 16) + "-" + strconv.FormatUint(e.count.Add(1), 10)
+	resp, err := e.c.Put(ctx, key, "", clientv3.WithLease(e.s.Lease()))
 	if err != nil {
 		return nil, err
 	}
-	own := etcdKey{c.c, key, resp.Header.Revision}
+	own, revision := e.key(key, resp.Header.Revision), resp.Header.Revision
 	for {
-		before, err := c.c.Get(ctx, dir, append(clientv3.WithLastCreate(), clientv3.WithMaxCreateRev(own.revision-1))...)
-		if err != nil {
-			return nil, c.leave(ctx, own, err)
-		}
-		if len(before.Kvs) == 0 {
+		before, err := e.c.Get(ctx, dir, append(clientv3.WithLastCreate(), clientv3.WithMaxCreateRev(revision-1))...)
+		if err == nil && len(before.Kvs) == 0 {
 			return own, nil
 		}
-		if err := c.gone(ctx, string(before.Kvs[0].Key), before.Kvs[0].CreateRevision); err != nil {
-			return nil, c.leave(ctx, own, err)
+		if err == nil {
+			err = e.gone(ctx, string(before.Kvs[0].Key), before.Kvs[0].CreateRevision)
+		}
+		if err != nil {
+			return nil, errors.Join(err, own.unlock(context.WithoutCancel(ctx)))
 		}
 	}
 }
 
 // gone waits until a key is deleted.
-func (c queueEtcd) gone(ctx context.Context, key string, revision int64) error {
+func (e *etcdSession) gone(ctx context.Context, key string, revision int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for resp := range c.c.Watch(ctx, key, clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
+	for resp := range e.c.Watch(ctx, key, clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
 		if err := resp.Err(); err != nil {
 			return err
 		}
 		if len(resp.Events) > 0 {
 			return nil
 		}
-		now, err := c.c.Get(ctx, key)
+		now, err := e.c.Get(ctx, key)
 		if err != nil {
 			return err
 		}
@@ -173,41 +165,17 @@ func (c queueEtcd) gone(ctx context.Context, key string, revision int64) error {
 	return ctx.Err()
 }
 
-func (c queueEtcd) leave(ctx context.Context, own etcdKey, err error) error {
-	return errors.Join(err, own.unlock(context.WithoutCancel(ctx)))
-}
-
 // openMutexEtcd is the recipe of etcd's client, one session for all locks of the client: the expert's use.
 func openMutexEtcd(o clientOptions) (client, error) {
 	s, err := openEtcdSession(o)
 	if err != nil {
 		return nil, err
 	}
-	return mutexEtcd{s}, nil
+	return library{end: s.close, take: func(ctx context.Context, name string) (hold, error) {
+		m := concurrency.NewMutex(s.s, name)
+		if err := m.Lock(ctx); err != nil {
+			return nil, err
+		}
+		return told{m.Unlock, s.s.Done()}, nil
+	}}, nil
 }
-
-type mutexEtcd struct{ *etcdSession }
-
-func (c mutexEtcd) lock(ctx context.Context, name string) (hold, error) {
-	m := concurrency.NewMutex(c.s, name)
-	if err := m.Lock(ctx); err != nil {
-		return nil, err
-	}
-	return mutexHold{m, c.s.Done()}, nil
-}
-
-func (c mutexEtcd) tryLock(ctx context.Context, name string) (hold, error) {
-	m := concurrency.NewMutex(c.s, name)
-	if err := m.TryLock(ctx); err != nil {
-		return nil, err
-	}
-	return mutexHold{m, c.s.Done()}, nil
-}
-
-type mutexHold struct {
-	m    *concurrency.Mutex
-	done <-chan struct{}
-}
-
-func (h mutexHold) unlock(ctx context.Context) error { return h.m.Unlock(ctx) }
-func (h mutexHold) lost() <-chan struct{}            { return h.done }

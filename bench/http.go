@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"time"
 )
 
 // httpSystem is a lock service with a gateway before it: what HTTP costs beside the SDK on the same server. The CPU of
@@ -71,9 +70,7 @@ func startHTTP(ctx context.Context, service, running string) (s *httpSystem, err
 func (s *httpSystem) name() string { return "http" }
 
 func (s *httpSystem) peers() []peer {
-	return []peer{s.sdk, {name: ours + " over HTTP", role: roleOurs, open: func(o clientOptions) (client, error) {
-		return &httpClient{s, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024}}, o.ttl}, nil
-	}}}
+	return []peer{s.sdk, {name: ours + " over HTTP", role: roleOurs, open: s.open}}
 }
 
 func (s *httpSystem) counters(ctx context.Context) (counters, error) {
@@ -126,41 +123,18 @@ func (s *httpSystem) exchange(ctx context.Context, by *http.Client, method, path
 	return json.Unmarshal(said, answer)
 }
 
-// httpClient is a program in any language: it keeps its connections.
-type httpClient struct {
-	s   *httpSystem
-	own *http.Client
-	ttl time.Duration
+// open is a program in any language: it keeps its connections.
+func (s *httpSystem) open(o clientOptions) (client, error) {
+	own := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024}}
+	return library{end: own.CloseIdleConnections, take: func(ctx context.Context, name string) (hold, error) {
+		path := "/v1/locks/" + url.PathEscape(name)
+		ask := map[string]any{"ownerId": "bench", "ttlMillis": o.ttl.Milliseconds(), "wait": true}
+		var held struct {
+			LockToken string `json:"lockToken"`
+		}
+		err := s.exchange(ctx, own, http.MethodPost, path+"/acquire", ask, &held)
+		return untold(func(ctx context.Context) error {
+			return s.exchange(ctx, own, http.MethodPost, path+"/release", map[string]any{"lockToken": held.LockToken}, nil)
+		}), err
+	}}, nil
 }
-
-func (c *httpClient) lock(ctx context.Context, name string) (hold, error) {
-	return c.acquire(ctx, name, true)
-}
-
-func (c *httpClient) tryLock(ctx context.Context, name string) (hold, error) {
-	return c.acquire(ctx, name, false)
-}
-
-func (c *httpClient) acquire(ctx context.Context, name string, wait bool) (hold, error) {
-	h := &httpHold{c: c, path: "/v1/locks/" + url.PathEscape(name)}
-	ask := map[string]any{"ownerId": "bench", "ttlMillis": c.ttl.Milliseconds(), "wait": wait}
-	if err := c.s.exchange(ctx, c.own, http.MethodPost, h.path+"/acquire", ask, h); err != nil {
-		return nil, err
-	}
-	return h, nil
-}
-
-func (c *httpClient) close() { c.own.CloseIdleConnections() }
-
-type httpHold struct {
-	c    *httpClient
-	path string
-
-	LockToken string `json:"lockToken"`
-}
-
-func (h *httpHold) unlock(ctx context.Context) error {
-	return h.c.s.exchange(ctx, h.c.own, http.MethodPost, h.path+"/release", map[string]any{"lockToken": h.LockToken}, nil)
-}
-
-func (h *httpHold) lost() <-chan struct{} { return nil }

@@ -38,14 +38,6 @@ func (c ourClient) lock(ctx context.Context, name string) (hold, error) {
 	return ourHold{l}, nil
 }
 
-func (c ourClient) tryLock(ctx context.Context, name string) (hold, error) {
-	l, err := c.c.TryAcquire(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	return ourHold{l}, nil
-}
-
 func (c ourClient) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()

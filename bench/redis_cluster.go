@@ -76,24 +76,13 @@ func (s *redisCluster) dial() *goredis.ClusterClient {
 }
 
 func (s *redisCluster) peers() []peer {
-	return []peer{
-		{name: "raw pooled", role: roleFloor, open: func(o clientOptions) (client, error) {
-			c := s.dial()
-			return &rawClient{cmds: c, pool: c, ttl: o.ttl}, nil
-		}},
-		{name: "raw autopipelined", role: roleFloor, open: func(o clientOptions) (client, error) {
-			c := s.dial()
-			pipe, err := c.AutoPipeline()
-			if err != nil {
-				return nil, errors.Join(err, c.Close())
-			}
-			return &rawClient{cmds: pipe, pool: c, ttl: o.ttl}, nil
-		}},
-		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: func(o clientOptions) (client, error) {
+	dial := func(clientOptions) rawConnection { return s.dial() }
+	return append(rawRedis(dial), peer{
+		name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: func(o clientOptions) (client, error) {
 			c := s.dial()
 			return newOurs(fenceredis.New(c, nil), o.ttl, func() { _ = c.Close() })
-		}},
-	}
+		},
+	})
 }
 
 // redisSystems are several servers; figures are the sums over all.

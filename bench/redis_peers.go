@@ -3,13 +3,13 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"io"
 	"math"
 	"net"
 	"time"
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
+	syncbackend "github.com/go-redsync/redsync/v4/redis"
 	syncredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
@@ -39,35 +39,22 @@ func openOurRedis(o clientOptions) (client, error) {
 	return newOurs(fenceredis.New(c, nil), o.ttl, func() { c.Close() })
 }
 
-// redsync on one node, with its defaults (tries again after a random 50 to 250 ms) and unbounded tries.
+// openRedsync is redsync on one node, with its defaults (tries again after a random 50 to 250 ms) and unbounded tries.
 func openRedsync(o clientOptions) (client, error) {
 	c := goredis.NewClient(redisOptions(o))
-	return &redsyncClient{redsync.New(syncredis.NewPool(c)), c, o.ttl}, nil
+	return redsyncOn(o.ttl, func() { c.Close() }, syncredis.NewPool(c)), nil
 }
 
-type redsyncClient struct {
-	sync *redsync.Redsync
-	c    io.Closer
-	ttl  time.Duration
+func redsyncOn(ttl time.Duration, end func(), pools ...syncbackend.Pool) client {
+	all := redsync.New(pools...)
+	return library{end: end, take: func(ctx context.Context, name string) (hold, error) {
+		m := all.NewMutex(name, redsync.WithExpiry(ttl), redsync.WithTries(math.MaxInt))
+		if err := m.LockContext(ctx); err != nil {
+			return nil, err
+		}
+		return redsyncHold{m}, nil
+	}}
 }
-
-func (c *redsyncClient) lock(ctx context.Context, name string) (hold, error) {
-	m := c.sync.NewMutex(name, redsync.WithExpiry(c.ttl), redsync.WithTries(math.MaxInt))
-	if err := m.LockContext(ctx); err != nil {
-		return nil, err
-	}
-	return redsyncHold{m}, nil
-}
-
-func (c *redsyncClient) tryLock(ctx context.Context, name string) (hold, error) {
-	m := c.sync.NewMutex(name, redsync.WithExpiry(c.ttl))
-	if err := m.TryLockContext(ctx); err != nil {
-		return nil, err
-	}
-	return redsyncHold{m}, nil
-}
-
-func (c *redsyncClient) close() { c.c.Close() }
 
 type redsyncHold struct{ m *redsync.Mutex }
 
@@ -78,49 +65,28 @@ func (h redsyncHold) unlock(ctx context.Context) error {
 
 func (h redsyncHold) lost() <-chan struct{} { return nil }
 
-// redislock tries again every 100 ms: it has no default, and its documentation shows this.
+// openRedislock tries again every 100 ms: it has no default, and its documentation shows this.
 func openRedislock(o clientOptions) (client, error) {
 	c := goredis.NewClient(redisOptions(o))
-	return &redislockClient{redislock.New(c), c, o.ttl}, nil
+	lib, again := redislock.New(c), &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
+	return library{end: func() { c.Close() }, take: func(ctx context.Context, name string) (hold, error) {
+		if _, ok := ctx.Deadline(); !ok { // without one the library gives up after one TTL
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+		}
+		l, err := lib.Obtain(ctx, name, o.ttl, again)
+		if err != nil {
+			return nil, err
+		}
+		return redislockHold{l.Release}, nil
+	}}, nil
 }
 
-type redislockClient struct {
-	lib *redislock.Client
-	c   *goredis.Client
-	ttl time.Duration
-}
+type redislockHold struct{ untold }
 
-func (c *redislockClient) lock(ctx context.Context, name string) (hold, error) {
-	return c.obtain(ctx, name, redislock.LinearBackoff(100*time.Millisecond))
-}
-
-func (c *redislockClient) tryLock(ctx context.Context, name string) (hold, error) {
-	return c.obtain(ctx, name, redislock.NoRetry())
-}
-
-func (c *redislockClient) obtain(ctx context.Context, name string, again redislock.RetryStrategy) (hold, error) {
-	if _, ok := ctx.Deadline(); !ok { // without one the library gives up after one TTL
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Hour)
-		defer cancel()
-	}
-	l, err := c.lib.Obtain(ctx, name, c.ttl, &redislock.Options{RetryStrategy: again})
-	if err != nil {
-		return nil, err
-	}
-	return redislockHold{l}, nil
-}
-
-func (c *redislockClient) close() { c.c.Close() }
-
-type redislockHold struct{ l *redislock.Lock }
-
-func (h redislockHold) unlock(ctx context.Context) error { return h.l.Release(ctx) }
-func (h redislockHold) lost() <-chan struct{}            { return nil }
-
-// rueidislock with one key a lock, as is right for one server (its default of three keys is for nothing there), and
-// with NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held
-// lock.
+// openRueidislock has one key a lock, as is right for one server (its default of three keys is for nothing there), and
+// NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held lock.
 func openRueidislock(o clientOptions) (client, error) {
 	opt := rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{o.addr}},
@@ -135,37 +101,12 @@ func openRueidislock(o clientOptions) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rueidisClient{l}, nil
+	return library{end: l.Close, take: func(ctx context.Context, name string) (hold, error) {
+		held, cancel, err := l.WithContext(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		// Its unlock has no context and no error.
+		return told{func(context.Context) error { cancel(); return nil }, held.Done()}, nil
+	}}, nil
 }
-
-type rueidisClient struct{ l rueidislock.Locker }
-
-func (c rueidisClient) lock(ctx context.Context, name string) (hold, error) {
-	return heldByRueidis(c.l.WithContext(ctx, name))
-}
-
-func (c rueidisClient) tryLock(ctx context.Context, name string) (hold, error) {
-	return heldByRueidis(c.l.TryWithContext(ctx, name))
-}
-
-func heldByRueidis(ctx context.Context, cancel context.CancelFunc, err error) (hold, error) {
-	if err != nil {
-		return nil, err
-	}
-	return rueidisHold{ctx, cancel}, nil
-}
-
-func (c rueidisClient) close() { c.l.Close() }
-
-type rueidisHold struct {
-	ctx    context.Context // ends with the hold
-	cancel context.CancelFunc
-}
-
-// unlock has no context and no error.
-func (h rueidisHold) unlock(context.Context) error {
-	h.cancel()
-	return nil
-}
-
-func (h rueidisHold) lost() <-chan struct{} { return h.ctx.Done() }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 
-	"github.com/go-redsync/redsync/v4"
 	syncbackend "github.com/go-redsync/redsync/v4/redis"
 	syncredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	goredis "github.com/redis/go-redis/v9"
@@ -54,22 +52,15 @@ func (s *redlockSystem) openOurs(o clientOptions) (client, error) {
 
 // openRedsync is redsync on five nodes, with its defaults and unbounded tries.
 func (s *redlockSystem) openRedsync(o clientOptions) (client, error) {
-	var clients manyClients
+	var clients []*goredis.Client
 	var pools []syncbackend.Pool
 	for _, one := range s.redisSystems {
 		c := goredis.NewClient(&goredis.Options{Addr: one.address})
-		clients = append(clients, c)
-		pools = append(pools, syncredis.NewPool(c))
+		clients, pools = append(clients, c), append(pools, syncredis.NewPool(c))
 	}
-	return &redsyncClient{redsync.New(pools...), clients, o.ttl}, nil
-}
-
-type manyClients []*goredis.Client
-
-func (m manyClients) Close() error {
-	var errs []error
-	for _, c := range m {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
+	return redsyncOn(o.ttl, func() {
+		for _, c := range clients {
+			c.Close()
+		}
+	}, pools...), nil
 }

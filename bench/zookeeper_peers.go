@@ -36,33 +36,12 @@ func openRawZooKeeper(o clientOptions) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rawZooKeeper{c}, nil
+	return library{end: c.Close, take: func(_ context.Context, name string) (hold, error) {
+		path, text := "/"+strings.ReplaceAll(name, "/", "-"), []byte("one-of-some-length-like-a-uuid")
+		_, err := c.Create(path, text, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+		return untold(func(context.Context) error { return c.Delete(path, -1) }), err
+	}}, nil
 }
-
-type rawZooKeeper struct{ c *zk.Conn }
-
-func (c rawZooKeeper) close() { c.c.Close() }
-
-func (c rawZooKeeper) lock(ctx context.Context, name string) (hold, error) {
-	return c.tryLock(ctx, name)
-}
-
-func (c rawZooKeeper) tryLock(_ context.Context, name string) (hold, error) {
-	path := "/" + strings.ReplaceAll(name, "/", "-")
-	text := []byte("one-of-some-length-like-a-uuid")
-	if _, err := c.c.Create(path, text, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
-		return nil, err
-	}
-	return rawZooKeeperNode{c.c, path}, nil
-}
-
-type rawZooKeeperNode struct {
-	c    *zk.Conn
-	path string
-}
-
-func (h rawZooKeeperNode) unlock(context.Context) error { return h.c.Delete(h.path, -1) }
-func (h rawZooKeeperNode) lost() <-chan struct{}        { return nil }
 
 // openLockZooKeeper is the recipe of the client library, one connection for all locks of the client. It knows no
 // contexts, and tells nobody of a loss.
@@ -71,26 +50,9 @@ func openLockZooKeeper(o clientOptions) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lockZooKeeper{c}, nil
+	return library{end: c.Close, take: func(_ context.Context, name string) (hold, error) {
+		l := zk.NewLock(c, zooKeeperNode(name), zk.WorldACL(zk.PermAll))
+		err := l.Lock()
+		return untold(func(context.Context) error { return l.Unlock() }), err
+	}}, nil
 }
-
-type lockZooKeeper struct{ c *zk.Conn }
-
-func (c lockZooKeeper) close() { c.c.Close() }
-
-func (c lockZooKeeper) tryLock(ctx context.Context, name string) (hold, error) {
-	return c.lock(ctx, name)
-}
-
-func (c lockZooKeeper) lock(_ context.Context, name string) (hold, error) {
-	l := zk.NewLock(c.c, zooKeeperNode(name), zk.WorldACL(zk.PermAll))
-	if err := l.Lock(); err != nil {
-		return nil, err
-	}
-	return lockZooKeeperHold{l}, nil
-}
-
-type lockZooKeeperHold struct{ l *zk.Lock }
-
-func (h lockZooKeeperHold) unlock(context.Context) error { return h.l.Unlock() }
-func (h lockZooKeeperHold) lost() <-chan struct{}        { return nil }
