@@ -111,7 +111,7 @@ func TestQuickRun(t *testing.T) {
 // The server's counters do not show that they were read, or all figures per operation would be a little too high.
 func TestCountersLeaveOutThemselves(t *testing.T) {
 	need(t, "redis-server")
-	s, err := startRedis(t.Context(), "")
+	s, err := openRedis(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func newBuiltin() *builtinSystem {
 	}
 }
 
-func startBuiltin(ctx context.Context) (*builtinSystem, error) {
+func startBuiltin(ctx context.Context, _ string) (system, error) {
 	s := newBuiltin()
 	err := s.start(ctx)
 	if err != nil {

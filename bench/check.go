@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -80,7 +79,7 @@ func runCheck(ctx context.Context, w io.Writer, o options) error {
 	}
 	var all []checkResult
 	for name := range strings.SplitSeq(o.backend, ",") {
-		s, _, err := open(ctx, strings.TrimSpace(name), o)
+		s, _, err := open(ctx, name, o)
 		if err != nil {
 			return err
 		}
@@ -96,14 +95,7 @@ func runCheck(ctx context.Context, w io.Writer, o options) error {
 		all = append(all, results...)
 	}
 	writeChecks(w, all)
-	if o.json == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(all, "", " ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+	return o.write(all)
 }
 
 func checkSystem(ctx context.Context, l *lab, o options) ([]checkResult, error) {

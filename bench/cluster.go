@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -16,8 +17,8 @@ type cluster interface {
 	// endpoints returns the addresses of all members for clients, separated by commas.
 	endpoints() string
 
-	// members returns the servers, to be ended and started again one by one.
-	members() []*process
+	// processes returns the servers, to be ended and started again one by one.
+	processes() []*process
 
 	// leader waits until a member leads, and returns which.
 	leader(ctx context.Context) (int, error)
@@ -51,20 +52,41 @@ func awaitLeader(ctx context.Context, members int, leads func(ctx context.Contex
 	}
 }
 
-// pauseAll pauses all servers. False: they are not ours.
-func pauseAll(servers []*process) bool {
-	for _, p := range servers {
+// members are the servers of a cluster, in the order of their addresses.
+type members struct {
+	addresses []string   // for clients
+	servers   []*process // none if it was running already
+}
+
+func (m *members) endpoints() string     { return strings.Join(m.addresses, ",") }
+func (m *members) processes() []*process { return m.servers }
+
+// pause implements system. False: the servers are not ours.
+func (m *members) pause() bool {
+	for _, p := range m.servers {
 		if !p.pause() {
 			return false
 		}
 	}
-	return len(servers) > 0
+	return len(m.servers) > 0
 }
 
-func resumeAll(servers []*process) {
-	for _, p := range servers {
+func (m *members) resume() {
+	for _, p := range m.servers {
 		p.resume()
 	}
+}
+
+// leading is the address of the member that leads.
+func (m *members) leading(c cluster) string {
+	if len(m.addresses) == 1 {
+		return m.addresses[0]
+	}
+	leader, err := c.leader(context.Background())
+	if err != nil {
+		return m.endpoints() // clients find out why
+	}
+	return m.addresses[leader]
 }
 
 func closeAll(servers []*process) error {

@@ -14,21 +14,13 @@ import (
 
 // crash kills the holder's process while another process waits.
 func crash() scenario {
+	soon := []target{atMost("beyond-ms", 300, "ms beyond one TTL after the kill, worst")}
 	return scenario{
-		name:  "crash",
-		about: "the holder's process is killed (SIGKILL) while it holds, TTL 3 s: seconds to the next grant",
-		columns: []column{
-			{key: "grant-s", title: "grant s, min", pick: lowest}, {key: "grant-s", title: "median"},
-			{key: "grant-s", title: "max", pick: highest},
-			{key: "beyond-ms", title: "beyond TTL ms, worst", pick: highest},
-		},
-		targets: map[string][]target{
-			"redis": {atMost("beyond-ms", 300, "ms beyond one TTL after the kill, worst")},
-			"etcd":  {atMost("beyond-ms", 300, "ms beyond one TTL after the kill, worst")},
-
-			"builtin": {atMost("beyond-ms", 300, "ms beyond one TTL after the kill, worst")},
-		},
-		rounds: 5, quickRounds: 2,
+		name:    "crash",
+		about:   "the holder's process is killed (SIGKILL) while it holds, TTL 3 s: seconds to the next grant",
+		columns: columns("grant-s=grant s, min<; grant-s=median; grant-s=max>; beyond-ms=beyond TTL ms, worst>"),
+		targets: map[string][]target{"redis": soon, "etcd": soon, "builtin": soon},
+		rounds:  5, quickRounds: 2,
 		suits: func(s system, p peer) bool { return p.contends() && s.addr() != "" },
 		all:   together(runCrash),
 	}
@@ -69,19 +61,7 @@ func runCrash(ctx context.Context, l *lab, p peer) (sample, error) {
 		return nil, err
 	}
 	defer closeAll()
-	type grant struct {
-		at  time.Time
-		err error
-	}
-	granted := make(chan grant, 1)
-	go func() {
-		h, err := clients[0].lock(ctx, name)
-		at := time.Now()
-		if err == nil {
-			err = h.unlock(ctx)
-		}
-		granted <- grant{at, err}
-	}()
+	granted := granting(ctx, clients[0], name)
 	sleep(ctx, ttl/6+rand.N(ttl/2))
 	killed := time.Now()
 	if err := holder.Process.Kill(); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,13 +13,9 @@ func cycle(callers int) scenario {
 	sc := scenario{
 		name:  fmt.Sprint("tput", callers),
 		about: fmt.Sprintf("%d callers, a name each, one client: acquire + release", callers),
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "x2", title: "x second"}, {key: "ops", title: "cycles/s"},
-			{key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
-			{key: "trips", title: "trips/op"}, {key: "commands", title: "commands/op"},
-			{key: "client-us", title: "client CPU us/op"}, {key: "cpu-x", title: "CPU x floor"},
-			{key: "server-us", title: "server CPU us/op"},
-		},
+		columns: columns("x=x floor; x2=x second; ops=cycles/s; p50=p50 us; p95=p95 us; p99=p99 us; trips=trips/op; " +
+			"commands=commands/op; client-us=client CPU us/op; cpu-x=CPU x floor; " +
+			"server-us=server CPU us/op"),
 		floor: "raw pooled", second: []string{"raw autopipelined"},
 		curve:  &curve{name: "callers", at: callers, keys: []string{"ops", "p99", "client-us", "server-us"}},
 		rounds: 5, quickRounds: 1,
@@ -108,10 +105,30 @@ func runCallers(ctx context.Context, l *lab, p peer, c client, names []string, w
 	}
 	d, err := m.measure(ctx, l, p, warmUp, length)
 	wg.Wait()
-	if err := firstError(m.err(), err); err != nil {
+	if err := errors.Join(m.err(), err); err != nil {
 		return nil, err
 	}
 	return m.sample(d), nil
+}
+
+// grant is when a lock was granted that was given back at once.
+type grant struct {
+	at  time.Time
+	err error
+}
+
+// granting waits for a lock that somebody else holds.
+func granting(ctx context.Context, c client, name string) <-chan grant {
+	granted := make(chan grant, 1)
+	go func() {
+		h, err := c.lock(ctx, name)
+		at := time.Now()
+		if err == nil {
+			err = h.unlock(ctx)
+		}
+		granted <- grant{at, err}
+	}()
+	return granted
 }
 
 // sleep waits for d, or for the end of ctx.
@@ -122,13 +139,4 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-t.C:
 	case <-ctx.Done():
 	}
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

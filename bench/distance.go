@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -14,12 +15,9 @@ import (
 // each takes and releases a name of its own, and every message is on its way for half of a round trip of 1.2 ms.
 func distance(rate int) scenario {
 	return scenario{
-		name:  fmt.Sprint("rtt", rate),
-		about: fmt.Sprintf("%d arrivals/s at random, names of their own, 1.2 ms round trip: acquire + release", rate),
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"},
-			{key: "p99", title: "p99 us"}, {key: "ops", title: "cycles/s"}, {key: "client-us", title: "client CPU us/op"},
-		},
+		name:    fmt.Sprint("rtt", rate),
+		about:   fmt.Sprintf("%d arrivals/s at random, names of their own, 1.2 ms round trip: acquire + release", rate),
+		columns: columns("x=x floor; p50=p50 us; p95=p95 us; p99=p99 us; ops=cycles/s; client-us=client CPU us/op"),
 		targets: map[string][]target{"redis": {atMost("x", 1.1, "median, x pooled floor")}},
 		floor:   "raw pooled", ratioOf: "p50",
 		rounds: 5, quickRounds: 1,
@@ -48,7 +46,7 @@ func runDistance(ctx context.Context, l *lab, p peer, rate int) (sample, error) 
 	d, err := m.measure(ctx, l, p,
 		l.length(300*time.Millisecond, 100*time.Millisecond), l.length(2*time.Second, 500*time.Millisecond))
 	all.Wait()
-	if err := firstError(m.err(), err); err != nil {
+	if err := errors.Join(m.err(), err); err != nil {
 		return nil, err
 	}
 	return m.sample(d), nil

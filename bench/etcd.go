@@ -20,15 +20,14 @@ import (
 // the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
 // and so is each message of a stream (watches, keepalives). Its commands are raft entries.
 type etcdSystem struct {
-	args      []string   // of the servers, beside those that every one has
-	addresses []string   // for clients, by member
-	servers   []*process // by member; none if it was running already
-	admin     *clientv3.Client
-	info      string
+	members
+	args  []string // of the servers, beside those that every one has
+	admin *clientv3.Client
+	info  string
 }
 
 // startEtcd starts one etcd from PATH, fsync and all, or connects to a running server.
-func startEtcd(ctx context.Context, running string) (*etcdSystem, error) {
+func startEtcd(ctx context.Context, running string) (system, error) {
 	s := &etcdSystem{}
 	var err error
 	if running == "" {
@@ -136,22 +135,7 @@ func dialEtcd(o clientOptions) (*clientv3.Client, error) {
 
 func (s *etcdSystem) name() string    { return "etcd" }
 func (s *etcdSystem) version() string { return s.info }
-
-// addr implements system with the address of the leader.
-func (s *etcdSystem) addr() string {
-	if len(s.addresses) == 1 {
-		return s.addresses[0]
-	}
-	leader, err := s.leader(context.Background())
-	if err != nil {
-		return s.endpoints() // clients find out why
-	}
-	return s.addresses[leader]
-}
-
-// endpoints, members and leader implement cluster.
-func (s *etcdSystem) endpoints() string   { return strings.Join(s.addresses, ",") }
-func (s *etcdSystem) members() []*process { return s.servers }
+func (s *etcdSystem) addr() string    { return s.leading(s) }
 
 func (s *etcdSystem) leader(ctx context.Context) (int, error) {
 	return awaitLeader(ctx, len(s.addresses), func(ctx context.Context, member int) (bool, error) {
@@ -239,9 +223,6 @@ func (s *etcdSystem) missing(ctx context.Context, keys []string) (int, error) {
 	}
 	return gone, nil
 }
-
-func (s *etcdSystem) pause() bool { return pauseAll(s.servers) }
-func (s *etcdSystem) resume()     { resumeAll(s.servers) }
 
 func (s *etcdSystem) close() error {
 	if s.admin != nil {

@@ -20,7 +20,7 @@ func (s *etcdSystem) peers() []peer {
 		{name: "raw", role: roleFloor, open: openRawEtcd, sessions: openEtcdLeases, watch: watchRawEtcd},
 		{name: "raw queue", role: roleFloor, waits: true, open: openQueueEtcd},
 		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurEtcd,
-			key: func(name string) string { return "fencelock/" + url.PathEscape(name) + "/" }},
+			key: func(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }},
 		{name: "concurrency.Mutex", role: rolePeer, waits: true, open: openMutexEtcd,
 			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 3 },
 			key:        func(name string) string { return name + "/" }},

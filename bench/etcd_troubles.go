@@ -47,11 +47,8 @@ func etcdTroubles() []scenario {
 		scenarios = append(scenarios, scenario{
 			name:  "trouble-" + t.name,
 			about: fmt.Sprintf("one client holds 200 locks, TTL 6 s; %s", t.about),
-			columns: []column{
-				{key: "refused", title: "refused", pick: lowest}, {key: "lost", title: "lost", pick: highest}, {key: "history", title: "told as lost history", pick: lowest},
-				{key: "auths", title: "Authenticates/min", pick: highest}, {key: "keepalives", title: "keepalives/s"},
-				{key: "trips/s", title: "trips/s"}, {key: "server-cpu", title: "server CPU %"},
-			},
+			columns: columns("refused<; lost>; history=told as lost history<; auths=Authenticates/min>; " +
+				"keepalives=keepalives/s; trips/s; server-cpu=server CPU %"),
 			targets: map[string][]target{"etcd": t.targets},
 			rounds:  1, quickRounds: 1,
 			suits: func(_ system, p peer) bool { return p.contends() },
@@ -110,7 +107,7 @@ func (t trouble) run(ctx context.Context, l *lab, p peer) (_ sample, err error) 
 	}
 	sleep(ctx, window)
 	after, callsAfter, err2 := s.asked(ctx)
-	if err := firstError(err, err2); err != nil {
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	lost, history := 0, 0
@@ -180,7 +177,7 @@ func (s *etcdSystem) demand(ctx context.Context, user string) error {
 	_, err2 := s.admin.RoleAdd(ctx, "root")
 	_, err3 := s.admin.UserGrantRole(ctx, user, "root")
 	_, err4 := s.admin.AuthEnable(ctx)
-	if err := firstError(err, err2, err3, err4); err != nil {
+	if err := errors.Join(err, err2, err3, err4); err != nil {
 		return err
 	}
 	s.admin.Close()

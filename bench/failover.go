@@ -13,12 +13,8 @@ func failover(kill bool) scenario {
 	sc := scenario{
 		name:  "failover",
 		about: "the leader's process is killed (SIGKILL): ms until the next acquire returns",
-		columns: []column{
-			{key: "grant-ms", title: "next grant ms, min", pick: lowest}, {key: "grant-ms", title: "median"},
-			{key: "grant-ms", title: "max", pick: highest}, {key: "leader-ms", title: "new leader ms, median"},
-			{key: "leader-ms", title: "max", pick: highest}, {key: "tries", title: "failed calls before", pick: highest},
-			{key: "end-ms", title: "process ended ms, max", pick: highest},
-		},
+		columns: columns("grant-ms=next grant ms, min<; grant-ms=median; grant-ms=max>; leader-ms=new leader ms, median; " +
+			"leader-ms=max>; tries=failed calls before>; end-ms=process ended ms, max>"),
 		targets: map[string][]target{"builtin": {
 			atMost("grant-ms", 2000, "next grant, ms after the kill, worst"),
 			atMost("tries", 0, "failed calls"),
@@ -26,7 +22,7 @@ func failover(kill bool) scenario {
 		rounds: 5, quickRounds: 1,
 		suits: func(s system, p peer) bool {
 			c, ok := p.at.(cluster)
-			return ok && p.contends() && len(c.members()) > 1
+			return ok && p.contends() && len(c.processes()) > 1
 		},
 		all: interleaved(func(ctx context.Context, l *lab, p peer) (sample, error) {
 			return runFailover(ctx, l, p, kill)
@@ -53,7 +49,7 @@ func runFailover(ctx context.Context, l *lab, p peer, kill bool) (sample, error)
 	if err != nil {
 		return nil, err
 	}
-	server := c.members()[leader]
+	server := c.processes()[leader]
 	sleep(ctx, rand.N(100*time.Millisecond)) // somewhere between two heartbeats
 	ended := make(chan time.Time, 1)
 	began := time.Now()

@@ -23,14 +23,13 @@ import (
 // fencelockSystem is the bundled server: a cluster, or one server that may keep its state in memory only. Its trips are
 // round trips on the connections of the clients in this process; its commands are log entries, each a batch.
 type fencelockSystem struct {
-	size      int      // members
-	memory    bool     // it keeps nothing
-	addresses []string // for clients, by member
-	servers   []*process
-	lines     []*grpc.ClientConn // to each member, for operators
-	operator  *builtin.Driver
-	traffic   traffic
-	info      string
+	members
+	size     int                // members
+	memory   bool               // it keeps nothing
+	lines    []*grpc.ClientConn // to each member, for operators
+	operator *builtin.Driver
+	traffic  traffic
+	info     string
 }
 
 // buildFencelock builds the command of this tree into dir and returns its path.
@@ -97,19 +96,7 @@ func (s *fencelockSystem) start(ctx context.Context, binary string) error {
 
 func (s *fencelockSystem) name() string    { return "builtin" }
 func (s *fencelockSystem) version() string { return s.info }
-
-// addr implements system with the address of the leader.
-func (s *fencelockSystem) addr() string {
-	leader, err := s.leader(context.Background())
-	if err != nil {
-		return s.endpoints() // clients find out why
-	}
-	return s.addresses[leader]
-}
-
-// endpoints, members, leader and serving implement cluster.
-func (s *fencelockSystem) endpoints() string   { return strings.Join(s.addresses, ",") }
-func (s *fencelockSystem) members() []*process { return s.servers }
+func (s *fencelockSystem) addr() string    { return s.leading(s) }
 
 func (s *fencelockSystem) leader(ctx context.Context) (int, error) {
 	return awaitLeader(ctx, len(s.addresses), func(ctx context.Context, member int) (bool, error) {
@@ -219,9 +206,6 @@ func (s *fencelockSystem) missing(ctx context.Context, keys []string) (int, erro
 	}
 	return gone, err
 }
-
-func (s *fencelockSystem) pause() bool { return pauseAll(s.servers) }
-func (s *fencelockSystem) resume()     { resumeAll(s.servers) }
 
 func (s *fencelockSystem) close() error {
 	if s.operator != nil {

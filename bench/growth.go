@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -12,12 +13,9 @@ import (
 func growth() scenario {
 	sizes := []int{0, 10_000, 30_000, 100_000}
 	return scenario{
-		name:  "growth",
-		about: "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
-		columns: []column{
-			{key: "before", title: "before"}, {key: "p50", title: "p50 us"}, {key: "server-us", title: "server CPU us/op"},
-			{key: "ratio", title: "p50, x first"}, {key: "worst", title: "worst x first", pick: highest},
-		},
+		name:    "growth",
+		about:   "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
+		columns: columns("before; p50=p50 us; server-us=server CPU us/op; ratio=p50, x first; worst=worst x first>"),
 		targets: map[string][]target{"etcd": {
 			atMost("worst", 1.3, "acquire + release after up to 100,000 of that name, x the first"),
 		}},
@@ -42,6 +40,7 @@ func runGrowth(ctx context.Context, l *lab, p peer, sizes []int) []row {
 	last := &rows[len(rows)-1]
 	last.name, last.role = p.name, p.role
 	if l.quick {
+		sizes = slices.Clone(sizes)
 		for i := range sizes {
 			sizes[i] /= 100
 		}

@@ -15,16 +15,10 @@ func handoff(workers int, shared bool) scenario {
 	sc := scenario{
 		name:  fmt.Sprint("handoff", workers),
 		about: fmt.Sprintf("%d workers with a client each want one name, hold time 0", workers),
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "x2", title: "x recipe"}, {key: "ops", title: "to another/s"}, {key: "all", title: "grants/s"},
-			{key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
-			{key: "trips", title: "trips/grant"}, {key: "commands", title: "commands/grant"},
-			{key: "client-us", title: "client CPU us"}, {key: "server-us", title: "server CPU us"},
-			{key: "mean", title: "grants/worker"}, {key: "least", title: "min/mean", pick: lowest},
-			{key: "most", title: "max/mean", pick: highest}, {key: "starved", title: "starved", pick: highest},
-			{key: "wait-ms", title: "longest wait ms", pick: highest},
-			{key: "overlaps", title: "overlaps", pick: highest}, {key: "errors", title: "errors", pick: highest},
-		},
+		columns: columns("x=x floor; x2=x recipe; ops=to another/s; all=grants/s; p50=p50 us; p95=p95 us; p99=p99 us; " +
+			"trips=trips/grant; commands=commands/grant; client-us=client CPU us; server-us=server CPU us; " +
+			"mean=grants/worker; least=min/mean<; most=max/mean>; starved>; wait-ms=longest wait ms>; " +
+			"overlaps>; errors>"),
 		targets: map[string][]target{"redis": {
 			atLeast("ops", 8000, "grants/s to another worker"),
 			atLeast("x", 0.45, "grants/s to another worker, x token by BLPOP"),
@@ -107,15 +101,16 @@ func runHandoff(ctx context.Context, l *lab, p peer, workers int, shared bool) (
 		wg.Go(func() { runners[i].run(waiting, b, clients[i%n], name, int32(i+1)) })
 	}
 	sleep(ctx, l.length(200*time.Millisecond, 100*time.Millisecond))
-	before, err := takeUsage(ctx, l.at(p))
-	b.phase.Store(1)
-	sleep(ctx, l.length(2*time.Second, 300*time.Millisecond))
-	b.ended.Store(int64(time.Since(b.start)))
-	b.phase.Store(2)
-	after, err2 := takeUsage(ctx, l.at(p))
+	d, err := l.spend(ctx, p, func() error {
+		b.phase.Store(1)
+		sleep(ctx, l.length(2*time.Second, 300*time.Millisecond))
+		b.ended.Store(int64(time.Since(b.start)))
+		b.phase.Store(2)
+		return nil
+	})
 	cancel()
 	wg.Wait()
-	if err := firstError(err, err2); err != nil {
+	if err != nil {
 		return nil, err
 	}
 
@@ -132,7 +127,6 @@ func runHandoff(ctx context.Context, l *lab, p peer, workers int, shared bool) (
 		handoffs = append(handoffs, r.handoffs...)
 		longest = max(longest, r.longest)
 	}
-	d := after.since(before)
 	mean := float64(grants) / float64(workers)
 	s := sample{
 		"ops": float64(handed) / d.wall.Seconds(), "all": float64(grants) / d.wall.Seconds(),

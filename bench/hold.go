@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -26,14 +27,10 @@ func held(n int) scenario {
 	return scenario{
 		name:  fmt.Sprintf("hold%dk", n/1000),
 		about: fmt.Sprintf("one client holds %d locks, TTL %v; round trips and commands per renewal interval", n, ttl),
-		columns: []column{
-			{key: "turns", title: "round trips/interval"}, {key: "per-interval", title: "commands/interval"},
-			{key: "per-lock", title: "commands/lock/interval"}, {key: "interval-ms", title: "interval ms"},
-			{key: "client-cpu", title: "client CPU %"}, {key: "server-cpu", title: "server CPU %"},
-			{key: "goroutines", title: "goroutines/lock", pick: highest}, {key: "kb", title: "KB/lock", pick: highest},
-			{key: "acquires", title: "acquires/s"}, {key: "releases", title: "releases/s"},
-			{key: "expired", title: "expired", pick: highest}, {key: "unnoticed", title: "unnoticed", pick: highest},
-		},
+		columns: columns("turns=round trips/interval; per-interval=commands/interval; per-lock=commands/lock/interval; " +
+			"interval-ms=interval ms; client-cpu=client CPU %; server-cpu=server CPU %; " +
+			"goroutines=goroutines/lock>; kb=KB/lock>; acquires=acquires/s; releases=releases/s; expired>; " +
+			"unnoticed>"),
 		targets: map[string][]target{"redis": targets, "etcd": targets, "builtin": targets},
 		curve:   &curve{name: "locks held", at: n, keys: []string{"kb", "turns", "client-cpu", "server-cpu", "acquires", "releases"}},
 
@@ -85,12 +82,10 @@ func runHeld(ctx context.Context, l *lab, p peer, n int, ttl, window time.Durati
 	}
 	now := takeFootprint()
 	turnsBefore := t.turns.Load()
-	before, err := takeUsage(ctx, l.at(p))
-	sleep(ctx, window)
-	after, err2 := takeUsage(ctx, l.at(p))
+	d, err := l.spend(ctx, p, func() error { sleep(ctx, window); return nil })
 	turned := t.turns.Load() - turnsBefore
-	expired, err3 := l.at(p).missing(ctx, keys)
-	if err := firstError(err, err2, err3); err != nil {
+	expired, err2 := l.at(p).missing(ctx, keys)
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	unnoticed := expired
@@ -112,7 +107,6 @@ func runHeld(ctx context.Context, l *lab, p peer, n int, ttl, window time.Durati
 		"acquires": float64(n) / acquired.Seconds(), "releases": float64(n) / released.Seconds(),
 		"expired": float64(expired), "unnoticed": float64(unnoticed),
 	}
-	d := after.since(before)
 	d.perSecond(s)
 	if p.renewEvery != nil {
 		interval := p.renewEvery(ttl)

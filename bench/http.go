@@ -21,9 +21,16 @@ type httpSystem struct {
 	clean   func() error // deletes the binary
 }
 
+func startHTTPRedis(ctx context.Context, running string) (system, error) {
+	return startHTTP(ctx, "redis", running)
+}
+func startHTTPBuiltin(ctx context.Context, _ string) (system, error) {
+	return startHTTP(ctx, "builtin", "")
+}
+
 // startHTTP puts a gateway before a service, which is redis or builtin: one durable server.
-func startHTTP(ctx context.Context, service, running string) (s *httpSystem, err error) {
-	s = &httpSystem{}
+func startHTTP(ctx context.Context, service, running string) (_ system, err error) {
+	s := &httpSystem{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())

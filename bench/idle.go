@@ -13,12 +13,8 @@ func idle(waiters int) scenario {
 	sc := scenario{
 		name:  fmt.Sprint("idle", waiters),
 		about: fmt.Sprintf("%d waiters on one client, nothing happens; per second, in all (the holder's renewals included)", waiters),
-		columns: []column{
-			{key: "commands/s", title: "commands/s"}, {key: "trips/s", title: "trips/s"}, {key: "kb/s", title: "KB/s"},
-			{key: "client-cpu", title: "client CPU %"}, {key: "server-cpu", title: "server CPU %"},
-			{key: "goroutines", title: "goroutines/waiter"}, {key: "kb", title: "KB/waiter"},
-			{key: "cancel-ms", title: "all cancel ms"},
-		},
+		columns: columns("commands/s; trips/s; kb/s=KB/s; client-cpu=client CPU %; server-cpu=server CPU %; " +
+			"goroutines=goroutines/waiter; kb=KB/waiter; cancel-ms=all cancel ms"),
 		targets: map[string][]target{"redis": {
 			atMost("commands/s", 5, "commands/s in all"), atMost("client-cpu", 1, "client CPU %"),
 			atMost("goroutines", 2.01, "goroutines per waiter (2, rounded; one is the caller's)"),
@@ -101,9 +97,7 @@ func runIdle(ctx context.Context, l *lab, p peer, waiters, names int) (sample, e
 	sleep(ctx, entered+l.length(2500*time.Millisecond, 0))
 	now := takeFootprint() // before the window: collecting garbage uses CPU
 	passed := t.bytes.Load()
-	before, err := takeUsage(ctx, l.at(p))
-	sleep(ctx, l.length(8*time.Second, time.Second))
-	after, err2 := takeUsage(ctx, l.at(p))
+	d, err := l.spend(ctx, p, func() error { sleep(ctx, l.length(8*time.Second, time.Second)); return nil })
 	passed = t.bytes.Load() - passed
 	began := time.Now()
 	cancel()
@@ -113,7 +107,7 @@ func runIdle(ctx context.Context, l *lab, p peer, waiters, names int) (sample, e
 	if !deaf.Stop() {
 		cancelled = math.Inf(1)
 	}
-	if err := firstError(err, err2); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	select {
@@ -122,7 +116,6 @@ func runIdle(ctx context.Context, l *lab, p peer, waiters, names int) (sample, e
 	default:
 	}
 	s := sample{"cancel-ms": cancelled}
-	d := after.since(before)
 	d.perSecond(s)
 	if passed > 0 { // the peer dials as it is told
 		s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()

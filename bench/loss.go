@@ -21,20 +21,10 @@ func partition() scenario {
 	return scenario{
 		name:  "partition",
 		about: "the holder's network falls silent, a rival waits; TTL 3 s; margin = rival holds - holder told",
-		columns: []column{
-			{key: "rival-s", title: "rival holds s, min", pick: lowest},
-			{key: "rival-s", title: "max", pick: highest},
-			{key: "told-s", title: "told s, min", pick: lowest}, {key: "told-s", title: "max", pick: highest},
-			{key: "margin-ms", title: "margin ms, worst", pick: lowest}, {key: "margin-ms", title: "median"},
-			{key: "late", title: "told late or never", pick: highest},
-		},
-		targets: map[string][]target{
-			"redis":     {atLeast("margin-ms", 0, "worst margin in ms: told before the rival holds")},
-			"etcd":      {atLeast("margin-ms", 0, "worst margin in ms: told before the rival holds")},
-			"zookeeper": {atLeast("margin-ms", 0, "worst margin in ms: told before the rival holds")},
-			"builtin":   {atLeast("margin-ms", 0, "worst margin in ms: told before the rival holds")},
-		},
-		rounds: 5, quickRounds: 2,
+		columns: columns("rival-s=rival holds s, min<; rival-s=max>; told-s=told s, min<; told-s=max>; " +
+			"margin-ms=margin ms, worst<; margin-ms=median; late=told late or never>"),
+		targets: everywhere(atLeast("margin-ms", 0, "worst margin in ms: told before the rival holds")),
+		rounds:  5, quickRounds: 2,
 		suits: func(s system, p peer) bool { return p.contends() && s.addr() != "" },
 		all:   together(runPartition),
 	}
@@ -64,19 +54,7 @@ func runPartition(ctx context.Context, l *lab, p peer) (sample, error) {
 		return nil, err
 	}
 	lost := h.lost()
-	type grant struct {
-		at  time.Time
-		err error
-	}
-	granted := make(chan grant, 1)
-	go func() {
-		h, err := rivals[0].lock(ctx, name)
-		at := time.Now()
-		if err == nil {
-			err = h.unlock(ctx)
-		}
-		granted <- grant{at, err}
-	}()
+	granted := granting(ctx, rivals[0], name)
 	phase := ttl / 2 // somewhere between two renewals
 	if p.renewEvery != nil {
 		phase = p.renewEvery(ttl)
@@ -115,20 +93,13 @@ func runPartition(ctx context.Context, l *lab, p peer) (sample, error) {
 // never is a time that did not come.
 var never = math.Inf(1)
 
-var withinOneRenewal = []target{
-	atMost("told-s", ourRenewal(lossTTL).Seconds()*1.05, "told after s, worst: within one renewal interval"),
-}
-
 // wipe deletes the holder's record behind the library, as a failover that lost data does.
 func wipe() scenario {
 	return scenario{
-		name:  "wipe",
-		about: "the record is deleted behind the library, TTL 3 s: seconds until the holder is told",
-		columns: []column{
-			{key: "told-s", title: "told s, min", pick: lowest}, {key: "told-s", title: "median"},
-			{key: "told-s", title: "max", pick: highest},
-		},
-		targets: map[string][]target{"redis": withinOneRenewal, "etcd": withinOneRenewal, "zookeeper": withinOneRenewal, "builtin": withinOneRenewal},
+		name:    "wipe",
+		about:   "the record is deleted behind the library, TTL 3 s: seconds until the holder is told",
+		columns: columns("told-s=told s, min<; told-s=median; told-s=max>"),
+		targets: everywhere(atMost("told-s", ourRenewal(lossTTL).Seconds()*1.05, "told after s, worst: within one renewal interval")),
 		rounds:  5, quickRounds: 2,
 		suits: func(_ system, p peer) bool { return p.key != nil && p.contends() },
 		all:   together(runWipe),

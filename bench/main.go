@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -44,8 +45,7 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.backend, "backend", "redis,redis-cluster,redlock,etcd,zookeeper,postgres,builtin,http-redis,http-builtin,memory,core",
-		"what to measure, `list` of redis, redis-cluster, redlock, etcd, zookeeper, postgres, builtin, http-redis, http-builtin, memory, core")
+	flag.StringVar(&o.backend, "backend", backendNames(), "what to measure, a `list` of the default's")
 	flag.StringVar(&o.addr, "addr", "", "`host:port` of a running, empty Redis; its database 0 is flushed. Default: start one")
 	flag.StringVar(&o.only, "only", "", "`list` of scenarios, or the beginnings of their names. Default: all")
 	flag.StringVar(&o.peers, "peers", "", "`list` of rows, or the beginnings of their names. Default: all")
@@ -91,7 +91,7 @@ func run(ctx context.Context, w io.Writer, o options) error {
 
 	failed := 0
 	for name := range strings.SplitSeq(o.backend, ",") {
-		s, scenarios, err := open(ctx, strings.TrimSpace(name), o)
+		s, scenarios, err := open(ctx, name, o)
 		if err != nil {
 			return err
 		}
@@ -125,14 +125,8 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	}
 	r.curves(w)
 	r.summary(w)
-	if o.json != "" {
-		text, err := json.MarshalIndent(r, "", " ")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(o.json, append(text, '\n'), 0o644); err != nil {
-			return err
-		}
+	if err := o.write(r); err != nil {
+		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("interrupted: %w", err)
@@ -143,78 +137,65 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	return nil
 }
 
-// open starts a system and returns its scenarios, in the order of the report. A new backend is one case here and one
-// file that implements system.
-func open(ctx context.Context, name string, o options) (system, []scenario, error) {
-	contended := []scenario{handoff(16, false), handoff(64, false), handoff(16, true), wake()}
-	costs := []scenario{cycle(1), cycle(16), cycle(64), cycle(256)}
-	switch name {
-	case "redis":
-		s, err := startRedis(ctx, o.addr)
-		if err != nil {
-			return nil, nil, err
-		}
-		all := append(costs, distance(100), distance(400), distance(1000))
-		all = append(all, contended...)
-		all = append(all, idle(200), idleNames(200), idleNames(10_000), held(1000), held(10_000), held(100_000),
-			partition(), wipe(), stop(), crash())
-		return s, all, nil
-	case "redis-cluster":
-		s, err := startRedisCluster(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, []scenario{cycle(1), cycle(16), cycle(64)}, nil
-	case "redlock":
-		s, err := startRedlock(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, append(costs, contended...), nil
-	case "etcd":
-		s, err := startEtcd(ctx, o.addr)
-		if err != nil {
-			return nil, nil, err
-		}
-		all := append(costs, contended...)
-		all = append(all, idle(200), held(1000), partition(), wipe(), stop(), crash())
-		return s, append(append(all, growth()), etcdTroubles()...), nil
-	case "zookeeper":
-		s, err := startZooKeeper(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		all := append(costs, contended...)
-		all = append(all, idle(200), idle(2000), held(1000), partition(), wipe(), stop(), crash())
-		return s, all, nil
-	case "postgres":
-		s, err := startPostgres(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, []scenario{cycle(1), cycle(32), handoff(16, false), wake(), held(1000), held(10_000)}, nil
-	case "builtin":
-		s, err := startBuiltin(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		all := append(costs, contended...)
-		all = append(all, renewals(256), renewals(1024), idle(200), held(1000), held(10_000), held(100_000), restarts(),
-			watching(1), watching(100), watching(1000), failover(true), failover(false),
-			partition(), wipe(), crash(), stop())
-		return s, all, nil
-	case "http-redis", "http-builtin":
-		s, err := startHTTP(ctx, strings.TrimPrefix(name, "http-"), o.addr)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, costs, nil
-	case "memory":
-		return newMemory(), append(costs, contended...), nil
-	case "core":
-		return &coreSystem{}, []scenario{core()}, nil
+// write writes what was found to the file that was asked for, if one was.
+func (o options) write(found any) error {
+	if o.json == "" {
+		return nil
 	}
-	return nil, nil, fmt.Errorf("no backend %q: want redis, redis-cluster, redlock, etcd, zookeeper, postgres, builtin, http-redis, http-builtin, memory or core", name)
+	text, err := json.MarshalIndent(found, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+}
+
+// backends are the systems in the order of the report. A new one is a line here and a file that implements system.
+var backends = []struct {
+	name      string
+	start     func(ctx context.Context, running string) (system, error)
+	scenarios []scenario
+}{
+	{"redis", startRedis, slices.Concat(costs, []scenario{distance(100), distance(400), distance(1000)}, contended,
+		[]scenario{idle(200), idleNames(200), idleNames(10_000), held(1000), held(10_000), held(100_000)}, faults)},
+	{"redis-cluster", startRedisCluster, costs[:3]},
+	{"redlock", startRedlock, slices.Concat(costs, contended)},
+	{"etcd", startEtcd, slices.Concat(costs, contended, []scenario{idle(200), held(1000)}, faults,
+		[]scenario{growth()}, etcdTroubles())},
+	{"zookeeper", startZooKeeper, slices.Concat(costs, contended, []scenario{idle(200), idle(2000), held(1000)}, faults)},
+	{"postgres", startPostgres, []scenario{cycle(1), cycle(32), handoff(16, false), wake(), held(1000), held(10_000)}},
+	{"builtin", startBuiltin, slices.Concat(costs, contended, []scenario{
+		renewals(256), renewals(1024), idle(200), held(1000), held(10_000), held(100_000), restarts(),
+		watching(1), watching(100), watching(1000), failover(true), failover(false),
+	}, faults)},
+	{"http-redis", startHTTPRedis, costs},
+	{"http-builtin", startHTTPBuiltin, costs},
+	{"memory", startMemory, slices.Concat(costs, contended)},
+	{"core", startCore, []scenario{core()}},
+}
+
+var (
+	costs     = []scenario{cycle(1), cycle(16), cycle(64), cycle(256)}
+	contended = []scenario{handoff(16, false), handoff(64, false), handoff(16, true), wake()}
+	faults    = []scenario{partition(), wipe(), stop(), crash()}
+)
+
+func backendNames() string {
+	var names []string
+	for _, b := range backends {
+		names = append(names, b.name)
+	}
+	return strings.Join(names, ",")
+}
+
+// open starts a system and returns its scenarios.
+func open(ctx context.Context, name string, o options) (system, []scenario, error) {
+	for _, b := range backends {
+		if b.name == strings.TrimSpace(name) {
+			s, err := b.start(ctx, o.addr)
+			return s, b.scenarios, err
+		}
+	}
+	return nil, nil, fmt.Errorf("no backend %q: want some of %s", name, backendNames())
 }
 
 // describeMachine says where this runs, without its name.

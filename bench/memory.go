@@ -11,6 +11,8 @@ import (
 // memorySystem is the in-process driver. There is no peer: it shows what the core and a driver cost without a network.
 type memorySystem struct{ store *memory.Store }
 
+func startMemory(context.Context, string) (system, error) { return newMemory(), nil }
+
 func newMemory() *memorySystem { return &memorySystem{memory.NewStore(nil)} }
 
 func (s *memorySystem) name() string    { return "memory" }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,18 +68,13 @@ func (m *meter) once(op func() error) {
 // been started before, and have to be awaited after it.
 func (m *meter) measure(ctx context.Context, l *lab, p peer, warmUp, length time.Duration) (spent, error) {
 	sleep(ctx, warmUp)
-	before, err := takeUsage(ctx, l.at(p))
-	if err == nil {
+	defer m.phase.Store(2)
+	return l.spend(ctx, p, func() error {
 		m.phase.Store(1)
 		sleep(ctx, length)
 		m.phase.Store(2)
-	}
-	after, err2 := takeUsage(ctx, l.at(p))
-	m.phase.Store(2)
-	if err := firstError(err, err2); err != nil {
-		return spent{}, fmt.Errorf("counters: %w", err)
-	}
-	return after.since(before), nil
+		return nil
+	})
 }
 
 // sample is what the callers' loops did, once all have returned.

@@ -28,7 +28,7 @@ type postgresSystem struct {
 
 // startPostgres starts the server of Debian's package with its own settings but for the number of connections. It
 // refuses to be run by root, for whom it is the user postgres.
-func startPostgres(ctx context.Context) (*postgresSystem, error) {
+func startPostgres(ctx context.Context, _ string) (system, error) {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if len(found) == 0 {
 		return nil, errors.New("install PostgreSQL (Debian: postgresql)")

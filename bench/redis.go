@@ -24,7 +24,9 @@ type redisSystem struct {
 }
 
 // startRedis starts redis-server from PATH without persistence, or connects to a running server.
-func startRedis(ctx context.Context, running string) (*redisSystem, error) {
+func startRedis(ctx context.Context, running string) (system, error) { return openRedis(ctx, running) }
+
+func openRedis(ctx context.Context, running string) (*redisSystem, error) {
 	s := &redisSystem{address: running}
 	if running == "" {
 		if err := s.start(); err != nil {

@@ -15,7 +15,7 @@ import (
 // redisCluster is three masters that share the slots.
 type redisCluster struct{ redisSystems }
 
-func startRedisCluster(ctx context.Context) (*redisCluster, error) {
+func startRedisCluster(ctx context.Context, _ string) (system, error) {
 	s := &redisCluster{}
 	for range 3 {
 		one := &redisSystem{}

@@ -14,10 +14,10 @@ import (
 // that break the network do not apply.
 type redlockSystem struct{ redisSystems }
 
-func startRedlock(ctx context.Context) (*redlockSystem, error) {
+func startRedlock(ctx context.Context, _ string) (system, error) {
 	s := &redlockSystem{}
 	for range 5 {
-		one, err := startRedis(ctx, "")
+		one, err := openRedis(ctx, "")
 		if err != nil {
 			s.close()
 			return nil, err

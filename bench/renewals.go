@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -18,12 +19,9 @@ func renewals(callers int) scenario {
 		name: fmt.Sprint("renew", callers),
 		about: fmt.Sprintf("%d callers on 4 clients renew a session each; 64 callers acquire and release beside them, %d a second "+
 			"in all", callers, besideRenewals),
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "ops", title: "renewals/s"}, {key: "lock-ops", title: "lock operations/s"},
-			{key: "p50", title: "renewal p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
-			{key: "commands", title: "entries/renewal"}, {key: "client-us", title: "client CPU us/renewal"},
-			{key: "server-us", title: "server CPU us/renewal"},
-		},
+		columns: columns("x=x floor; ops=renewals/s; lock-ops=lock operations/s; p50=renewal p50 us; p95=p95 us; " +
+			"p99=p99 us; commands=entries/renewal; client-us=client CPU us/renewal; " +
+			"server-us=server CPU us/renewal"),
 		floor:  "etcd raw",
 		rounds: 3, quickRounds: 1,
 		suits: func(_ system, p peer) bool { return p.sessions != nil },
@@ -87,7 +85,7 @@ func runRenewals(ctx context.Context, l *lab, p peer, callers int) (sample, erro
 	}
 	d, err := m.measure(ctx, l, p, l.length(300*time.Millisecond, 200*time.Millisecond), l.length(2*time.Second, 500*time.Millisecond))
 	wg.Wait()
-	if err := firstError(m.err(), err); err != nil {
+	if err := errors.Join(m.err(), err); err != nil {
 		return nil, err
 	}
 	s := m.sample(d)

@@ -24,13 +24,9 @@ func restarts() scenario {
 	return scenario{
 		name:  "restart",
 		about: "locks held on one durable server: memory, snapshots, kill (SIGKILL) and start until the next grant",
-		columns: []column{
-			{key: "live-kb", title: "state KB/lock"}, {key: "server-kb", title: "server's resident KB/lock"},
-			{key: "pause-ms", title: "snapshot pause ms"}, {key: "call-ms", title: "longest call meanwhile ms"},
-			{key: "write-ms", title: "write ms"}, {key: "mb", title: "snapshot MB"}, {key: "read-ms", title: "read ms"},
-			{key: "restart-s", title: "start from snapshot s"}, {key: "replay-s", title: "start from log s"},
-			{key: "gone", title: "locks gone", pick: highest},
-		},
+		columns: columns("live-kb=state KB/lock; server-kb=server's resident KB/lock; pause-ms=snapshot pause ms; " +
+			"call-ms=longest call meanwhile ms; write-ms=write ms; mb=snapshot MB; read-ms=read ms; " +
+			"restart-s=start from snapshot s; replay-s=start from log s; gone=locks gone>"),
 		targets: map[string][]target{"builtin": {
 			atMost("server-kb", 1, "KB per lock, of the server's resident memory"),
 			atMost("pause-ms", 10, "snapshot pause, ms"),
@@ -172,7 +168,7 @@ func measureRestart(ctx context.Context, l *lab, one *fencelockSystem, s sample,
 	}
 	gone, err2 := one.missing(ctx, names)
 	s["gone"] = float64(gone)
-	return firstError(err, err2)
+	return errors.Join(err, err2)
 }
 
 // awaitSnapshot acquires and releases, which fills the log, until the server has made a snapshot, and notes the longest
@@ -200,7 +196,7 @@ func awaitSnapshot(ctx context.Context, l *lab, c client, dir string, s sample) 
 	began, ended, err := watchSnapshots(ctx, dir)
 	stop()
 	filler.Wait()
-	if err := firstError(err, failed); err != nil {
+	if err := errors.Join(err, failed); err != nil {
 		return err
 	}
 	var longest time.Duration

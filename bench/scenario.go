@@ -44,6 +44,25 @@ type column struct {
 	pick  pick
 }
 
+// columns reads "key=title; key=title<; key": the lowest (<) or the highest (>) of the rounds, or else the median.
+func columns(text string) (all []column) {
+	for part := range strings.SplitSeq(text, "; ") {
+		c := column{pick: median}
+		switch text := part[:len(part)-1]; part[len(text):] {
+		case "<":
+			part, c.pick = text, lowest
+		case ">":
+			part, c.pick = text, highest
+		}
+		var titled bool
+		if c.key, c.title, titled = strings.Cut(part, "="); !titled {
+			c.title = c.key
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
 // target of performance.md, for ours.
 type target struct {
 	text  string
@@ -58,6 +77,11 @@ func atLeast(key string, value float64, text string) target {
 
 func atMost(key string, value float64, text string) target {
 	return target{text: text, key: key, value: value}
+}
+
+// everywhere are the targets of the services that bear faults.
+func everywhere(all ...target) map[string][]target {
+	return map[string][]target{"redis": all, "etcd": all, "zookeeper": all, "builtin": all}
 }
 
 // row of a table: one peer, or one size.

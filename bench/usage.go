@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 	"runtime"
@@ -22,6 +24,9 @@ type usage struct {
 // take reads all counters.
 func takeUsage(ctx context.Context, s system) (usage, error) {
 	c, err := s.counters(ctx)
+	if err != nil {
+		err = fmt.Errorf("counters: %w", err)
+	}
 	return usage{at: time.Now(), client: ownCPU(), server: c, machine: machineCPU()}, err
 }
 
@@ -80,6 +85,16 @@ func (u usage) since(before usage) spent {
 		d.foreign = max(0, busy.Seconds()/d.wall.Seconds())
 	}
 	return d
+}
+
+// spend returns what was consumed while do ran.
+func (l *lab) spend(ctx context.Context, p peer, do func() error) (spent, error) {
+	before, err := takeUsage(ctx, l.at(p))
+	if err == nil {
+		err = do()
+	}
+	after, err2 := takeUsage(ctx, l.at(p))
+	return after.since(before), errors.Join(err, err2)
 }
 
 // perOp adds what one operation cost.

@@ -10,13 +10,9 @@ import (
 // been waiting for 130 to 190 ms.
 func wake() scenario {
 	return scenario{
-		name:  "wake1",
-		about: "release to acquire, one waiter, the holder holds 130 to 190 ms",
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"},
-			{key: "p99", title: "max us"}, {key: "trips", title: "trips/grant"},
-			{key: "commands", title: "commands/grant"},
-		},
+		name:    "wake1",
+		about:   "release to acquire, one waiter, the holder holds 130 to 190 ms",
+		columns: columns("x=x floor; p50=p50 us; p95=p95 us; p99=max us; trips=trips/grant; commands=commands/grant"),
 		targets: map[string][]target{"redis": {atMost("p50", 600, "release to acquire, p50 us")}},
 		floor:   "token by BLPOP",
 		rounds:  3, quickRounds: 1,
@@ -39,46 +35,32 @@ func runWake(ctx context.Context, l *lab, p peer) (sample, error) {
 	if l.quick {
 		trials = 3
 	}
-	type grant struct {
-		at  time.Time
-		err error
-	}
 	var all []time.Duration
-	before, err := takeUsage(ctx, l.at(p))
-	if err != nil {
-		return nil, err
-	}
-	for range trials {
-		h, err := clients[0].lock(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		granted := make(chan grant, 1)
-		go func() {
-			h, err := clients[1].lock(ctx, name)
-			at := time.Now()
-			if err == nil {
-				err = h.unlock(ctx)
+	d, err := l.spend(ctx, p, func() error {
+		for range trials {
+			h, err := clients[0].lock(ctx, name)
+			if err != nil {
+				return err
 			}
-			granted <- grant{at, err}
-		}()
-		sleep(ctx, 130*time.Millisecond+rand.N(60*time.Millisecond))
-		released := time.Now()
-		if err := h.unlock(ctx); err != nil {
-			return nil, err
+			granted := granting(ctx, clients[1], name)
+			sleep(ctx, 130*time.Millisecond+rand.N(60*time.Millisecond))
+			released := time.Now()
+			if err := h.unlock(ctx); err != nil {
+				return err
+			}
+			g := <-granted
+			if g.err != nil {
+				return g.err
+			}
+			all = append(all, g.at.Sub(released))
 		}
-		g := <-granted
-		if g.err != nil {
-			return nil, g.err
-		}
-		all = append(all, g.at.Sub(released))
-	}
-	after, err := takeUsage(ctx, l.at(p))
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	s := sample{}
-	after.since(before).perOp(s, float64(2*trials))
+	d.perOp(s, float64(2*trials))
 	s.latencies(all)
 	s["ops"] = 1 / s["p50"] // so that "x floor" is how many times faster than the floor
 	return s, nil

@@ -15,11 +15,8 @@ func watching(watchers int) scenario {
 		name: fmt.Sprint("watch", watchers),
 		about: fmt.Sprintf("%d watchers of one name on %d clients; from the call of acquire or release to the event",
 			watchers, watchClients(watchers)),
-		columns: []column{
-			{key: "x", title: "x floor"}, {key: "p50", title: "p50 us"}, {key: "p95", title: "p95 us"}, {key: "p99", title: "p99 us"},
-			{key: "last", title: "last one, median us"}, {key: "client-us", title: "client CPU us/event"},
-			{key: "server-us", title: "server CPU us/event"},
-		},
+		columns: columns("x=x floor; p50=p50 us; p95=p95 us; p99=p99 us; last=last one, median us; " +
+			"client-us=client CPU us/event; server-us=server CPU us/event"),
 		floor: "etcd raw",
 		curve: &curve{name: "watchers", at: watchers, keys: []string{"p50", "p99", "last"}},
 
@@ -124,35 +121,33 @@ func runWatching(ctx context.Context, l *lab, p peer, watchers int) (sample, err
 			sleep(ctx, 500*time.Millisecond) // what comes late must not count for the next change
 		}
 	}
-	before, err := takeUsage(ctx, l.at(p))
-	if err != nil {
-		return nil, err
-	}
 	cycles := 50
 	if l.quick {
 		cycles = 10
 	}
 	var all, last []time.Duration
-	for range cycles {
-		both, ok, err := cycle(10 * time.Second)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range both {
-			if !ok {
-				return nil, fmt.Errorf("%d of %d watchers heard of a change within 10 s", c.heard.Load(), watchers)
+	d, err := l.spend(ctx, p, func() error {
+		for range cycles {
+			both, ok, err := cycle(10 * time.Second)
+			if err != nil {
+				return err
 			}
-			all, last = append(all, c.late...), append(last, c.late[watchers-1])
+			for _, c := range both {
+				if !ok {
+					return fmt.Errorf("%d of %d watchers heard of a change within 10 s", c.heard.Load(), watchers)
+				}
+				all, last = append(all, c.late...), append(last, c.late[watchers-1])
+			}
 		}
-	}
-	after, err := takeUsage(ctx, l.at(p))
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	s := sample{}
 	s.latencies(last)
 	s["last"] = s["p50"]
-	after.since(before).perOp(s, float64(len(all)))
+	d.perOp(s, float64(len(all)))
 	s.latencies(all)
 	s["ops"] = 1 / s["p50"] // so that "x floor" is how many times faster than the floor
 	return s, nil

@@ -29,7 +29,7 @@ type zooKeeperSystem struct {
 }
 
 // startZooKeeper starts the server of Debian's package with its own settings, fsync and all, but the tick.
-func startZooKeeper(ctx context.Context) (*zooKeeperSystem, error) {
+func startZooKeeper(ctx context.Context, _ string) (system, error) {
 	const classes = "/usr/share/java/zookeeper.jar"
 	if _, err := os.Stat(classes); err != nil {
 		return nil, fmt.Errorf("install ZooKeeper (Debian: libzookeeper-java, default-jre-headless): %w", err)
