@@ -83,9 +83,13 @@
 // what its list of members lacks; one that runs with an empty --advertise-client-url cannot be told from etcd.
 //
 // The driver repeats what was not answered within 3 s, and the client sends that to another endpoint. With a client
-// that Open has made, a server that stands still is left after 2 s, by watches too. New takes any client: set its
-// DialKeepAliveTime, so that such a server is noticed at all, which takes gRPC 13 s at least. A user needs the right to
-// read and write below KeyPrefix, and no other. No prefix reaches into another one, be it the beginning of it.
+// that Open has made, a server that stands still is left after 2 s, by watches too; and one that owes an answer after
+// 1 s, when another one has answered a later request: a member that the leader does not hear, for example, beside which
+// a third of all requests would hang. New takes any client: set its DialKeepAliveTime, so that a server that stands
+// still is noticed at all, which takes gRPC 13 s at least.
+//
+// A user needs the right to read and write below KeyPrefix, and no other. No prefix reaches into another one, be it the
+// beginning of it.
 //
 // A password is checked with a slow hash, a tenth of a second of a server's processor. A client that Open has made asks
 // for that once, and again when its token is not known any more. One that is given to New asks whenever it opens a

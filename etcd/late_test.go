@@ -33,7 +33,9 @@ func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 		})
 		return d
 	}
-	l := lateRequests{c: c, links: links, d: open(addrs...), rival: open(c.Endpoints()...), admin: newClient(t, c.Endpoints()...)}
+	l := lateRequests{
+		c: c, links: links, d: open(addrs...), rival: open(c.Endpoints()...), admin: newClient(t, c.Endpoints()...),
+	}
 	for round := 1; ; round++ {
 		missing := l.round(ctx, t, fmt.Sprintf("late-%d", round))
 		if missing == "" {

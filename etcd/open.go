@@ -18,9 +18,9 @@ import (
 func init() { kit.Register(Open, "etcd", "etcds") }
 
 // Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when
-// its server owes an answer for 2 s and says nothing, or up to 16 s after it was too slow to check the password; the
-// client goes on with another server. Proxies that the
-// environment names are not used.
+// its server owes an answer for 2 s and says nothing, or for 1 s when another server has answered a later request; up to
+// eight times that after one was too slow to check the password. The client goes on with another server. Proxies that
+// the environment names are not used.
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
 //

@@ -214,3 +214,17 @@ func TestAnotherRequestIDMovesNothing(t *testing.T) {
 		t.Errorf("Release by another driver = %v", err)
 	}
 }
+
+// Whoever left may have left nothing. What looks for it then ends, and does not ask for as long as the driver lives.
+func TestRemovalOfNothingEnds(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, containers.Etcd(t).Addr())
+	a := d.attempt([]backend.Request{request("nothing", true)})
+	d.remove(a.wishes)
+	d.endCall(a.wishes[0].key)
+	eventually(t, "nobody needs the key", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.places) == 0
+	})
+}

@@ -258,7 +258,10 @@ func (d *Driver) removeOne(key, requestID string) {
 		})
 		cancel()
 		switch {
-		case errors.Is(err, backend.ErrNotHeld) && d.calling(key): // which may take it over or leave it to us
+		case errors.Is(err, backend.ErrNotHeld):
+			if !d.calling(key) { // a call may take it over or leave it to us
+				return
+			}
 		case err == nil || !transient(err):
 			return
 		}

@@ -30,19 +30,21 @@ const maxBackoff = 3 * time.Second
 
 // connections are those of a client that Open has made. One on which a server owes an answer and says nothing is
 // closed: what waited on it fails, is repeated by whoever sent it, and goes to another server, and watches begin anew
-// there. The silent server is used again when it has answered gRPC's greeting. A nil *connections watches over nothing.
+// there. The silent server is used again when it has answered gRPC's greeting. One that answers only some of what it is
+// asked is left too: see member. A nil *connections watches over nothing.
 type connections struct {
 	begun  time.Time
 	failed atomic.Pointer[string] // why the last request that found no server found none
 	bears  atomic.Int64           // for how long a server may be silent: see bearWith
 	token  *token                 // nil without a user
 
-	mu   sync.Mutex // protects the following field
-	open map[*connection]struct{}
+	mu      sync.Mutex // protects the following fields
+	open    map[*connection]struct{}
+	members map[string]*member // by address
 }
 
 func newConnections(user string) *connections {
-	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}}
+	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}, members: map[string]*member{}}
 	c.bears.Store(int64(silence))
 	if user != "" {
 		c.token = &token{conns: c}
@@ -58,6 +60,7 @@ func (c *connections) options() []grpc.DialOption {
 	}
 	return append(options,
 		grpc.WithContextDialer(c.dial),
+		grpc.WithStatsHandler(departed{}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: 3 * maxBackoff,
@@ -66,7 +69,9 @@ func (c *connections) options() []grpc.DialOption {
 			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
 			defer c.expectAnswer()()
+			ctx, end := c.asking(ctx, method)
 			err := call(ctx, method, request, reply, conn, opts...)
+			end(err)
 			c.noteFailure(err)
 			return err
 		}),
@@ -85,6 +90,9 @@ func (c *connections) noteFailure(err error) {
 		return
 	}
 	c.failed.Store(&text)
+	if s.Code() != codes.Unavailable || unsent(err) {
+		c.admit() // no connection stands
+	}
 }
 
 // bearWith is told how a request for a token has ended. Checking a password is what takes a server long; one that is
@@ -108,11 +116,14 @@ func (c *connections) failure() error {
 }
 
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
+	if c.leftAlone(addr) {
+		return nil, errUnheard
+	}
 	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	conn := &connection{Conn: raw, all: c}
+	conn := &connection{Conn: raw, addr: addr, all: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open[conn] = struct{}{}
@@ -151,6 +162,7 @@ func (c *connections) now() int64 { return 1 + int64(time.Since(c.begun)) }
 // connection knows since when its server owes an answer.
 type connection struct {
 	net.Conn
+	addr  string // that was dialled
 	all   *connections
 	asked atomic.Int64 // when the first bytes were written after those that were read last; zero if none were
 }
