@@ -107,16 +107,7 @@ func (p *program) output() string {
 // expectExit waits for the end and checks the exit code, and that standard error has the parts.
 func (p *program) expectExit(want int, parts ...string) {
 	p.t.Helper()
-	ended := make(chan error, 1)
-	go func() { ended <- p.Wait() }()
-	var err error
-	select {
-	case err = <-ended:
-	case <-time.After(patience):
-		p.t.Fatalf("fencelock does not end; standard error:\n%s", p.Stderr())
-	}
-	ok := err == nil && want == 0 || err != nil && strings.HasSuffix(err.Error(), fmt.Sprintf("exit code %d", want))
-	if !ok {
+	if err := p.end(); !isExit(err, want) {
 		p.t.Fatalf("fencelock: %v; want exit code %d; standard error:\n%s", err, want, p.Stderr())
 	}
 	text := p.Stderr()
@@ -125,6 +116,25 @@ func (p *program) expectExit(want int, parts ...string) {
 			p.t.Errorf("no %q in standard error:\n%s", part, text)
 		}
 	}
+}
+
+// end waits for the end, and returns what Wait says.
+func (p *program) end() error {
+	p.t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(patience):
+		p.t.Fatalf("fencelock does not end; standard error:\n%s", p.Stderr())
+		return nil
+	}
+}
+
+// isExit reports whether that is how a program ends that exits with a code.
+func isExit(err error, code int) bool {
+	return err == nil && code == 0 || err != nil && strings.HasSuffix(err.Error(), fmt.Sprintf("exit code %d", code))
 }
 
 // alive reports whether a process runs: one that has ended and that nobody has asked for does not.

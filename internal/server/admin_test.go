@@ -51,7 +51,10 @@ func expectCode(t *testing.T, err error, want codes.Code, part string) {
 
 func TestStatusOfEveryMember(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, func(c *Config) { c.Version = "1.2.3" })
+	c := newCluster(t, 3, func(c *Config) {
+		calm(c)
+		c.Version = "1.2.3"
+	})
 	leader := c.leader()
 	for i, s := range c.servers {
 		var got *lockpb.MemberStatus
@@ -69,7 +72,7 @@ func TestStatusOfEveryMember(t *testing.T) {
 
 func TestListMembersTellsWhoAnswers(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	away := (leader + 1) % 3
 	o := operate(t, c.configs[leader].Listen)
@@ -135,7 +138,7 @@ const longTTL = 2 * patience
 
 func TestRemoveMember(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	dead, alive := c.servers[(leader+1)%3], c.servers[(leader+2)%3]
 	o := operate(t, c.configs[leader].Listen)

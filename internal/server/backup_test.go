@@ -158,8 +158,7 @@ func TestMembersOfARestoredCluster(t *testing.T) {
 	eventually(t, "the new member votes and knows the cluster", func() bool {
 		return voters(after.node.servers()) == 2 && joining.node.fsm.home() == after.node.fsm.home()
 	})
-	y := attach(t, after)
-	_, token := y.hold(y.open(longTTL), "x")
+	token := newCaller(t, leading(t, after, joining)).lock("x").Token
 	eventually(t, "it has what is held", func() bool {
 		holders := joining.node.fsm.machine.Holder("x").Holders
 		return len(holders) == 1 && uint64(holders[0].Token) == token
@@ -210,16 +209,14 @@ func TestWhatIsNotRestored(t *testing.T) {
 
 func TestBackupOverTheNetwork(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
-	leader := c.leader()
-	x := dial(t, c.configs[leader].Listen)
-	session := x.open(longTTL)
+	c := newCluster(t, 3, calm)
+	x := newCaller(t, c.connect)
 	blob := strings.Repeat("x", 4000)
 	for i := range 200 { // more than one piece
-		q := like(session, "name/"+string(rune('a'+i%26))+backend.NewRequestID(), func(a *lockpb.Acquire) {
+		q := like(nil, "name/"+string(rune('a'+i%26))+backend.NewRequestID(), func(a *lockpb.Acquire) {
 			a.Metadata = map[string]string{"blob": blob}
 		})
-		if r := x.call(q); len(r.GetAcquired().GetGrants()) != 1 {
+		if r := x.must(q); len(r.GetAcquired().GetGrants()) != 1 {
 			t.Fatalf("%v", r)
 		}
 	}
@@ -233,8 +230,15 @@ func TestBackupOverTheNetwork(t *testing.T) {
 		}
 		return all, pieces, err
 	}
-	all, pieces, err := fetch(leader)
-	if !errors.Is(err, io.EOF) || pieces < 2 || len(all) < 200*len(blob) {
+	var all []byte
+	var pieces, leader int
+	var err error
+	eventually(t, "a leader gives a backup", func() bool {
+		leader = c.leader()
+		all, pieces, err = fetch(leader)
+		return errors.Is(err, io.EOF)
+	})
+	if pieces < 2 || len(all) < 200*len(blob) {
 		t.Fatalf("%d pieces, %d bytes, %v", pieces, len(all), err)
 	}
 	_, about := restored(t, all, RestoreOptions{})
@@ -245,7 +249,7 @@ func TestBackupOverTheNetwork(t *testing.T) {
 	follower := (leader + 1) % 3
 	c.expectKnown(leader, follower)
 	for range 20 {
-		_, token := x.hold(session, backend.NewRequestID())
+		token := x.lock(backend.NewRequestID()).Token
 		all, _, err := fetch(follower)
 		if info, broken := CheckBackup(bytes.NewReader(all)); !errors.Is(err, io.EOF) || broken != nil || info.Revision < token {
 			t.Fatalf("backup of a follower up to %d, token %d was acknowledged: %v, %v", info.Revision, token, err, broken)

@@ -49,9 +49,7 @@ func (x *caller) reconnect() {
 
 func (x *caller) openAt() bool {
 	id := sessionID()
-	r, err := x.within(impatience, &lockpb.Request{Session: id, Call: &lockpb.Request_OpenSession{
-		OpenSession: &lockpb.OpenSession{TtlNanos: int64(callerTTL)},
-	}})
+	r, err := x.within(impatience, openOf(id, callerTTL))
 	if err == nil && r.GetSession() != nil {
 		x.session = id
 	}

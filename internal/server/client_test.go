@@ -100,10 +100,18 @@ func attach(t testing.TB, s *Server) *client {
 // dial connects over gRPC.
 func dial(t testing.TB, address string) *client {
 	t.Helper()
-	c, err := tryDial(t, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	return dialFrom(t, address, "127.0.0.1")
+}
+
+// dialFrom connects from an address of this machine.
+func dialFrom(t testing.TB, address, from string) *client {
+	t.Helper()
+	var c *client
+	eventually(t, "a connection", func() bool { // a busy machine may need more than one attempt
+		var err error
+		c, err = tryDialFrom(t, address, from)
+		return err == nil
+	})
 	return c
 }
 
@@ -111,7 +119,6 @@ func tryDial(t testing.TB, address string) (*client, error) {
 	return tryDialFrom(t, address, "127.0.0.1")
 }
 
-// tryDialFrom connects from an address of this machine.
 func tryDialFrom(t testing.TB, address, from string) (*client, error) {
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -248,13 +255,17 @@ func sessionID() []byte {
 	return id
 }
 
+func openOf(session []byte, ttl time.Duration) *lockpb.Request {
+	return &lockpb.Request{Session: session, Call: &lockpb.Request_OpenSession{
+		OpenSession: &lockpb.OpenSession{TtlNanos: int64(ttl)},
+	}}
+}
+
 // open opens a session.
 func (c *client) open(ttl time.Duration) []byte {
 	c.t.Helper()
 	id := sessionID()
-	r := c.call(&lockpb.Request{Session: id, Call: &lockpb.Request_OpenSession{
-		OpenSession: &lockpb.OpenSession{TtlNanos: int64(ttl)},
-	}})
+	r := c.call(openOf(id, ttl))
 	if r.GetSession() == nil || !r.Renewed {
 		c.t.Fatalf("open: %v", r)
 	}

@@ -27,6 +27,10 @@ type cluster struct {
 // joinKey is that of all clusters here: servers that lost their data come back.
 var joinKey = []byte("of sixteen bytes and more")
 
+// calm is for clusters of which the leader is to stay: its members bear to hear nothing of each other for longer than the
+// usual half second, for which a busy machine may well let one wait.
+func calm(c *Config) { c.Timing, c.MinTTL = Timing{Heartbeat: 2 * time.Second}, 10*time.Second }
+
 // newCluster starts n servers, and waits for one of them to lead. configure, if not nil, changes their settings.
 func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
 	t.Helper()
@@ -96,13 +100,18 @@ func (c *cluster) expectKnown(leader, follower int) {
 }
 
 // connect returns a client of the leader, or nil while there is none.
-func (c *cluster) connect() *client {
-	for _, s := range c.servers {
-		if s != nil && s.Leads() {
-			return attach(c.t, s)
+func (c *cluster) connect() *client { return leading(c.t, c.servers...)() }
+
+// leading returns what connects to whichever of servers leads, nil while none does. Servers may be nil.
+func leading(t testing.TB, servers ...*Server) func() *client {
+	return func() *client {
+		for _, s := range servers {
+			if s != nil && s.Leads() {
+				return attach(t, s)
+			}
 		}
+		return nil
 	}
-	return nil
 }
 
 func TestThreeServersSurviveTheStopOfAny(t *testing.T) {
@@ -129,7 +138,7 @@ func TestThreeServersSurviveTheStopOfAny(t *testing.T) {
 
 func TestFollowersNameTheLeader(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	want := c.configs[leader].Listen
 	for i, s := range c.servers {

@@ -32,7 +32,7 @@ func grpcTo(t *testing.T, address string, creds credentials.TransportCredentials
 
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	for i := range c.servers {
 		health := grpc_health_v1.NewHealthClient(grpcTo(t, c.configs[i].Listen, insecure.NewCredentials()))

@@ -69,7 +69,7 @@ func FuzzRequest(f *testing.F) {
 	session := c.open(longTTL)
 	for _, q := range []*lockpb.Request{
 		acquireOf(session, "x", backend.NewRequestID(), true), releaseOf(session, "x", backend.NewRequestID(), 1),
-		keepAliveOf(session), attachOf(session, "", 3), holderOf("x"), watchOf("x", true, 0), openOf(time.Minute),
+		keepAliveOf(session), attachOf(session, "", 3), holderOf("x"), watchOf("x", true, 0), openOf(sessionID(), time.Minute),
 		{Session: session, Call: &lockpb.Request_Move{Move: &lockpb.Move{Name: "x"}}},
 		{Session: session, Call: &lockpb.Request_CancelWait{CancelWait: &lockpb.CancelWait{Name: "x"}}},
 		{Session: session, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},

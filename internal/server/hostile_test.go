@@ -224,10 +224,7 @@ func TestFloodOfOneClient(t *testing.T) {
 		return s.node.fsm.machine.Limits().ClientShare == 25 && s.node.fsm.machine.Level() == machine.MaxLevel
 	})
 	address := s.Addr().String()
-	flood, err := tryDialFrom(t, address, "127.0.0.2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	flood := dialFrom(t, address, "127.0.0.2")
 	other := dial(t, address)
 	session := other.open(time.Minute)
 
@@ -240,7 +237,7 @@ func TestFloodOfOneClient(t *testing.T) {
 	var sessions [][]byte
 	for range 40 {
 		id := sessionID()
-		q := openOf(time.Minute)
+		q := openOf(sessionID(), time.Minute)
 		q.Session = id
 		if r := flood.call(q); r.GetSession() != nil {
 			sessions = append(sessions, id)

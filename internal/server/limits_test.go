@@ -123,12 +123,12 @@ func TestLimits(t *testing.T) {
 		},
 		{
 			machine.Limits{}, nil,
-			func([]byte) *lockpb.Request { return openOf(DefaultMinTTL - 1) },
+			func([]byte) *lockpb.Request { return openOf(sessionID(), DefaultMinTTL-1) },
 			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 24h",
 		},
 		{
 			machine.Limits{}, nil,
-			func([]byte) *lockpb.Request { return openOf(DefaultMaxTTL + 1) },
+			func([]byte) *lockpb.Request { return openOf(sessionID(), DefaultMaxTTL+1) },
 			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 24h",
 		},
 		{
@@ -157,10 +157,6 @@ func TestLimits(t *testing.T) {
 			}
 		})
 	}
-}
-
-func openOf(ttl time.Duration) *lockpb.Request {
-	return &lockpb.Request{Session: sessionID(), Call: &lockpb.Request_OpenSession{OpenSession: &lockpb.OpenSession{TtlNanos: int64(ttl)}}}
 }
 
 // A search for a deadlock that is given up finds none: the request waits, as one under no hold does.

@@ -16,7 +16,7 @@ func (o operator) maintenance(on bool) error {
 // A member in maintenance hands over, and does not lead while another one can.
 func TestMaintenance(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	away := c.leader()
 	x := newCaller(t, c.connect)
 	g := x.lock("x")
@@ -60,7 +60,7 @@ func TestMaintenance(t *testing.T) {
 // can.
 func TestMaintenanceLeadsIfNobodyElseCan(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	away, behind := (leader+1)%3, (leader+2)%3
 	if err := operate(t, c.configs[away].Listen).maintenance(true); err != nil {
@@ -81,7 +81,7 @@ func TestMaintenanceLeadsIfNobodyElseCan(t *testing.T) {
 // What is looked at in any member, without a majority, is marked.
 func TestLookStale(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	left := (leader + 1) % 3
 	x := newCaller(t, c.connect)
