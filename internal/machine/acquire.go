@@ -115,7 +115,7 @@ func (m *Machine) admitWait(claims []claim) *Result {
 		return limited("Waits")
 	}
 	for _, c := range claims {
-		if e := m.names[c.name]; e != nil && len(e.queue) >= m.limits.WaitersPerName {
+		if e := m.names[c.name]; e != nil && len(e.waits().queue) >= m.limits.WaitersPerName {
 			return limited("WaitersPerName")
 		}
 	}
@@ -139,6 +139,7 @@ func (m *Machine) grant(s SessionID, requests []Request) []Grant {
 	grants := make([]Grant, len(requests))
 	for i := range requests {
 		h := &hold{Request: requests[i], session: s, since: m.now}
+		m.shareOwner(h)
 		h.token = fencing.Token(m.revision + 1)
 		if h.Kind != Exclusive {
 			h.token = h.token.NotExclusive()

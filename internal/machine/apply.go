@@ -126,12 +126,12 @@ func (m *Machine) settle() {
 
 func (m *Machine) settleName(e *entry) {
 	ahead := claim{permits: e.limit, limit: e.limit} // what those want who were looked at and wait on
-	for i := 0; i < len(e.queue); {
+	for i := 0; i < len(e.waits().queue); {
 		if (ahead.modes|e.held.modes())&exclusive != 0 || ahead.modes&permits != 0 {
 			return // nobody behind can have it
 		}
 		m.looked++
-		p := e.queue[i]
+		p := e.line.queue[i]
 		if compatible(ahead, *p.claim) && m.fits(p.wait.claims, p.wait.ticket) {
 			m.grantWait(p.wait) // leaves the queue
 			continue

@@ -155,14 +155,14 @@ func indexes(m *Machine) string {
 	var lines []string
 	for name, e := range m.names {
 		line := fmt.Sprintf("name %q %q limit %d tree %v held %v waiting %v permits %d:", name, e.name, e.limit, e.tree,
-			e.held, e.waiting, e.permits)
+			e.held, e.waits().waiting, e.permits)
 		for h := range e.holds.all {
 			line += fmt.Sprintf(" hold %v %x", h.token, h.session)
 		}
 		for h := range e.intents.all {
 			line += fmt.Sprintf(" intent %v %x", h.token, h.session)
 		}
-		for _, p := range e.queue {
+		for _, p := range e.waits().queue {
 			line += fmt.Sprintf(" wait %d %d", p.wait.ticket, p.claim.modes)
 		}
 		lines = append(lines, line)

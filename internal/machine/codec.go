@@ -142,6 +142,23 @@ func (r *reader) bytes(n int) []byte {
 
 func (r *reader) text() string { return string(r.bytes(r.count(1))) }
 
+// threeTexts reads texts that are kept and forgotten together: they are pieces of one string.
+func (r *reader) threeTexts() (a, b, c string) {
+	from := r.off
+	var first, last [3]int
+	for i := range first {
+		n := r.count(1)
+		first[i] = r.off - from
+		r.bytes(n)
+		last[i] = r.off - from
+	}
+	if r.err != nil {
+		return "", "", ""
+	}
+	all := string(r.data[from:r.off])
+	return all[first[0]:last[0]], all[first[1]:last[1]], all[first[2]:last[2]]
+}
+
 func (r *reader) byte() byte {
 	if b := r.bytes(1); b != nil {
 		return b[0]
@@ -178,7 +195,8 @@ func (r *reader) limits() *Limits {
 const minRequest = 6
 
 func (r *reader) request() (q Request) {
-	q.Name, q.ID, q.HoldID, q.Owner = r.text(), r.text(), r.text(), r.text()
+	q.Name, q.ID, q.HoldID = r.threeTexts()
+	q.Owner = r.text() // most requests of a session have the same: see shareOwner
 	q.Kind = Kind(r.byte())
 	f := r.flags(4)
 	q.Hierarchical = f[0]

@@ -94,7 +94,7 @@ func (e *entry) blockers(c claim, ticket uint64, steps *int, yield func(string, 
 	if compatible(e.ahead(ticket), c) {
 		return true
 	}
-	for _, p := range e.queue {
+	for _, p := range e.waits().queue {
 		if p.wait.ticket >= ticket {
 			break
 		}

@@ -11,17 +11,32 @@ type entry struct {
 	limit uint32 // of permits; zero for all other kinds
 	tree  bool   // in use hierarchically
 
-	holds   holdSet             // of this very name
-	intents holdSet             // of names below
-	queue   []place             // by ticket
-	places  [modeCount][]uint64 // the tickets of the queue by mode, each list in order
-
-	held    tally
-	waiting tally
-	permits uint32 // held
-
 	touched bool // among Machine.touched
 	stirred bool // what ended may let a waiter in
+
+	held    tally
+	permits uint32  // held
+	holds   holdSet // of this very name
+	intents holdSet // of names below
+	line    *line   // nil: nobody has waited yet
+}
+
+// line is who waits for a name. Most names have none.
+type line struct {
+	queue   []place             // by ticket
+	places  [modeCount][]uint64 // the tickets of the queue by mode, each list in order
+	waiting tally
+}
+
+// nobody is the line of those that have none. It stays empty.
+var nobody line
+
+// waits returns the line, to be read.
+func (e *entry) waits() *line {
+	if e.line == nil {
+		return &nobody
+	}
+	return e.line
 }
 
 // place is one wait in one queue.
@@ -31,9 +46,9 @@ type place struct {
 }
 
 // tally counts claims by mode.
-type tally [modeCount]int
+type tally [modeCount]int32
 
-func (t *tally) add(m modes, n int) {
+func (t *tally) add(m modes, n int32) {
 	for i := range t {
 		if m&(1<<i) != 0 {
 			t[i] += n
@@ -60,13 +75,13 @@ func (e *entry) holders() claim {
 
 // waiters returns what all waiters together want of the name. Whoever wants permits stands before all who come later.
 func (e *entry) waiters() claim {
-	return claim{modes: e.waiting.modes(), permits: e.limit, limit: e.limit}
+	return claim{modes: e.waits().waiting.modes(), permits: e.limit, limit: e.limit}
 }
 
 // ahead returns what those want who wait with a ticket below the given one.
 func (e *entry) ahead(ticket uint64) claim {
 	all := claim{permits: e.limit, limit: e.limit}
-	for i, tickets := range e.places {
+	for i, tickets := range e.waits().places {
 		if len(tickets) > 0 && tickets[0] < ticket {
 			all.modes |= 1 << i
 		}
@@ -78,13 +93,15 @@ func (e *entry) ahead(ticket uint64) claim {
 // waits.
 func (e *entry) frees(c claim) bool {
 	if c.modes&permits != 0 {
-		return len(e.queue) > 0
+		return len(e.waits().queue) > 0
 	}
 	gone := c.modes &^ e.held.modes() // others hold the name in the same way
-	return !compatible(claim{modes: gone}, claim{modes: e.waiting.modes()})
+	return !compatible(claim{modes: gone}, claim{modes: e.waits().waiting.modes()})
 }
 
-func (e *entry) empty() bool { return e.holds.len() == 0 && e.intents.len() == 0 && len(e.queue) == 0 }
+func (e *entry) empty() bool {
+	return e.holds.len() == 0 && e.intents.len() == 0 && len(e.waits().queue) == 0
+}
 
 // list returns the set that h belongs into.
 func (e *entry) list(h *hold) *holdSet {
@@ -113,50 +130,55 @@ func (e *entry) replaceHold(h *hold) {
 }
 
 func (e *entry) addWait(w *wait, c *claim) {
-	e.queue = append(e.queue, place{w, c})
-	e.waiting.add(c.modes, 1)
-	for i := range e.places {
+	if e.line == nil {
+		e.line = &line{}
+	}
+	l := e.line
+	l.queue = append(l.queue, place{w, c})
+	l.waiting.add(c.modes, 1)
+	for i := range l.places {
 		if c.modes&(1<<i) != 0 {
-			e.places[i] = append(e.places[i], w.ticket)
+			l.places[i] = append(l.places[i], w.ticket)
 		}
 	}
 }
 
 func (e *entry) removeWait(w *wait, c *claim) {
-	i, found := e.place(w.ticket)
+	l := e.waits()
+	i, found := l.place(w.ticket)
 	switch {
 	case !found:
 		return
 	case i == 0: // the usual case, without moving the others
-		e.queue[0] = place{}
-		e.queue = e.queue[1:]
+		l.queue[0] = place{}
+		l.queue = l.queue[1:]
 	default:
-		e.queue = slices.Delete(e.queue, i, i+1)
+		l.queue = slices.Delete(l.queue, i, i+1)
 	}
-	e.waiting.add(c.modes, -1)
-	for i := range e.places {
+	l.waiting.add(c.modes, -1)
+	for i := range l.places {
 		if c.modes&(1<<i) == 0 {
 			continue
 		}
-		switch at, found := slices.BinarySearch(e.places[i], w.ticket); {
+		switch at, found := slices.BinarySearch(l.places[i], w.ticket); {
 		case !found:
 		case at == 0:
-			e.places[i] = e.places[i][1:]
+			l.places[i] = l.places[i][1:]
 		default:
-			e.places[i] = slices.Delete(e.places[i], at, at+1)
+			l.places[i] = slices.Delete(l.places[i], at, at+1)
 		}
 	}
 }
 
 // replaceWait puts w, with claim c, in the place with the same ticket.
 func (e *entry) replaceWait(w *wait, c *claim) {
-	if i, found := e.place(w.ticket); found {
-		e.queue[i] = place{w, c}
+	if i, found := e.waits().place(w.ticket); found {
+		e.line.queue[i] = place{w, c}
 	}
 }
 
-func (e *entry) place(ticket uint64) (int, bool) {
-	return slices.BinarySearchFunc(e.queue, ticket, func(p place, ticket uint64) int {
+func (l *line) place(ticket uint64) (int, bool) {
+	return slices.BinarySearchFunc(l.queue, ticket, func(p place, ticket uint64) int {
 		return cmp.Compare(p.wait.ticket, ticket)
 	})
 }

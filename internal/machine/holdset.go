@@ -1,53 +1,44 @@
 package machine
 
-import (
-	"cmp"
-	"slices"
-
-	"github.com/google/btree"
-)
+import "github.com/google/btree"
 
 // holdSet is a set of holds in the order of their tokens. Most have one; some have hundreds of thousands, of which each
 // comes and goes in logarithmic time.
 type holdSet struct {
-	few  []*hold              // while there are no more than fewHolds of them
-	many *btree.BTreeG[*hold] // nil until there have been more
+	one  *hold                // if it is alone
+	many *btree.BTreeG[*hold] // otherwise, and until there is none
 }
 
-const fewHolds = 64
+const setDegree = 32
+
+// spareNodes are shared by all sets: each would have some of its own otherwise.
+var spareNodes = btree.NewFreeListG[*hold](btree.DefaultFreeListSize)
 
 func byToken(a, b *hold) bool { return a.token.Order() < b.token.Order() }
 
 func (s *holdSet) len() int {
-	if s.many != nil {
+	switch {
+	case s.many != nil:
 		return s.many.Len()
+	case s.one != nil:
+		return 1
 	}
-	return len(s.few)
+	return 0
 }
 
 // put adds h, or puts it in the place of the hold with the same token.
 func (s *holdSet) put(h *hold) {
-	if s.many == nil && len(s.few) >= fewHolds {
-		s.many = btree.NewG(32, byToken)
-		for _, x := range s.few {
-			s.many.ReplaceOrInsert(x)
-		}
-		s.few = nil
-	}
-	if s.many != nil {
+	switch {
+	case s.many != nil:
 		s.many.ReplaceOrInsert(h)
-		return
+	case s.one == nil || s.one.token.Order() == h.token.Order():
+		s.one = h
+	default:
+		s.many = btree.NewWithFreeListG(setDegree, byToken, spareNodes)
+		s.many.ReplaceOrInsert(s.one)
+		s.many.ReplaceOrInsert(h)
+		s.one = nil
 	}
-	i, found := s.find(h)
-	if found {
-		s.few[i] = h
-		return
-	}
-	s.few = slices.Insert(s.few, i, h)
-}
-
-func (s *holdSet) find(h *hold) (int, bool) {
-	return slices.BinarySearchFunc(s.few, h, func(a, b *hold) int { return cmp.Compare(a.token.Order(), b.token.Order()) })
 }
 
 // remove reports whether there was a hold with that token.
@@ -59,9 +50,9 @@ func (s *holdSet) remove(h *hold) bool {
 		}
 		return found
 	}
-	i, found := s.find(h)
+	found := s.one != nil && s.one.token.Order() == h.token.Order()
 	if found {
-		s.few = slices.Delete(s.few, i, i+1)
+		s.one = nil
 	}
 	return found
 }
@@ -76,13 +67,10 @@ func (s *holdSet) first() *hold {
 
 // all yields the holds in the order of their tokens. The set must not change meanwhile.
 func (s *holdSet) all(yield func(*hold) bool) {
-	if s.many != nil {
+	switch {
+	case s.many != nil:
 		s.many.Ascend(yield)
-		return
-	}
-	for _, h := range s.few {
-		if !yield(h) {
-			return
-		}
+	case s.one != nil:
+		yield(s.one)
 	}
 }

@@ -81,13 +81,14 @@ func (m *Machine) info(name string) Info {
 }
 
 // waitingHere counts the waits that have a request for this very name.
-func (e *entry) waitingHere() (n int) {
-	for i, waiting := range e.waiting {
+func (e *entry) waitingHere() int {
+	n := int32(0)
+	for i, waiting := range e.waits().waiting {
 		if (&claim{modes: 1 << i}).isOwn() {
 			n += waiting
 		}
 	}
-	return n
+	return int(n)
 }
 
 func show(n int, holds iter.Seq[*hold]) []Hold {

@@ -123,6 +123,7 @@ func (r *reader) state(m *Machine, version byte) {
 		last = h.token.Order()
 		r.must(h.lingering() || m.sessions[h.session] != nil, "a hold of no session")
 		if r.err == nil {
+			m.shareOwner(h)
 			m.addHold(h)
 		}
 	}

@@ -34,6 +34,7 @@ type session struct {
 	ttl     time.Duration
 	due     time.Duration // see SessionTTL.Due
 	client  string        // whose it is; empty: nobody's
+	owner   string        // of its last hold: most have the same, and share its memory
 	acked   uint64
 	results []remembered // by seq
 	holds   map[uint64]*hold
@@ -58,6 +59,19 @@ func (m *Machine) addHold(h *hold) {
 		m.open(c).addHold(h, c)
 	}
 	m.own(h)
+}
+
+// shareOwner lets h, which is new, have the owner of the last hold of its session rather than a copy, if they are the
+// same.
+func (m *Machine) shareOwner(h *hold) {
+	s := m.sessions[h.session]
+	switch {
+	case s == nil:
+	case s.owner == h.Owner:
+		h.Owner = s.owner
+	default:
+		s.owner = h.Owner
+	}
 }
 
 // own enters h in its session, unless it lingers.
