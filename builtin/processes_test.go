@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,7 +50,7 @@ type member struct {
 	prepare func(dir string) // is called with the data directory before the first start, if it is not nil
 }
 
-// serve tells its parent of each term in which it leads.
+// serve tells its parent of each term in which it leads. It ends as an operator ends a server (SIGTERM), or by itself.
 func serve(in <-chan string, args []string) int {
 	var m member
 	if err := json.Unmarshal([]byte(args[0]), &m); err != nil {
@@ -71,9 +73,19 @@ func serve(in <-chan string, args []string) int {
 		return 1
 	}
 	fmt.Println("serving")
-	<-s.Done()
-	fmt.Fprintln(os.Stderr, s.Err())
-	return 1
+	asked, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	select {
+	case <-asked.Done():
+		if err := s.Close(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	case <-s.Done():
+		fmt.Fprintln(os.Stderr, s.Err())
+		return 1
+	}
 }
 
 // processes are the members of a cluster, each in a process of its own. The paths between them can be cut one by one.
