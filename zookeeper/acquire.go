@@ -156,7 +156,7 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	}
 	if err != nil {
 		if h == nil {
-			s.leave()
+			s.Leave(1)
 			a.d.leftDir(a.dir)
 		} else if a.mine == "" {
 			a.d.dropHold(h)

@@ -50,12 +50,12 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 			}
 			return none, kit.Ended(ctx)
 		}
-	case <-s.lost:
+	case <-s.Over():
 		if c.abandon() {
 			return none, errSessionLost
 		}
 	}
-	if errors.Is(c.err, zk.ErrSessionExpired) || s.over() && errors.Is(c.err, zk.ErrConnectionClosed) {
+	if errors.Is(c.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(c.err, zk.ErrConnectionClosed) {
 		return c.value, errSessionLost
 	}
 	if errors.Is(c.err, zk.ErrConnectionClosed) && s.written.Load() == before {
@@ -99,7 +99,7 @@ func (c *call[T]) abandon() bool {
 func (s *session) enterCall() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
+	if s.Ended() {
 		return false
 	}
 	s.calls.Add(1)
@@ -120,7 +120,7 @@ func (s *session) await(ctx context.Context) error {
 	select {
 	case <-up:
 		return nil
-	case <-s.lost:
+	case <-s.Over():
 		return errSessionLost
 	case <-ctx.Done():
 		return s.unconnected(kit.Ended(ctx))

@@ -68,8 +68,9 @@ type Driver struct {
 	bad   error // what is wrong with the options
 	seed  maphash.Seed
 
-	gate *kit.Gate       // calls in flight and background work
-	ctx  context.Context // ends with Close
+	gate     *kit.Gate       // calls in flight and background work
+	ctx      context.Context // ends with Close
+	sessions *kit.Sessions[slot, *session]
 
 	zxid       atomic.Int64 // the highest that any answer had
 	tickIsGood atomic.Bool  // see checkTick
@@ -81,13 +82,12 @@ type Driver struct {
 	suspecting bool                       // recall runs
 	dirs       map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
 	tidying    bool                       // tidyDirs runs
-	sessions   map[slot]*session
-	ending     sync.WaitGroup      // sessions that are not closed yet
-	holds      map[string]*hold    // by path: what is held, and what waits
-	unwatched  []unwatched         // in the order in which they were made
-	watching   bool                // watchAll runs
-	gone       map[victims][]*hold // whose holders are about to be told
-	orphans    map[string]*orphan  // by name and request id
+	ending     sync.WaitGroup             // sessions that are not closed yet
+	holds      map[string]*hold           // by path: what is held, and what waits
+	unwatched  []unwatched                // in the order in which they were made
+	watching   bool                       // watchAll runs
+	gone       map[victims][]*hold        // whose holders are about to be told
+	orphans    map[string]*orphan         // by name and request id
 }
 
 var (
@@ -111,7 +111,7 @@ func New(addrs []string, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dirs: map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
-		sessions: map[slot]*session{}, holds: map[string]*hold{}, orphans: map[string]*orphan{},
+		holds: map[string]*hold{}, orphans: map[string]*orphan{},
 		gone: map[victims][]*hold{},
 	}
 	if d.o.KeyPrefix == "" {
@@ -133,6 +133,7 @@ func New(addrs []string, o *Options) *Driver {
 		}
 	}
 	d.clock, d.seed = d.o.Clock, maphash.MakeSeed()
+	d.sessions = kit.NewSessions[slot, *session](d.clock)
 	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.KeyPrefix
 	d.bad = d.checkOptions()
 	d.ctx = d.gate.Closing()
@@ -245,7 +246,7 @@ func (d *Driver) pingOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.Leave(1)
 	return s.prove(ctx, d.clock.Now())
 }
 
@@ -257,7 +258,10 @@ func (d *Driver) Close(ctx context.Context) error {
 	go func() {
 		_ = d.gate.Wait(context.WithoutCancel(ctx))
 		if first {
-			for _, s := range d.takeSessions() {
+			d.mu.Lock()
+			clear(d.holds) // nobody is told
+			d.mu.Unlock()
+			for _, s := range d.sessions.Live() {
 				s.end(backend.ReasonClosed)
 			}
 		}
@@ -270,17 +274,4 @@ func (d *Driver) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return d.callError("close", "", ctx.Err())
 	}
-}
-
-// takeSessions empties the driver for Close.
-func (d *Driver) takeSessions() []*session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var all []*session
-	for _, s := range d.sessions {
-		all = append(all, s)
-	}
-	clear(d.sessions)
-	clear(d.holds)
-	return all
 }

@@ -44,7 +44,7 @@ func voters(config string) (n int) {
 
 // connectProbe makes a session that is no slot's. The caller ends it, also after an error.
 func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
-	s := d.newSession(slot{ttl: d.minTTL()})
+	s := d.newSession(d.minTTL())
 	s.probe = true
 	return s, s.connect(ctx)
 }

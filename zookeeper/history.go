@@ -53,12 +53,8 @@ func (d *Driver) forgot(what, was, now string) error {
 		d.forgotten = &backend.HistoryError{What: what, Was: was, Now: now}
 	}
 	err := d.forgotten
-	var all []*session
-	for _, s := range d.sessions {
-		all = append(all, s)
-	}
 	d.mu.Unlock()
-	for _, s := range all {
+	for _, s := range d.sessions.Live() {
 		s.end(backend.ReasonHistoryLost)
 	}
 	return err

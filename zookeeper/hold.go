@@ -37,7 +37,7 @@ func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold
 		return nil
 	}
 	if old != nil {
-		old.session.leave()
+		old.session.Leave(1)
 	}
 	d.holds[path] = h
 	return h
@@ -80,18 +80,15 @@ func (d *Driver) dropHold(h *hold) {
 	defer d.mu.Unlock()
 	if d.holds[h.path] == h {
 		delete(d.holds, h.path)
-		h.session.leave()
+		h.session.Leave(1)
 		d.leftDirLocked(parent(h.path))
 	}
 }
 
-// forget takes a session and its holds out of the driver, and returns the functions that tell the holders.
+// forget takes the holds of a session out of the driver, and returns the functions that tell the holders.
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.sessions[s.slot] == s {
-		delete(d.sessions, s.slot)
-	}
 	var tell []func(backend.Reason)
 	for path, h := range d.holds {
 		if h.session != s {

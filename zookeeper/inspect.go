@@ -48,7 +48,7 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.Leave(1)
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
 		return err
 	}

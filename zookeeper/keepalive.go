@@ -25,7 +25,7 @@ func (s *session) provedAt() backend.Instant {
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
 		s.mu.Lock()
-		if s.ended {
+		if s.Ended() {
 			s.mu.Unlock()
 			return errSessionLost
 		}
@@ -52,7 +52,7 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 
 // startAsking asks for a proof unless one is being asked for, or the session has ended. s.mu is held.
 func (s *session) startAsking() bool {
-	if s.ended || s.asking != nil {
+	if s.Ended() || s.asking != nil {
 		return false
 	}
 	q := &question{done: make(chan struct{})}
@@ -130,12 +130,13 @@ func (s *session) keepAlive() {
 	for {
 		select {
 		case <-timer.C:
-		case <-s.lost:
+		case <-s.Over():
 			return
 		case <-s.d.ctx.Done():
 			return // Close ends it
 		}
-		if s.retire() {
+		if s.d.sessions.Retire(s, s.ttl) {
+			s.stopDial()
 			return
 		}
 		if !s.proveAgain(every / 2) {
@@ -159,20 +160,4 @@ func (s *session) proveAgain(age time.Duration) bool {
 	}
 	s.end(backend.ReasonSessionExpired)
 	return false
-}
-
-// retire ends the session if nobody has used it for one TTL.
-func (s *session) retire() bool {
-	s.d.mu.Lock()
-	s.mu.Lock()
-	idle := !s.ended && s.users == 0 && s.d.clock.Now().Sub(s.idle) >= s.ttl
-	if idle && s.d.sessions[s.slot] == s {
-		delete(s.d.sessions, s.slot) // in the same step, so that nobody joins
-	}
-	s.mu.Unlock()
-	s.d.mu.Unlock()
-	if idle {
-		s.end(backend.ReasonSessionExpired)
-	}
-	return idle
 }

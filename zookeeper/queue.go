@@ -96,10 +96,10 @@ func (a *attempt) vanished(h *hold, err error) error {
 // merge goes on with the older node of the request, which an earlier acquire made; resume removes the one made now.
 func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) (*hold, error) {
 	a.d.setReleasing(h)
-	s.share() // the next hold has a user of its own
+	s.Add(1) // the next hold has a user of its own
 	next, err := a.resume(ctx, s, same)
 	if next == nil {
-		s.leave()
+		s.Leave(1)
 		return h, err
 	}
 	a.d.dropHold(h)
@@ -124,7 +124,7 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 		select {
 		case <-ctx.Done():
 			return kit.Ended(ctx)
-		case <-s.lost:
+		case <-s.Over():
 			return errSessionLost
 		case <-h.gone:
 			return zk.ErrNoNode

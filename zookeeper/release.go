@@ -74,7 +74,7 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.Leave(1)
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.Leave(1)
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
 		return err
 	}
@@ -125,10 +125,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 // sessionOf returns the session on which an orphan may stand, or any session, and adds a user.
 func (d *Driver) sessionOf(ctx context.Context, left *orphan) (*session, error) {
 	if left != nil {
-		d.mu.Lock()
-		there := d.sessions[left.slot] != nil
-		d.mu.Unlock()
-		if there {
+		if _, there := d.sessions.Find(left.slot); there {
 			return d.sessionFor(ctx, left.slot)
 		}
 	}

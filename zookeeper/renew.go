@@ -152,7 +152,7 @@ func (d *Driver) renewElsewhere(ctx context.Context, g backend.Grant, h *hold, p
 	moved, err := d.takeOver(ctx, s, h, path, token)
 	if err != nil {
 		if moved == nil {
-			s.leave()
+			s.Leave(1)
 		}
 		if errors.Is(err, zk.ErrNoNode) || errors.Is(err, errGone) {
 			err = &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, s, path, token)}

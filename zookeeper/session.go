@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,14 +21,12 @@ import (
 // session is one ZooKeeper session on a connection of its own. All holds and waiters with one TTL share it. When it
 // ends it ends for good; the next acquire makes another one.
 type session struct {
+	kit.Session
 	d     *Driver
-	slot  slot          // the key in Driver.sessions
-	asked time.Duration // the TTL of the slot
+	asked time.Duration // the TTL
 	conn  *zk.Conn
 
 	shook chan struct{} // closed when a server has made the session, or refused to, or none could be reached
-	ready chan struct{} // closed when the session can be used, or has ended
-	lost  chan struct{} // closed when the session has ended
 
 	probe bool // it claims to have seen nothing, and asks for the shortest timeout that the server grants
 
@@ -42,11 +41,11 @@ type session struct {
 	id  int64
 	ttl time.Duration // as granted
 
-	mu       sync.Mutex // protects the following fields; taken after Driver.mu, never before
-	made     bool       // shook is closed
-	err      error      // why it could not be made
-	trouble  error      // why the last connection did not come to stand
-	why      backend.Reason
+	mu       sync.Mutex     // protects the following fields; taken after Driver.mu, never before
+	made     bool           // shook is closed
+	err      error          // why it could not be made
+	trouble  error          // why the last connection did not come to stand
+	why      backend.Reason // why it has ended
 	usable   bool
 	wire     *wire // the present connection
 	up       chan struct{}
@@ -60,9 +59,6 @@ type session struct {
 	last     backend.Instant              // when the last answered one was sent
 	renewing backend.Instant              // since when renewals wait for a proof; zero if none does
 	watched  map[string][]chan<- struct{} // who waits for a change of a node
-	users    int                          // holds and waiters
-	idle     backend.Instant              // since when there are none
-	ended    bool
 }
 
 // errSessionLost: the session is gone, and with it every node on it.
@@ -86,10 +82,7 @@ const (
 
 // slotFor chooses the session for an attempt: the first one while it is not busy, and then another one by the name.
 func (d *Driver) slotFor(ttl time.Duration, name string) slot {
-	d.mu.Lock()
-	first := d.sessions[slot{ttl, 0}]
-	d.mu.Unlock()
-	if first == nil || first.busy.Load() < busySession {
+	if first, found := d.sessions.Find(slot{ttl, 0}); !found || first.busy.Load() < busySession {
 		return slot{ttl, 0}
 	}
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
@@ -97,44 +90,23 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 
 // sessionFor returns the session of a slot, and adds a user. It makes one if there is none.
 func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
-	for {
-		if err := d.historyLost(); err != nil {
-			return nil, err
+	var failed error
+	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
+		failed = s.create(ctx)
+		if ended := ctx.Err() != nil; ended {
+			d.sessions.Opened(s, nil) // whoever else waits for it makes another one
+		} else {
+			d.sessions.Opened(s, failed)
 		}
-		d.mu.Lock()
-		s := d.sessions[at]
-		creator := s == nil
-		if creator {
-			s = d.newSession(at)
-			d.sessions[at] = s
-		}
-		d.mu.Unlock()
-		if creator {
-			if err := s.create(ctx); err != nil {
-				return nil, err
-			}
-		}
-		err := s.join(ctx)
-		if err == nil {
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			return nil, kit.Ended(ctx)
-		}
-		if !errors.Is(err, errSessionLost) {
-			return nil, err
-		}
-		// Somebody else's attempt to make it failed, or it has just ended: make a new one.
-	}
+	})
+	return s, cmp.Or(failed, err)
 }
 
 // standing returns a session that can be used, one with a connection if there is one, or nil.
 func (d *Driver) standing() (found *session) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.sessions {
+	for _, s := range d.sessions.Live() {
 		s.mu.Lock()
-		if s.usable && !s.ended && (found == nil || s.isUp) {
+		if s.usable && !s.Ended() && (found == nil || s.isUp) {
 			found = s
 		}
 		s.mu.Unlock()
@@ -144,15 +116,15 @@ func (d *Driver) standing() (found *session) {
 
 // anySession returns a session for a call that needs none in particular, and counts one more user of it.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
-	if found := d.standing(); found != nil && found.join(ctx) == nil {
+	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
 	}
 	return d.sessionFor(ctx, slot{ttl: min(max(10*time.Second, d.minTTL()), 20*d.o.Tick)})
 }
 
-func (d *Driver) newSession(at slot) *session {
+func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
-		d: d, slot: at, asked: at.ttl, shook: make(chan struct{}), ready: make(chan struct{}), lost: make(chan struct{}), up: make(chan struct{}),
+		Session: d.sessions.New(), d: d, asked: ttl, shook: make(chan struct{}), up: make(chan struct{}),
 		proof: proof{tick: d.o.Tick}, dirs: map[string]chan struct{}{}, births: map[string]*birth{},
 		watched: map[string][]chan<- struct{}{},
 	}
@@ -160,9 +132,12 @@ func (d *Driver) newSession(at slot) *session {
 	return s
 }
 
-// create makes the session usable. Others that need it wait in join.
+// create makes the session usable.
 func (s *session) create(ctx context.Context) error {
-	defer close(s.ready)
+	if err := s.d.historyLost(); err != nil {
+		s.end(backend.ReasonHistoryLost)
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	var errs [2]error
@@ -216,39 +191,6 @@ func (s *session) connect(ctx context.Context) error {
 	return s.authenticate(ctx)
 }
 
-// join adds a user, once the session stands. If it does not come to stand or has ended since, the error is
-// errSessionLost.
-func (s *session) join(ctx context.Context) error {
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		return kit.Ended(ctx)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || !s.usable {
-		return errSessionLost
-	}
-	s.users++
-	return nil
-}
-
-// share adds a user to a session that has one.
-func (s *session) share() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.users++
-}
-
-// leave takes a user away.
-func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = s.d.clock.Now()
-	}
-}
-
 // authenticate tells the server who we are. The library does it again on every later connection.
 func (s *session) authenticate(ctx context.Context) error {
 	if s.d.o.User == "" {
@@ -290,18 +232,11 @@ func (s *session) reason() backend.Reason {
 	return s.why
 }
 
-// over reports whether the session has ended.
-func (s *session) over() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ended
-}
-
 // setWire notes a connection that was opened, so that end can close it.
 func (s *session) setWire(w *wire) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
+	if s.Ended() {
 		return false
 	}
 	s.wire = w
@@ -347,7 +282,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
 	first := s.id == 0
 	switch {
-	case s.ended:
+	case s.Ended():
 		s.mu.Unlock()
 		return errEnded
 	case id == 0 || !first && id != s.id:
@@ -363,7 +298,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		return errEnded
 	}
 	if first {
-		s.id, s.ttl, s.idle = id, timeout, w.sent
+		s.id, s.ttl = id, timeout
 		s.proof.made(w.sent)
 	} else {
 		s.proof.reconnected(w.sent)
@@ -425,13 +360,14 @@ func (s *session) linkNumber() int {
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
-	if s.ended {
-		s.mu.Unlock()
+	first := s.d.sessions.End(s)
+	if first {
+		s.why = reason
+	}
+	s.mu.Unlock()
+	if !first {
 		return
 	}
-	s.ended, s.why = true, reason
-	close(s.lost)
-	s.mu.Unlock()
 	s.stopDial()
 	for _, lost := range s.d.forget(s) {
 		lost(reason)
@@ -441,7 +377,7 @@ func (s *session) end(reason backend.Reason) {
 // closeAfterEnd closes the session in ZooKeeper and waits until the library's goroutines have ended.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
-	<-s.lost
+	<-s.Over()
 	s.mu.Lock()
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()

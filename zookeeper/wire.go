@@ -413,5 +413,5 @@ func (p *servers) Connected()                {}
 func (p *servers) Next() (string, bool) {
 	addr := p.addrs[p.next%len(p.addrs)]
 	p.next++
-	return addr, p.s.over()
+	return addr, p.s.Ended()
 }

@@ -67,7 +67,7 @@ func TestWire(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := New([]string{"localhost:2181"}, nil)
-			s := d.newSession(slot{ttl: 4 * time.Second})
+			s := d.newSession(4 * time.Second)
 			s.zxid.Store(0x400000001)
 			conn := &pipe{Reader: pieces(bytes.NewReader(said))}
 			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, births: map[int32]*birth{}}
@@ -139,7 +139,7 @@ func TestWire(t *testing.T) {
 func TestFailedWriteIsALostConnection(t *testing.T) {
 	t.Parallel()
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
-	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(slot{ttl: 4 * time.Second}), greeted: true, births: map[int32]*birth{}}
+	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(4 * time.Second), greeted: true, births: map[int32]*birth{}}
 	_, err := w.Write(message(int32(1), int32(opPing)))
 	if !transient(err) || !errors.Is(err, zk.ErrConnectionClosed) {
 		t.Errorf("Write = %v, want zk.ErrConnectionClosed", err)

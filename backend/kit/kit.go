@@ -1,6 +1,7 @@
 // Package kit is what every driver needs and nobody should write twice: the gate through which calls come in and Close
-// waits for them, the check of requests, the classes of errors, the URL under which a driver is opened, and pauses. It
-// knows no service.
+// waits for them, the check of requests, the classes of errors, the URL under which a driver is opened, the rule of who
+// holds in a queue, and pauses. For drivers whose holds live on sessions of the service it keeps the sessions: which one
+// to use, who uses it, when it has ended. It knows no service.
 //
 // A driver with the kit begins like this:
 //
