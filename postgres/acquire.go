@@ -75,7 +75,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 		if err == nil {
 			var g backend.Grant
 			g, err = d.acquireOn(ctx, s, r, w)
-			s.leave(1)
+			s.Leave(1)
 			if err == nil {
 				return g, nil
 			}
@@ -237,7 +237,7 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	if err := s.fresh(ctx); err != nil { // after a long wait for the row of the name, say
 		return backend.Grant{}, err
 	}
-	proved, _ := s.state()
+	proved := s.provedAt()
 	g := r.Grant()
 	g.TTL, g.SentAt, g.Queued = s.ttl, proved, a.queued
 	g.Token = tokenOf(r.Kind, a.token)
@@ -340,7 +340,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	if err != nil {
 		return nil, err
 	}
-	defer s.leave(1)
+	defer s.Leave(1)
 	n := len(rs)
 	keys, calls := make([]key, n), make([]*call, n)
 	for i := range rs {

@@ -64,25 +64,25 @@ type Driver struct {
 	listenAt   *pgx.ConnConfig // nil: as the pool connects
 	unprepared atomic.Bool     // statements are not prepared
 	gate       *kit.Gate
+	sessions   *kit.Sessions[time.Duration, *session]
 	acquires   together      // calls of Acquire
 	releases   together      // calls of Release
 	unheard    atomic.Bool   // notifications do not arrive
 	hears      atomic.Bool   // they do, now
 	polls      chan struct{} // asks for a look at all who wait
 
-	mu       sync.Mutex // protects the following fields
-	sessions map[time.Duration]*session
-	holds    map[key]*hold
-	waiters  map[string]map[*waiter]struct{} // by hold id
-	calls    map[string]int                  // request ids of calls in flight
-	asking   map[key]chan struct{}           // requests that were sent; closed when they have been answered
-	polling  bool                            // a loop looks at those who wait
-	listens  bool                            // a loop listens
-	wakes    []string                        // to notify: channel and hold id of each
-	waking   bool                            // a loop notifies
-	here     int64                           // the greatest position that the server told
-	lost     error                           // the service forgot; see saw
-	found    facts                           // of the last probe
+	mu      sync.Mutex // protects the following fields
+	holds   map[key]*hold
+	waiters map[string]map[*waiter]struct{} // by hold id
+	calls   map[string]int                  // request ids of calls in flight
+	asking  map[key]chan struct{}           // requests that were sent; closed when they have been answered
+	polling bool                            // a loop looks at those who wait
+	listens bool                            // a loop listens
+	wakes   []string                        // to notify: channel and hold id of each
+	waking  bool                            // a loop notifies
+	here    int64                           // the greatest position that the server told
+	lost    error                           // the service forgot; see saw
+	found   facts                           // of the last probe
 }
 
 var (
@@ -109,13 +109,14 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	}
 	d := &Driver{
 		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: make(chan struct{}, 1),
-		id:       backend.NewRequestID()[:16],
-		sessions: map[time.Duration]*session{}, holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
+		id:    backend.NewRequestID()[:16],
+		holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
 		calls: map[string]int{}, asking: map[key]chan struct{}{},
 	}
 	if d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
+	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -196,16 +197,10 @@ func (d *Driver) Close(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
-	d.mu.Lock()
-	sessions := make([]*session, 0, len(d.sessions))
-	for _, s := range d.sessions {
-		sessions = append(sessions, s)
-	}
-	d.mu.Unlock()
 	err := d.gate.Wait(ctx)
-	for _, s := range sessions {
-		if err == nil {
-			err = s.end(ctx)
+	for _, s := range d.sessions.Live() {
+		if d.sessions.End(s) && err == nil {
+			err = s.remove(ctx)
 		}
 	}
 	d.notify(ctx)

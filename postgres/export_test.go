@@ -15,11 +15,11 @@ func IgnoreNotices(d *Driver, pool *pgxpool.Pool) { d.pool = pool }
 // MoveUnheard moves a hold to a session with another TTL in the service, as a call does whose answer is lost, and lets the
 // driver look after what nobody may know.
 func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Duration) error {
-	to := d.sessionFor(ttl)
-	defer to.leave(1)
-	if err := to.fresh(ctx); err != nil {
+	to, err := d.join(ctx, ttl)
+	if err != nil {
 		return err
 	}
+	defer to.Leave(1)
 	names, ids, tokens := columns([]backend.Grant{g})
 	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
 		return err

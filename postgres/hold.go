@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
@@ -30,9 +31,9 @@ func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
 	if old := d.holds[k]; old != nil {
-		old.session.users--
+		old.session.Leave(1)
 	}
-	s.users++
+	s.Add(1)
 	d.holds[k] = &hold{grant: g, session: s, lost: r.Lost}
 	if r.Lost != nil {
 		d.listen()
@@ -45,7 +46,7 @@ func (d *Driver) forget(g *backend.Grant) {
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
 	if h := d.holds[k]; h != nil && (g.Token == 0 || h.grant.Token == g.Token) {
-		h.session.users--
+		h.session.Leave(1)
 		delete(d.holds, k)
 	}
 }
@@ -63,13 +64,7 @@ func (d *Driver) holdsOf(s *session) (all []*hold) {
 
 // loseAll ends every session of the driver's, without asking the server.
 func (d *Driver) loseAll(reason backend.Reason) {
-	d.mu.Lock()
-	all := make([]*session, 0, len(d.sessions))
-	for _, s := range d.sessions {
-		all = append(all, s)
-	}
-	d.mu.Unlock()
-	for _, s := range all {
+	for _, s := range d.sessions.Live() {
 		s.ended(reason)
 	}
 }
@@ -190,8 +185,8 @@ func (d *Driver) goneWhy() backend.Reason {
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, at []int, out []backend.Renewal,
 ) error {
-	for wanted, some := range d.longer(s, grants, at) {
-		if err := d.move(ctx, s, wanted, grants, some, out); err != nil {
+	for ttl, some := range s.longer(grants, at) {
+		if err := d.move(ctx, s, ttl, grants, some, out); err != nil {
 			return err
 		}
 	}
@@ -214,7 +209,7 @@ func (d *Driver) renewOn(
 	if err != nil {
 		return err
 	}
-	proved, _ := s.state()
+	proved := s.provedAt()
 	for _, i := range stay {
 		out[i] = backend.Renewal{SentAt: proved, TTL: s.ttl}
 	}
@@ -252,10 +247,8 @@ func (d *Driver) renewOn(
 
 // sessionOf returns the session with that id, if it is one of this driver's in use.
 func (d *Driver) sessionOf(id string) *session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, s := range d.sessions {
-		if s.id == id && !s.over {
+	for _, s := range d.sessions.Live() {
+		if s.id == id {
 			return s
 		}
 	}
@@ -268,38 +261,34 @@ func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	defer d.mu.Unlock()
 	for _, i := range at {
 		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == from {
-			h.session.users--
+			h.session.Leave(1)
 			h.session = to
-			to.users++
+			to.Add(1)
 		}
 	}
 }
 
 // longer finds the grants that want a longer TTL than their session has. One that wants a shorter one stays: a renewal
 // never shortens.
-func (d *Driver) longer(s *session, grants []backend.Grant, at []int) map[*session][]int {
-	var some map[*session][]int
+func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]int {
+	some := map[time.Duration][]int{}
 	for _, i := range at {
-		if grants[i].TTL <= s.ttl {
-			continue
+		if ttl := grants[i].TTL; ttl > s.ttl {
+			some[ttl] = append(some[ttl], i)
 		}
-		if some == nil {
-			some = map[*session][]int{}
-		}
-		wanted := d.sessionFor(grants[i].TTL)
-		some[wanted] = append(some[wanted], i)
 	}
 	return some
 }
 
-// move brings grants to another session, and renews them there.
+// move brings grants to the session for another TTL, and renews them there.
 func (d *Driver) move(
-	ctx context.Context, from, to *session, grants []backend.Grant, at []int, out []backend.Renewal,
+	ctx context.Context, from *session, ttl time.Duration, grants []backend.Grant, at []int, out []backend.Renewal,
 ) error {
-	defer to.leave(len(at))
-	if err := to.fresh(ctx); err != nil {
+	to, err := d.join(ctx, ttl)
+	if err != nil {
 		return err
 	}
+	defer to.Leave(1)
 	some := make([]backend.Grant, len(at))
 	for j, i := range at {
 		some[j] = grants[i]

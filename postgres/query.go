@@ -285,7 +285,7 @@ func (d *Driver) saw(before, here int64) error {
 	if here >= before {
 		if here>>timelineShift > d.here>>timelineShift && d.here != 0 {
 			// A standby that lagged brings back what was released since, on sessions that live on.
-			for _, s := range d.sessions {
+			for _, s := range d.sessions.Live() {
 				s.doubt = true
 			}
 			d.probed.Store(false) // it may have other settings, and other standbys

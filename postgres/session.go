@@ -15,6 +15,7 @@ import (
 // session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are
 // renewed by writing one row.
 type session struct {
+	kit.Session
 	d   *Driver
 	id  string
 	ttl time.Duration
@@ -23,50 +24,36 @@ type session struct {
 
 	// The following fields are protected by d.mu.
 
-	users  int             // holds, waits and calls
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
 	doubt  bool            // a request on it may be carried out late, or a standby that lagged has brought one back
-	over   bool            // the server has ended it
 }
 
 var errNoSession = errors.New("the session is over")
 
 // join returns the session for ttl, alive for at least half of it, and adds a user. leave follows.
 func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) {
-	s := d.sessionFor(ttl)
+	s, err := d.sessions.Join(ctx, ttl, func() *session {
+		id := d.id + "-" + backend.NewRequestID()[:16]
+		return &session{Session: d.sessions.New(), d: d, id: id, ttl: ttl, renewing: make(chan struct{}, 1)}
+	}, func(s *session) {
+		d.sessions.Opened(s, nil) // for the server the first renewal begins it
+		d.gate.Go(s.keepAlive)
+	})
+	if err != nil {
+		return nil, err
+	}
 	if err := s.fresh(ctx); err != nil {
-		s.leave(1)
+		s.Leave(1)
 		return nil, err
 	}
 	return s, nil
 }
 
-// sessionFor returns the session for ttl and adds a user.
-func (d *Driver) sessionFor(ttl time.Duration) *session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := d.sessions[ttl]
-	if s == nil {
-		s = &session{d: d, id: d.id + "-" + backend.NewRequestID()[:16], ttl: ttl, renewing: make(chan struct{}, 1)}
-		d.sessions[ttl] = s
-		d.gate.Go(s.keepAlive)
-	}
-	s.users++
-	return s
-}
-
-// leave takes users away.
-func (s *session) leave(users int) {
+// provedAt tells when the last renewal that was confirmed was sent.
+func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
-	s.users -= users
-}
-
-// state tells when the last renewal that was confirmed was sent, and whether the session is over.
-func (s *session) state() (proved backend.Instant, over bool) {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	return s.proved, s.over
+	return s.proved
 }
 
 // doubts reports whether something may be on the session that nobody knows.
@@ -79,9 +66,9 @@ func (s *session) doubts() bool {
 // fresh sees to it that the session has been proved within the last half of its TTL.
 func (s *session) fresh(ctx context.Context) error {
 	for {
-		proved, over := s.state()
+		proved := s.provedAt()
 		switch {
-		case over:
+		case s.Ended():
 			return errNoSession
 		case !proved.IsZero() && s.d.clock.Now().Sub(proved) < s.ttl/2:
 			return nil
@@ -111,10 +98,9 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	case <-ctx.Done():
 		return seen, fmt.Errorf("%w: %w", backend.ErrUnavailable, ctx.Err())
 	}
-	proved, over := s.state()
-	now := s.d.clock.Now()
+	proved, now := s.provedAt(), s.d.clock.Now()
 	switch {
-	case over:
+	case s.Ended():
 		return seen, errNoSession
 	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
 		return seen, nil
@@ -169,15 +155,10 @@ func (s *session) expired(ctx context.Context) error {
 // ended tells everybody who lives on the session that it is over, and makes room for another one.
 func (s *session) ended(reason backend.Reason) {
 	d := s.d
-	d.mu.Lock()
-	if s.over {
-		d.mu.Unlock()
+	if !d.sessions.End(s) {
 		return
 	}
-	s.over = true
-	if d.sessions[s.ttl] == s {
-		delete(d.sessions, s.ttl)
-	}
+	d.mu.Lock()
 	lost := d.holdsOf(s)
 	waiting := d.waitersOf(s)
 	d.mu.Unlock()
@@ -191,29 +172,20 @@ func (s *session) ended(reason backend.Reason) {
 
 // keepAlive renews the session while anybody uses it, and ends it when nobody has for a while.
 func (s *session) keepAlive(ctx context.Context) {
-	d, idle, beats := s.d, 0, 0
+	d, beats := s.d, 0
 	for {
 		pause := s.ttl/3 - s.ttl/30
-		if proved, _ := s.state(); !proved.IsZero() {
+		if proved := s.provedAt(); !proved.IsZero() {
 			pause = max(pause-d.clock.Now().Sub(proved), kit.RetryPause(s.ttl))
 		}
 		if !d.pause(ctx, pause) {
 			return
 		}
-		d.mu.Lock()
-		over, users := s.over, s.users
-		d.mu.Unlock()
-		switch {
-		case over:
+		if d.sessions.Retire(s, 3*s.ttl) {
+			_ = s.remove(ctx) // it ends by itself
+		}
+		if s.Ended() {
 			return
-		case users > 0:
-			idle = 0
-		default:
-			if idle++; idle > 9 { // three TTLs
-				if s.end(ctx) == nil {
-					return
-				}
-			}
 		}
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
 		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
@@ -227,25 +199,12 @@ func (s *session) keepAlive(ctx context.Context) {
 	}
 }
 
-// end ends the session in the service, with all that may be left on it, unless somebody uses it again.
-func (s *session) end(ctx context.Context) error {
-	d := s.d
-	d.mu.Lock()
-	closing := d.gate.Closed()
-	if s.users > 0 && !closing || s.over {
-		d.mu.Unlock()
+// remove ends the session in the service, with all that may be left on it.
+func (s *session) remove(ctx context.Context) error {
+	if s.provedAt().IsZero() { // it has not begun there
 		return nil
 	}
-	s.over = true
-	if d.sessions[s.ttl] == s {
-		delete(d.sessions, s.ttl)
-	}
-	begun := !s.proved.IsZero()
-	d.mu.Unlock()
-	if !begun {
-		return nil
-	}
-	return d.exec(ctx, d.sql.sweep, s.id, []string{}, true)
+	return s.d.exec(ctx, s.d.sql.sweep, s.id, []string{}, true)
 }
 
 // pause waits, and is false if ctx ends or the driver closes meanwhile.
