@@ -66,7 +66,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 			continue
 		}
 		grants, err := s.acquire(ctx, rs, &queued)
-		s.done()
+		s.Leave(1)
 		if !errors.Is(err, errSessionEnded) && !errors.Is(err, errAgain) {
 			return grants, err
 		}

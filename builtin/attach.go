@@ -22,7 +22,7 @@ func (s *session) attachPage(after string, from uint64) {
 		request: &lockpb.Request{Call: &lockpb.Request_Attach{Attach: &lockpb.Attach{After: after, Limit: sessionPage}}},
 		session: s, attaches: true, once: true, looks: true,
 		then: func(r *lockpb.Reply, err error) {
-			if err == nil && !s.ended && s.seenFrom == from {
+			if err == nil && !s.Ended() && s.seenFrom == from {
 				s.attached(r)
 			}
 		},
@@ -72,7 +72,7 @@ func (s *session) attachLater() {
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if d.conn == on && on != nil && !s.ended {
+		if d.conn == on && on != nil && !s.Ended() {
 			s.attach()
 		}
 	})

@@ -57,7 +57,7 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 	for i := range rs {
 		a.wishes[i] = wish{key{rs[i].Name, rs[i].RequestID}, rs[i].Lost}
 	}
-	if s.ended {
+	if s.Ended() {
 		a.decide(nil, errSessionEnded)
 		return a
 	}

@@ -70,7 +70,7 @@ func (d *Driver) start(c *call) {
 		d.finish(c, nil, d.past.lost)
 		return
 	}
-	if c.session != nil && c.session.ended && !c.attaches {
+	if c.session != nil && c.session.Ended() && !c.attaches {
 		d.finish(c, nil, errSessionEnded)
 		return
 	}

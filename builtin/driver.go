@@ -53,23 +53,23 @@ type Driver struct {
 
 	described atomic.Pointer[backend.Description]
 
-	gate *kit.Gate       // calls in flight, and goroutines that end with ctx
-	ctx  context.Context // ends when Close begins: calls and waiters
+	gate     *kit.Gate       // calls in flight, and goroutines that end with ctx
+	ctx      context.Context // ends when Close begins: calls and waiters
+	sessions *kit.Sessions[time.Duration, *session]
 
 	lineCtx context.Context // ends when Close has said goodbye: connections
 	hangUp  context.CancelFunc
 	lines   sync.WaitGroup // goroutines that end with lineCtx
 	wake    chan struct{}  // has room for one: a connection is wanted
 
-	mu       sync.Mutex                 // protects the following fields, and those of sessions, calls and attempts
-	running  bool                       // maintain runs
-	conn     *conn                      // to the leader; nil if there is none
-	leader   string                     // where to look for the leader first; empty if not known
-	members  []string                   // addresses that servers told
-	calls    map[uint64]*call           // that wait for an answer, by number
-	last     uint64                     // number of a call
-	sessions map[time.Duration]*session // by TTL: those in use
-	byID     map[string]*session        // all that may be open in the service
+	mu       sync.Mutex          // protects the following fields, and those of sessions, calls and attempts
+	running  bool                // maintain runs
+	conn     *conn               // to the leader; nil if there is none
+	leader   string              // where to look for the leader first; empty if not known
+	members  []string            // addresses that servers told
+	calls    map[uint64]*call    // that wait for an answer, by number
+	last     uint64              // number of a call
+	byID     map[string]*session // all that may be open in the service
 	holds    map[key]*hold
 	watches  map[*watch]struct{}
 	followed map[uint64]*watch // by the number of the call that began them on the present connection
@@ -171,12 +171,13 @@ var errNoStream = errors.New("the server in this process gives no stream")
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger, wake: make(chan struct{}, 1),
-		calls: map[uint64]*call{}, sessions: map[time.Duration]*session{}, byID: map[string]*session{},
+		calls: map[uint64]*call{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 	}
 	if d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
+	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
 	if d.log == nil {
 		d.log = slog.Default()
 	}

@@ -170,9 +170,8 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 		b.leads(g)
 		time.Sleep(ttl)
 		synctest.Wait()
-		d.mu.Lock()
-		proved := d.sessions[ttl].proved
-		d.mu.Unlock()
+		s, _ := d.sessions.Find(ttl)
+		proved := s.provedAt()
 		if age := d.clock.Now().Sub(proved); age > ttl/2 {
 			t.Errorf("the session was proved last %v ago", age)
 		}

@@ -33,14 +33,14 @@ func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 	}
 	delete(s.orphans, k)
 	d.holds[k] = &hold{session: s, token: g.Token, born: d.last, lost: lost, until: s.proved.Add(s.ttl)}
-	s.users++
+	s.Add(1)
 }
 
 // drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.
 func (d *Driver) drop(k key, h *hold) {
 	if d.holds[k] == h {
 		delete(d.holds, k)
-		h.session.leave()
+		h.session.Leave(1)
 	}
 }
 

@@ -47,8 +47,8 @@ const (
 // use, so that a session outlives a silent leader. The caller holds d.mu.
 func (d *Driver) patience() time.Duration {
 	shortest := 4 * mostPatience
-	for ttl := range d.sessions {
-		shortest = min(shortest, ttl)
+	for _, s := range d.byID {
+		shortest = min(shortest, s.ttl)
 	}
 	return max(shortest/4, leastPatience)
 }

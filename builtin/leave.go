@@ -147,7 +147,7 @@ func (l *leaving) repeat() bool {
 	d := l.s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if l.s.ended || l.s.leavings[l.k] != l {
+	if l.s.Ended() || l.s.leavings[l.k] != l {
 		return false
 	}
 	next := *l.call

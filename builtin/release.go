@@ -31,7 +31,7 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 			return notHeld(err)
 		}
 		err = s.release(ctx, g, h)
-		s.done()
+		s.Leave(1)
 		if !errors.Is(err, errSessionEnded) {
 			return notHeld(err)
 		}
@@ -53,14 +53,14 @@ func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *ho
 	d.mu.Lock()
 	if h := d.holds[k]; h != nil && (token == 0 || token == h.token) {
 		h.busy++
-		h.session.users++
+		h.session.Add(1)
 		d.mu.Unlock()
 		return h.session, h, nil
 	}
 	ttl := g.TTL
-	if d.sessions[ttl] == nil {
-		for other := range d.sessions {
-			ttl = other
+	if _, found := d.sessions.Find(ttl); !found {
+		for _, other := range d.byID {
+			ttl = other.ttl
 		}
 	}
 	d.mu.Unlock()
@@ -118,11 +118,11 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	}
 	s := h.session
 	h.busy++
-	s.users++
+	s.Add(1)
 	s.overtake(k)
 	c := call{request: ownReleaseOf(k, h.token, 0), session: s, sequence: s.number()}
 	d.mu.Unlock()
-	defer s.done()
+	defer s.Leave(1)
 	return notHeld(s.carryOut(ctx, c, k, h))
 }
 

@@ -99,7 +99,7 @@ func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	if err != nil {
 		return backend.Renewal{Err: err}
 	}
-	defer s.done()
+	defer s.Leave(1)
 	d.mu.Lock()
 	h := d.holdOf(g)
 	if h != nil {

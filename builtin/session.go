@@ -18,22 +18,16 @@ import (
 //
 // All fields but the first ones are protected by Driver.mu.
 type session struct {
+	kit.Session
 	d   *Driver
 	id  []byte // 128 random bits
 	ttl time.Duration
 
-	opened chan struct{} // closed when it is open, or could not be opened
-	over   chan struct{} // closed when it has ended
-
-	err    error // why it could not be opened
 	open   bool
-	ended  bool
 	reason backend.Reason // why the service ended it; valid once ended, unless it was closed here
 	on     *conn          // the connection that it is attached to
 
 	proved backend.Instant // just before the last request was sent that renewed it
-	users  int             // holds and calls
-	idle   backend.Instant // since when there are none
 
 	sequence     uint64              // the last one
 	unsettled    map[uint64]struct{} // sequences whose answers are still needed
@@ -56,39 +50,18 @@ type orphan struct {
 
 // sessionFor returns an open session for ttl, with a user more. It makes one if there is none.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
-	d.mu.Lock()
-	s := d.sessions[ttl]
-	if s == nil {
-		err := d.past.lost
-		if d.ctx.Err() != nil {
-			err = backend.ErrClosed
-		}
-		if err != nil {
-			d.mu.Unlock()
-			return nil, err
-		}
-		s = d.newSession(ttl)
-	}
-	s.users++
-	d.mu.Unlock()
-	var err error
-	select {
-	case <-s.opened:
-		if err = s.err; err == nil {
-			return s, nil
-		}
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-d.ctx.Done():
-		err = backend.ErrClosed
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s.leave()
+	s, err := d.sessions.Join(ctx, ttl, func() *session { return d.newSession(ttl) }, func(s *session) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.byID[string(s.id)] = s
+		d.background(s.create)
+	})
 	if kit.IsContext(err) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		err = s.unopened(err)
 	}
-	return nil, err
+	return s, err
 }
 
 // unopened is the error of a call for which the session was not open in time. The caller holds d.mu.
@@ -101,20 +74,17 @@ func (s *session) unopened(err error) error {
 	return unavailable(err)
 }
 
-// newSession begins to open a session, in the background: the end of one caller's context must not fail the others. The
-// caller holds d.mu.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
-		d: d, id: make([]byte, 16), ttl: ttl, opened: make(chan struct{}), over: make(chan struct{}),
+		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
 		unsettled: map[uint64]struct{}{}, attempts: map[key][]*attempt{}, leavings: map[key]*leaving{},
 		orphans: map[key]orphan{},
 	}
 	rand.Read(s.id) // never fails
-	d.sessions[ttl], d.byID[string(s.id)] = s, s
-	d.background(s.create)
 	return s
 }
 
+// create opens the session, in the background: the end of one caller's context must not fail the others.
 func (s *session) create() {
 	d := s.d
 	_, err := d.ask(d.ctx, call{
@@ -124,41 +94,36 @@ func (s *session) create() {
 		session: s, attaches: true, looks: true, // an empty session does nobody harm
 		then: func(r *lockpb.Reply, err error) {
 			if err == nil && r.GetSession() != nil {
-				s.open, s.on, s.idle = true, d.conn, s.proved
-				s.looked = s.proved
+				s.open, s.on, s.looked = true, d.conn, s.proved
 			}
 		},
 	})
-	d.mu.Lock()
-	if s.err = err; err != nil {
+	if err != nil {
+		if d.ctx.Err() != nil {
+			err = backend.ErrClosed
+		}
+		d.mu.Lock()
 		s.forget()
+		d.mu.Unlock()
 	}
-	close(s.opened)
-	d.mu.Unlock()
+	d.sessions.Opened(s, err)
 	if err == nil {
 		s.keepAlive()
 	}
 }
 
-// forget takes the session out of the driver. The caller holds d.mu.
-func (s *session) forget() {
-	if s.ended {
-		return
-	}
-	s.ended, s.open = true, false
-	close(s.over)
-	if s.d.sessions[s.ttl] == s {
-		delete(s.d.sessions, s.ttl)
-	}
+// forget takes the session out of the driver. It is true once. The caller holds d.mu.
+func (s *session) forget() bool {
+	s.open = false
 	delete(s.d.byID, string(s.id))
+	return s.d.sessions.End(s)
 }
 
 // end takes note that the service has ended the session, and with it all that hung on it. The caller holds d.mu.
 func (s *session) end(reason backend.Reason) {
-	if s.ended {
+	if !s.forget() {
 		return
 	}
-	s.forget()
 	s.reason = reason
 	for k, h := range s.d.holds {
 		if h.session == s {
@@ -181,20 +146,6 @@ func (s *session) end(reason backend.Reason) {
 // lostHold is the error for a hold that ended with the session. The caller holds d.mu.
 func (s *session) lostHold() error {
 	return &backend.NotHeldError{Reason: cmp.Or(s.reason, backend.ReasonSessionExpired)}
-}
-
-// leave takes a user away. The caller holds d.mu.
-func (s *session) leave() {
-	if s.users--; s.users == 0 {
-		s.idle = s.d.clock.Now()
-	}
-}
-
-// done is leave for those who do not hold d.mu.
-func (s *session) done() {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	s.leave()
 }
 
 // number returns the next sequence. The caller holds d.mu.
@@ -239,17 +190,17 @@ func (s *session) keepAlive() {
 	for {
 		select {
 		case <-timer.C:
-		case <-s.over:
+		case <-s.Over():
 			return
 		case <-d.ctx.Done():
 			return // Close ends the session
 		}
 		d.mu.Lock()
 		now := d.clock.Now()
-		retire := s.users == 0 && now.Sub(s.idle) >= s.ttl
 		due := s.proved.Add(s.ttl/3 - s.ttl/20)
 		look := len(s.attempts) > 0 && now.Sub(s.looked) >= s.ttl && s.on != nil
 		s.adopt(now)
+		retire := d.sessions.Retire(s, s.ttl)
 		d.mu.Unlock()
 		switch {
 		case retire:
@@ -293,14 +244,10 @@ func (s *session) adopt(now backend.Instant) {
 	}
 }
 
-// retire closes the session, unless somebody uses it again.
+// retire closes a session that has retired.
 func (s *session) retire() {
 	d := s.d
 	d.mu.Lock()
-	if s.ended || s.users > 0 {
-		d.mu.Unlock()
-		return
-	}
 	s.forget()
 	x := s.closing()
 	d.start(x)

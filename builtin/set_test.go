@@ -247,7 +247,7 @@ func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
 func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
-		s := d.sessions[ttl]
+		s, _ := d.sessions.Find(ttl)
 		f.change(func(f *fake) { f.refuses = true })
 		f.disconnect()
 		synctest.Wait()
