@@ -216,14 +216,17 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	return a.queue(ctx, s, b)
 }
 
-// create makes the node, and reads the queue behind it in the same round trip.
+// create makes the node, and reads the queue behind it in the same round trip. What the wire sends in front, to make
+// the name's node, belongs to it.
 func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	data, err := valueOf(a.r).encode()
 	if err != nil {
 		return birth{}, err
 	}
-	a.d.announceDir(ctx, s, a.dir)
-	for n := 0; ; n++ {
+	for missing, n := !a.d.useDir(a.dir), 0; ; n++ {
+		if missing {
+			s.makeFirst(a.dir)
+		}
 		b, err := do(ctx, s, a.late(s), func(c *zk.Conn) (birth, error) {
 			path, err := c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
 			if b := s.takeBirth(path); b != nil {
@@ -235,8 +238,7 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
 			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty,
 			// and is left no time for it.
-			if n > 0 {
-				a.d.sendDir(ctx, s, a.dir)
+			if missing = n > 0; missing {
 				continue
 			}
 			if err = a.d.makeDir(ctx, s, a.dir); err == nil {
@@ -244,6 +246,7 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			}
 		}
 		if err != nil {
+			s.takeMissing(a.dir)
 			a.note(err)
 			return birth{}, err
 		}

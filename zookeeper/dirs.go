@@ -62,34 +62,14 @@ func (d *Driver) make(ctx context.Context, s *session, path string, data []byte,
 	return err
 }
 
-// announceDir sends the creation of a name's node if the driver has not used the name lately, and returns when it has
-// been sent: what comes next arrives after it, in the same round trip. Whether it worked shows there.
-func (d *Driver) announceDir(ctx context.Context, s *session, dir string) {
+// useDir notes that a name is used, and reports whether the driver has used it lately: then its node is likely to be
+// there.
+func (d *Driver) useDir(dir string) (known bool) {
 	d.mu.Lock()
-	_, known := d.dirs[dir]
+	defer d.mu.Unlock()
+	_, known = d.dirs[dir]
 	d.dirs[dir] = 0
-	d.mu.Unlock()
-	if !known {
-		d.sendDir(ctx, s, dir)
-	}
-}
-
-// sendDir sends the creation of a name's node, as announceDir tells.
-func (d *Driver) sendDir(ctx context.Context, s *session, dir string) {
-	written := s.expectDir(dir)
-	answered := make(chan struct{})
-	started := d.gate.Go(func(context.Context) {
-		defer close(answered)
-		_ = d.make(ctx, s, dir, nil, zk.FlagContainer)
-	})
-	if !started {
-		return
-	}
-	select {
-	case <-written:
-	case <-answered:
-	case <-ctx.Done():
-	}
+	return known
 }
 
 // emptyAfter is how long nobody here has used a name before its node is removed. Removing it and making it again costs

@@ -46,16 +46,19 @@ func nodeName(r backend.Request) string {
 
 // cutMark is the reverse of nodeName. What is no mark, or has no request id before it, belongs to the id.
 func cutMark(name string) (requestID string, u kit.Use) {
-	at := max(strings.LastIndexByte(name, '-'), 0)
+	at := strings.LastIndexByte(name, '-')
+	if at < 0 {
+		return name, u
+	}
 	id, mark := name[:at], name[at:]
+	n, limit, counts := strings.Cut(mark[1:], "of")
 	switch {
-	case backend.ValidateRequestID(id) != nil:
+	case mark != markExclusive && mark != markShared && !counts, backend.ValidateRequestID(id) != nil:
 	case mark == markExclusive:
 		return id, kit.Use{}
 	case mark == markShared:
 		return id, kit.Use{Kind: backend.KindShared}
 	default:
-		n, limit, _ := strings.Cut(mark[1:], "of")
 		u.Permits, _ = strconv.Atoi(n)
 		u.Limit, _ = strconv.Atoi(limit)
 		u.Kind = backend.KindPermits

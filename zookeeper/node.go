@@ -69,18 +69,27 @@ type entry struct {
 	number int32 // given by the server
 }
 
-// entryOf reads the name of a node. Foreign nodes beside ours are no entries.
+// entryOf reads the name of a node. Foreign nodes beside ours are no entries. It is called for every entry of every
+// queue that is read.
 func entryOf(dir, node string) (entry, bool) {
 	name, number, ok := strings.Cut(node, ".")
-	id, u := cutMark(name)
-	if !ok || len(number) < 10 || backend.ValidateRequestID(id) != nil {
+	n, err := strconv.ParseInt(number, 10, 32)
+	if !ok || err != nil || !tenDigits(number, n) {
 		return entry{}, false
 	}
-	n, err := strconv.ParseInt(number, 10, 32)
-	if err != nil || fmt.Sprintf("%010d", n) != number {
+	id, u := cutMark(name)
+	if backend.ValidateRequestID(id) != nil {
 		return entry{}, false
 	}
 	return entry{path: dir + "/" + node, requestID: id, Use: u, number: int32(n)}, true
+}
+
+// tenDigits reports whether the server writes n so, like %010d.
+func tenDigits(text string, n int64) bool {
+	if n < 0 {
+		return len(text) == 10 || n <= -1e9
+	}
+	return len(text) == 10 && text[0] != '+' && text[0] != '-'
 }
 
 // entriesOf returns the entries among the children of dir in the order of the queue.

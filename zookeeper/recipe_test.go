@@ -402,27 +402,66 @@ func TestTokenGrowsWhereTheNumberStartsAgain(t *testing.T) {
 	}
 }
 
-// TestBoundsOfTheServer asks for more and for less than a server grants.
-func TestBoundsOfTheServer(t *testing.T) {
+// TestMoreThanTheServerGrants asks for a session that is longer than the server lets sessions be.
+func TestMoreThanTheServerGrants(t *testing.T) {
 	t.Parallel()
-	server := sharedServer(t)
-	dial := func(tick time.Duration) *zookeeper.Driver {
-		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: tick})
-		t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
-		return d
-	}
+	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: 2 * time.Second})
+	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
 	r := request("bounds", false)
 	r.TTL = 30 * time.Second
 	bound := (20 * containers.ZooKeeperTick).String()
-	_, err := dial(2*time.Second).Acquire(soon(t, 10*time.Second), r)
+	_, err := d.Acquire(soon(t, 20*time.Second), r)
 	if !errors.Is(err, backend.ErrInvalidTTL) || !strings.Contains(err.Error(), bound) {
 		t.Errorf("Acquire beyond what the server grants = %v, want ErrInvalidTTL with the bound of %s", err, bound)
 	}
-	r.TTL = 3 * time.Second
-	short := containers.ZooKeeperTick - time.Millisecond
-	var config *backend.ConfigError
-	_, err = dial(short).Acquire(soon(t, 10*time.Second), r)
-	if !errors.As(err, &config) || config.Value != short.String() || !strings.Contains(config.Want, containers.ZooKeeperTick.String()) {
-		t.Errorf("Acquire with a tick below the servers' = %v, want a ConfigError that names both", err)
+}
+
+// TestTickIsLearnt uses ticks that are shorter than the servers', as far as these let theirs be seen: in the shortest
+// session that they grant. Every call says what is wrong, and so does Open.
+func TestTickIsLearnt(t *testing.T) {
+	t.Parallel()
+	const tick = containers.ZooKeeperTick
+	servers := map[string]*containers.ZooKeeperServer{
+		"two ticks by default": sharedServer(t),
+		"minSessionTimeout":    containers.ZooKeeper(t, containers.Settings(fmt.Sprintf("minSessionTimeout=%d", (3*tick).Milliseconds()))),
+	}
+	for name, test := range map[string]struct {
+		tick, want time.Duration
+	}{
+		"two ticks by default": {tick - time.Millisecond, tick},
+		"minSessionTimeout":    {tick, tick * 3 / 2},
+	} {
+		addr := servers[name].Addr()
+		refused := func(call string, err error) {
+			t.Helper()
+			var where *backend.CallError
+			var config *backend.ConfigError
+			if !errors.Is(err, backend.ErrMisconfigured) || !errors.As(err, &where) || !errors.As(err, &config) {
+				t.Fatalf("%s: %s with a tick of %v = %v, want a CallError with a ConfigError", name, call, test.tick, err)
+			}
+			if where.Call != call || config.Value != test.tick.String() || !strings.HasPrefix(config.Want, test.want.String()+" ") {
+				t.Errorf("%s: %s with a tick of %v = %v, want it to name the call, that tick, and %v", name, call, test.tick, err, test.want)
+			}
+		}
+		d := zookeeper.New([]string{addr}, &zookeeper.Options{Tick: test.tick})
+		r := request("tick", false)
+		r.TTL = 3 * test.want
+		_, err := d.Acquire(soon(t, 20*time.Second), r)
+		refused("acquire", err)
+		_, err = d.Look(soon(t, 20*time.Second), r.Name)
+		refused("look", err)
+		if err := d.Close(soon(t, 20*time.Second)); err != nil {
+			t.Errorf("%s: Close = %v", name, err)
+		}
+		_, err = zookeeper.Open(soon(t, 20*time.Second), fmt.Sprintf("zk://%s?timeout=20s&tick=%v", addr, test.tick))
+		refused("ping", err)
+		good, err := zookeeper.Open(soon(t, 20*time.Second), fmt.Sprintf("zk://%s?timeout=20s&tick=%v", addr, test.want))
+		if err != nil {
+			t.Fatalf("%s: Open with a tick of %v = %v", name, test.want, err)
+		}
+		release(t, good, take(t, good, r))
+		if err := good.Close(soon(t, 20*time.Second)); err != nil {
+			t.Errorf("%s: Close = %v", name, err)
+		}
 	}
 }

@@ -50,10 +50,10 @@ type session struct {
 	wire     *wire // the present connection
 	up       chan struct{}
 	isUp     bool
-	link     int                      // counts connections: what was seen over an earlier one is looked at again
-	dirs     map[string]chan struct{} // closed when the creation of that node has been sent
-	births   map[string]*birth        // of nodes whose creation was answered just now
-	failures int                      // dials since the last connection
+	link     int               // counts connections: what was seen over an earlier one is looked at again
+	missing  map[string]bool   // see makeFirst
+	births   map[string]*birth // of nodes whose creation was answered just now
+	failures int               // dials since the last connection
 	proof    proof
 	asking   *question                    // not nil while a proof is asked for
 	last     backend.Instant              // when the last answered one was sent
@@ -125,7 +125,7 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, asked: ttl, shook: make(chan struct{}), up: make(chan struct{}),
-		proof: proof{tick: d.o.Tick}, dirs: map[string]chan struct{}{}, births: map[string]*birth{},
+		proof: proof{tick: d.o.Tick}, missing: map[string]bool{}, births: map[string]*birth{},
 		watched: map[string][]chan<- struct{}{},
 	}
 	s.dialing, s.stopDial = context.WithCancel(context.Background())

@@ -303,7 +303,7 @@ const (
 )
 
 // Write sends what the library sends, one request for each call. It counts the requests, so that one which never left
-// is known to be that, and looks for the creation of a name's node: see announceDir.
+// is known to be that.
 //
 // The library answers a request with the error of its write, whatever that is, and all others of the connection with
 // ErrConnectionClosed. Here they become the same.
@@ -329,11 +329,6 @@ func (w *wire) Write(p []byte) (int, error) {
 	if n > 0 && op != opPing {
 		w.s.written.Add(1)
 	}
-	if op == opCreateContainer {
-		if dir, _, ok := cutText(p[12:]); ok {
-			w.s.dirSent(dir)
-		}
-	}
 	if err != nil {
 		w.s.d.o.Logger.Debug("fencelock/zookeeper: write", "error", err)
 		return n, zk.ErrConnectionClosed
@@ -346,24 +341,50 @@ func (w *wire) Write(p []byte) (int, error) {
 const ownNumbers = 1 << 30
 
 // askBirth makes an entry's creation one that is answered with the node's state, and asks for the queue behind it. The
-// server does both in this order.
+// name's node is made in front, where it is missing. The server does all of it in this order.
 func (w *wire) askBirth(p []byte) []byte {
 	number := int32(binary.BigEndian.Uint32(p[4:]))
 	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !ok || number >= ownNumbers || w.closed {
+	if !ok || number >= ownNumbers-1 || w.closed {
 		return p // it is asked for later, by who misses it
 	}
 	w.births[number] = &birth{done: make(chan struct{})}
-	p = bytes.Clone(p)
-	binary.BigEndian.PutUint32(p[8:], opCreate2)
 	dir := parent(path)
-	p = binary.BigEndian.AppendUint32(p, uint32(4+4+4+len(dir)+1))
-	p = binary.BigEndian.AppendUint32(p, uint32(number)|1<<31)
-	p = binary.BigEndian.AppendUint32(p, opGetChildren2)
-	p = binary.BigEndian.AppendUint32(p, uint32(len(dir)))
-	return append(append(p, dir...), 0) // without a watch
+	var all []byte
+	if w.s.takeMissing(dir) {
+		all = w.s.creationOf(dir)
+	}
+	at := len(all)
+	all = append(all, p...)
+	binary.BigEndian.PutUint32(all[at+8:], opCreate2)
+	all = binary.BigEndian.AppendUint32(all, uint32(4+4+4+len(dir)+1))
+	all = binary.BigEndian.AppendUint32(all, uint32(number)|1<<31)
+	all = binary.BigEndian.AppendUint32(all, opGetChildren2)
+	return append(appendText(all, dir), 0) // without a watch
+}
+
+// creationOf is the request that makes the node of a name: a container without data. Whether it worked shows in the
+// entry's creation.
+func (s *session) creationOf(dir string) []byte {
+	const number = -ownNumbers - 1 // no entry's
+	p := binary.BigEndian.AppendUint32(nil, 0)
+	p = binary.BigEndian.AppendUint32(p, number&math.MaxUint32)
+	p = binary.BigEndian.AppendUint32(p, opCreateContainer)
+	p = binary.BigEndian.AppendUint32(appendText(p, dir), 0)
+	p = binary.BigEndian.AppendUint32(p, uint32(len(s.d.o.ACL)))
+	for _, acl := range s.d.o.ACL {
+		p = appendText(appendText(binary.BigEndian.AppendUint32(p, uint32(acl.Perms)), acl.Scheme), acl.ID)
+	}
+	p = binary.BigEndian.AppendUint32(p, zk.FlagContainer)
+	binary.BigEndian.PutUint32(p, uint32(len(p)-4))
+	return p
+}
+
+// appendText writes a text as cutText reads it.
+func appendText(p []byte, text string) []byte {
+	return append(binary.BigEndian.AppendUint32(p, uint32(len(text))), text...)
 }
 
 // putZxid returns the message with a zxid in it: in a connect request the highest that the driver had seen, so that a
@@ -376,25 +397,20 @@ func putZxid(p []byte, at int, zxid int64) []byte {
 	return p
 }
 
-// expectDir returns a channel that is closed when the creation of dir has been sent.
-func (s *session) expectDir(dir string) <-chan struct{} {
+// makeFirst lets the node of a name be made in front of the next entry in it.
+func (s *session) makeFirst(dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sent := s.dirs[dir]
-	if sent == nil {
-		sent = make(chan struct{})
-		s.dirs[dir] = sent
-	}
-	return sent
+	s.missing[dir] = true
 }
 
-func (s *session) dirSent(dir string) {
+// takeMissing reports whether the node of a name is to be made, to the first who asks.
+func (s *session) takeMissing(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sent := s.dirs[dir]; sent != nil {
-		close(sent)
-		delete(s.dirs, dir)
-	}
+	missing := s.missing[dir]
+	delete(s.missing, dir)
+	return missing
 }
 
 // servers hands out the addresses in turn, without the pause of a second that the library's own provider makes before

@@ -56,7 +56,8 @@ func TestWire(t *testing.T) {
 	pong := message(int32(-2), int64(0x500000009), int32(0))
 	refused := message(int32(2), int64(0x500000006), int32(-101))
 	failed := message(int32(own+2), int64(0x500000006), int32(-101))
-	said := bytes.Join([][]byte{hello, event, created, queue, pong, refused, failed}, nil)
+	made := message(int32(own+ownNumbers-1), int64(0x500000003), int32(-110))
+	said := bytes.Join([][]byte{hello, event, made, created, queue, pong, refused, failed}, nil)
 	heard := bytes.Join([][]byte{hello, event, created, pong, refused}, nil) // by the library
 
 	for name, pieces := range map[string]func(io.Reader) io.Reader{
@@ -87,12 +88,18 @@ func TestWire(t *testing.T) {
 			create := func(number, op, flags int32) []byte {
 				return message(number, op, int32(len(path)), []byte(path), flags)
 			}
+			dir := parent(path)
+			s.makeFirst(dir)
 			for number := range int32(3) {
-				dir := parent(path)
 				want := create(number, opCreate2, 3)
 				want = append(want, message(own+number, int32(opGetChildren2), int32(len(dir)), []byte(dir), false)...)
+				if number == 0 {
+					const scheme, id = "world", "anyone"
+					want = append(message(int32(own+ownNumbers-1), int32(opCreateContainer), int32(len(dir)), []byte(dir), int32(0),
+						int32(1), int32(zk.PermAll), int32(len(scheme)), []byte(scheme), int32(len(id)), []byte(id), int32(4)), want...)
+				}
 				if got := write(create(number, opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, want) {
-					t.Errorf("creation of an entry = %x, want %x: create2, and the queue", got, want)
+					t.Errorf("creation of an entry = %x, want %x: the name's node once, create2, and the queue", got, want)
 				}
 			}
 			if got := write(create(7, opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(7, opCreate, 0)) {

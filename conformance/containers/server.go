@@ -25,6 +25,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -65,7 +66,8 @@ type spec struct {
 	fixed   *port.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
 	environ []string   // in both ways, KEY=value
 
-	observer bool // see LastObserves
+	observer bool     // see LastObserves
+	settings []string // see Settings
 
 	binary  string                             // on PATH
 	args    []string                           // in both ways
@@ -97,6 +99,7 @@ type options struct {
 	container bool // or nothing
 	process   bool // or nothing
 	observer  bool
+	settings  []string
 }
 
 // Args appends arguments to the server's command line.
@@ -113,6 +116,11 @@ func AsProcess() Option { return func(o *options) { o.container, o.process = fal
 
 // LastObserves makes the last node of an ensemble of ZooKeepers one without a vote.
 func LastObserves() Option { return func(o *options) { o.observer = true } }
+
+// Settings adds lines to the configuration of a single ZooKeeper, key=value each.
+func Settings(lines ...string) Option {
+	return func(o *options) { o.settings = append(o.settings, lines...) }
+}
 
 // create makes a server in one way, and says which; it is not started yet.
 type create func(context.Context, spec) (node, string, error)
@@ -139,7 +147,10 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 		opt(&o)
 	}
 	sp.image, sp.args = o.image, append(append([]string(nil), sp.args...), o.args...)
-	sp.observer = o.observer
+	sp.observer, sp.settings = o.observer, o.settings
+	if len(o.settings) > 0 {
+		sp.environ = append(slices.Clip(sp.environ), "ZOO_CFG_EXTRA="+strings.Join(o.settings, " "))
+	}
 	require := os.Getenv("FENCELOCK_REQUIRE") == "all"
 
 	var reasons []error

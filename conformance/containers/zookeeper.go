@@ -68,10 +68,12 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	}
 	sp.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
+		config := filepath.Join(dir, "zoo.cfg")
+		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
+			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(sp.settings, "\n")), 0o600) // the server says what is missing
 		return append(append([]string(nil), zooKeeperJava...),
 			"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
-			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain",
-			port, dir, strconv.FormatInt(ZooKeeperTick.Milliseconds(), 10), "0")
+			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain", config)
 	}
 	return newProcess(ctx, sp)
 }
