@@ -81,7 +81,9 @@ func entryOf(dir, node string) (entry, bool) {
 	if backend.ValidateRequestID(id) != nil {
 		return entry{}, false
 	}
-	return entry{path: dir + "/" + node, requestID: id, Use: u, number: int32(n)}, true
+	path := dir + "/" + node
+	id = path[len(dir)+1:][:len(id)] // so that an entry which is kept keeps nothing else of the queue
+	return entry{path: path, requestID: id, Use: u, number: int32(n)}, true
 }
 
 // tenDigits reports whether the server writes n so, like %010d.

@@ -69,15 +69,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			return h, nil
 		}
 		a.queued = true
-		again, err := a.checkUse(ctx, s, h, front)
-		switch {
-		case again || err != nil:
-		case a.r.Wait:
-			err = a.await(ctx, s, h, block)
-		default:
-			err = a.stepBack(ctx, s, h, front, own)
-		}
-		if err != nil {
+		if err := a.blocked(ctx, s, h, front, block, own); err != nil {
 			return h, a.vanished(h, err)
 		}
 		// Whatever woke us: what counts is the state, read with our own node in it.

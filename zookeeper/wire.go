@@ -236,10 +236,10 @@ func (s *session) noteBirth(b *birth, body []byte) {
 	if !ok || len(body) < 8 {
 		return
 	}
-	b.path, b.zxid = path, int64(binary.BigEndian.Uint64(body))
+	b.path, b.zxid = string(path), int64(binary.BigEndian.Uint64(body))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.births[path] = b
+	s.births[b.path] = b
 }
 
 // takeBirth returns the birth of a node, or nil if it is not known.
@@ -257,28 +257,29 @@ func (b *birth) readQueue(body []byte) {
 	if len(body) < 4 {
 		return // an error
 	}
-	n := binary.BigEndian.Uint32(body)
-	var queue []string
-	for body = body[4:]; n > 0; n-- {
-		node, rest, ok := cutText(body)
+	all, at := string(body), 4
+	queue := []string{}
+	for range binary.BigEndian.Uint32(body) {
+		node, rest, ok := cutText(body[at:])
 		if !ok {
 			return
 		}
-		queue, body = append(queue, node), rest
+		at = len(body) - len(rest)
+		queue = append(queue, all[at-len(node):at])
 	}
 	b.queue = queue
 }
 
 // cutText reads a text with its length in front.
-func cutText(p []byte) (text string, rest []byte, ok bool) {
+func cutText(p []byte) (text, rest []byte, ok bool) {
 	if len(p) < 4 {
-		return "", nil, false
+		return nil, nil, false
 	}
 	size := int(int32(binary.BigEndian.Uint32(p)))
 	if p = p[4:]; size < 0 || size > len(p) {
-		return "", nil, false
+		return nil, nil, false
 	}
-	return string(p[:size]), p[size:], true
+	return p[:size], p[size:], true
 }
 
 // abandonBirths ends the wait for queues that will not be read any more.
@@ -351,7 +352,7 @@ func (w *wire) askBirth(p []byte) []byte {
 		return p // it is asked for later, by who misses it
 	}
 	w.births[number] = &birth{done: make(chan struct{})}
-	dir := parent(path)
+	dir := parent(string(path))
 	var all []byte
 	if w.s.takeMissing(dir) {
 		all = w.s.creationOf(dir)

@@ -10,7 +10,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // passTime bounds how long an attempt waits for others that are refused, and remove their entries.
@@ -50,90 +49,64 @@ func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, b
 	return held{}, false, nil
 }
 
-// checkUse refuses a request for a name that is in use otherwise: the first entry tells. Others that do not go with
-// ours do not go with the first one either, and are refused themselves; until they have gone they stand in the way,
-// since the first one may go before they look. It is true if the queue must be read again.
-func (a *attempt) checkUse(ctx context.Context, s *session, h *hold, front []entry) (again bool, err error) {
-	mixes := func(e entry) bool { return e.Mixes(kit.UseOf(a.r)) }
-	if !slices.ContainsFunc(front, func(e entry) bool { return !mixes(e) }) {
-		return false, nil
+// blocked is called for an attempt whose entry, own, is kept waiting by some of those in front. It returns when the
+// queue must be read again, or removes the entry and tells why the attempt is refused: it does not wait, or the name is
+// in use for something else.
+//
+// The entry that refuses ours may itself belong to an attempt that is about to leave, and then is no reason. Where the
+// queue shows that it was never granted, wait until it has gone. Where it may have left because of a holder who has
+// gone since, look whether it stays.
+func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block []entry, own entry) error {
+	odd := slices.ContainsFunc(front, func(e entry) bool { return !e.Mixes(own.Use) })
+	if a.r.Wait && !odd {
+		return a.await(ctx, s, h, block)
 	}
 	first, ok, err := a.first(ctx, s, front)
-	if err != nil || !ok || mixes(first.entry) {
-		return !ok, err
+	if err != nil || !ok {
+		return err
 	}
-	if err := a.leave(ctx, s, h); err != nil {
-		return false, err
-	}
-	// It may be on its way out, refused by one that stood before it. Look whether it stays.
-	stays, err := a.stay(ctx, s, []entry{first.entry}, func([]entry) bool { return true })
+	firm, sure, why := []entry{first.entry}, false, heldError(a.r.Name, first)
+	refused := func(by []entry) bool { return len(blockers(by, own)) > 0 }
 	switch {
-	case err != nil:
-		return false, err
-	case !stays:
-		return false, a.passed(first)
+	case !first.Mixes(own.Use):
+		// What the first entry is for tells what the name is in use for. Others that do not go with ours do not go with
+		// the first one either, and are refused themselves. Until they have gone they stand in the way: the first one may
+		// go before they look.
+		why, refused = mismatchError(first), func(by []entry) bool { return len(by) > 0 }
+	case a.r.Wait:
+		return a.await(ctx, s, h, block)
+	case refused(firm):
+		sure = !first.Try
+	default:
+		var passing []entry
+		behind := front[slices.IndexFunc(front, func(e entry) bool { return e.path == first.path })+1:]
+		if firm, passing, err = a.sift(ctx, s, first.entry, behind, refused); err != nil {
+			return err
+		}
+		if sure = !refused(firm); sure {
+			if stood, err := a.letPass(ctx, s, h, passing); err != nil || !stood {
+				return err
+			}
+		}
 	}
-	return false, mismatchError(first)
-}
-
-// leave removes our entry.
-func (a *attempt) leave(ctx context.Context, s *session, h *hold) error {
 	a.d.setReleasing(h)
 	if err := s.remove(ctx, h.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return err
 	}
 	a.mine = ""
-	return nil
-}
-
-// passed is the error of an attempt that stepped back for somebody who has gone.
-func (a *attempt) passed(first held) error {
-	if !a.r.Wait {
-		a.held = heldError(a.r.Name, first)
-	}
-	return errGone
-}
-
-// stepBack leaves the queue, in which an attempt has no place. Without an error the queue must be read again.
-//
-// The entry before ours may belong to another attempt that is about to leave. It is no reason to refuse ours. If the
-// queue shows that it was never granted, wait until it has gone. If it may have left because of a holder who has gone
-// since, look whether it stays.
-func (a *attempt) stepBack(ctx context.Context, s *session, h *hold, front []entry, own entry) error {
-	first, ok, err := a.first(ctx, s, front)
-	if err != nil || !ok {
-		return err
-	}
-	firm := []entry{first.entry}
-	refused := func(by []entry) bool { return len(blockers(by, own)) > 0 }
-	sure := refused(firm) && !first.Try
-	if !refused(firm) {
-		behind := front[slices.IndexFunc(front, func(e entry) bool { return e.path == first.path })+1:]
-		var passing []entry
-		firm, passing, err = a.sift(ctx, s, first.entry, behind, refused)
-		if err != nil {
-			return err
-		}
-		if !refused(firm) {
-			if stood, err := a.letPass(ctx, s, h, passing); err != nil || !stood {
-				return err
-			}
-			sure = true
-		}
-	}
-	if err := a.leave(ctx, s, h); err != nil {
-		return err
-	}
 	if !sure {
-		stays, err := a.stay(ctx, s, firm, refused)
+		stay, err := a.stay(ctx, s, firm)
 		if err != nil {
 			return err
 		}
-		if !stays {
-			return a.passed(first)
+		if !refused(stay) {
+			if !a.r.Wait {
+				a.held = heldError(a.r.Name, first)
+			}
+			return errGone
 		}
 	}
-	return heldError(a.r.Name, first)
+	return why
 }
 
 // sift divides the entries behind the first one into firm and passing ones, and stops as soon as the firm ones are
@@ -183,23 +156,13 @@ func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []en
 	return false, err
 }
 
-// stay reports whether those of some entries that the leader still knows refuse us.
-func (a *attempt) stay(ctx context.Context, s *session, some []entry, refused func([]entry) bool) (bool, error) {
+// stay returns those of some entries that the leader still knows.
+func (a *attempt) stay(ctx context.Context, s *session, some []entry) ([]entry, error) {
 	if err := s.prove(ctx, a.d.clock.Now()); err != nil {
-		return false, err
-	}
-	if len(some) == 1 {
-		_, err := s.get(ctx, some[0].path)
-		if errors.Is(err, zk.ErrNoNode) {
-			return false, nil
-		}
-		return err == nil, err
+		return nil, err
 	}
 	queue, err := s.children(ctx, a.dir)
-	if err != nil {
-		return false, err
-	}
-	return refused(slices.DeleteFunc(some, func(e entry) bool { return place(queue, e.path) < 0 })), nil
+	return slices.DeleteFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), err
 }
 
 // heldError tells who stands first in the queue. How long that session lasts is not known to ZooKeeper's clients.
