@@ -3,7 +3,6 @@ package zookeeper
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"log/slog"
@@ -223,31 +222,7 @@ func (d *Driver) begin(ctx context.Context) error {
 // Ping makes sure that the leader of the ensemble answers, and that the user may read and make the root. A connection
 // that is lost meanwhile is no answer: Ping tries again, as Acquire does, until ctx ends.
 func (d *Driver) Ping(ctx context.Context) error {
-	if err := d.begin(ctx); err != nil {
-		return d.callError("ping", "", err)
-	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
-	for n := 1; ; n++ {
-		err := d.pingOnce(ctx)
-		again := n < tries && ctx.Err() == nil && transient(err) && !errors.Is(err, errNoConnection)
-		if err == nil || !again {
-			return d.callError("ping", "", err)
-		}
-		if ended := kit.Sleep(ctx, kit.RetryPause(d.minTTL())); ended != nil {
-			return d.callError("ping", "", fmt.Errorf("%w: %w", ended, err))
-		}
-	}
-}
-
-func (d *Driver) pingOnce(ctx context.Context) error {
-	s, err := d.anySession(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.Leave(1)
-	return s.prove(ctx, d.clock.Now())
+	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))
 }
 
 // Close ends waiters with backend.ErrClosed and closes the driver's sessions, which removes whatever nodes are left.

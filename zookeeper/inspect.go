@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -44,15 +45,32 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 	defer d.gate.Leave()
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
-	s, err := d.anySession(ctx)
+	s, err := d.proven(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer s.Leave(1)
-	if err := s.prove(ctx, d.clock.Now()); err != nil {
-		return err
-	}
 	return f(ctx, s)
+}
+
+// proven returns a session whose server knows all that the leader knew, and adds a user: the session on which an orphan
+// may stand, if that is known. A connection that is lost meanwhile is no answer: it tries again until ctx ends.
+func (d *Driver) proven(ctx context.Context, left *orphan) (*session, error) {
+	for n := 1; ; n++ {
+		s, err := d.sessionOf(ctx, left)
+		if err == nil {
+			if err = s.prove(ctx, d.clock.Now()); err == nil {
+				return s, nil
+			}
+			s.Leave(1)
+		}
+		if n == tries || ctx.Err() != nil || !transient(err) || errors.Is(err, errNoConnection) {
+			return nil, err
+		}
+		if ended := kit.Sleep(ctx, kit.RetryPause(d.minTTL())); ended != nil {
+			return nil, fmt.Errorf("%w: %w", ended, err)
+		}
+	}
 }
 
 // describe reads the state of a name.

@@ -21,7 +21,7 @@ func (s *session) provedAt() backend.Instant {
 
 // prove makes sure that the leader has confirmed the session to a request sent at since or later. Concurrent callers
 // share one request, which goes on when a caller's context ends: where an answer takes longer than anybody waits, the
-// next one finds it.
+// next one finds it. A request that waits too long for its answer is followed by another one, until ctx ends.
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
 		s.mu.Lock()
@@ -38,7 +38,8 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 		s.mu.Unlock()
 		select {
 		case <-asked.done:
-			if mine && asked.err != nil {
+			late := kit.IsContext(asked.err) && !errors.Is(asked.err, errNoConnection)
+			if mine && asked.err != nil && !late {
 				return asked.err
 			}
 		case <-ctx.Done():

@@ -70,14 +70,11 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 
 // releaseAt deletes the node of a hold that another session has, or had.
 func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, token int64) error {
-	s, err := d.anySession(ctx)
+	s, err := d.proven(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer s.Leave(1)
-	if err := s.prove(ctx, d.clock.Now()); err != nil {
-		return err
-	}
 	node, err := s.get(ctx, path)
 	switch {
 	case errors.Is(err, zk.ErrNoNode), err == nil && (node.Token != token || node.stat.EphemeralOwner == 0):
@@ -91,14 +88,11 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 // removeRequest deletes whatever a request has left. ErrNoNode if there is nothing. It looks on the session on which an
 // attempt was given up, if that is known: what was sent on it before then has been done, or never will be.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *orphan) error {
-	s, err := d.sessionOf(ctx, left)
+	s, err := d.proven(ctx, left)
 	if err != nil {
 		return err
 	}
 	defer s.Leave(1)
-	if err := s.prove(ctx, d.clock.Now()); err != nil {
-		return err
-	}
 	queue, err := s.children(ctx, d.dir(name))
 	if err != nil {
 		return err

@@ -133,12 +133,12 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 }
 
 // create makes the session usable.
-func (s *session) create(ctx context.Context) error {
+func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	ctx, cancel := context.WithTimeout(whole, attemptTime)
 	defer cancel()
 	var errs [2]error
 	sideBySide(len(errs), func(i int) {
@@ -158,6 +158,9 @@ func (s *session) create(ctx context.Context) error {
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
+		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
+			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, attemptTime, err)
+		}
 		return err
 	}
 	s.mu.Lock()
