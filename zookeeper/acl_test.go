@@ -34,7 +34,6 @@ func TestNodesBelongToTheUser(t *testing.T) {
 	}
 	d := as("ann", "secret")
 	r := request("hers", false)
-	r.TTL = 20 * containers.ZooKeeperTick
 	g := take(t, d, r)
 
 	stranger, events, err := zk.Connect([]string{server.Addr()}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(quiet{}))

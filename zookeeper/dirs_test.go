@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/zookeeper"
 )
@@ -19,19 +18,15 @@ func TestUnusedNamesAreRemoved(t *testing.T) {
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
 	drivers := []*zookeeper.Driver{driver(t, server.Addr()), driver(t, server.Addr())}
-	long := func(r backend.Request) backend.Request {
-		r.TTL = 20 * containers.ZooKeeperTick
-		return r
-	}
-	take(t, drivers[0], long(request("held", false)))
-	release(t, drivers[1], take(t, drivers[1], long(reader("shared", false))))
-	take(t, drivers[0], long(reader("shared", false))) // and stays, where the other has left
+	take(t, drivers[0], request("held", false))
+	release(t, drivers[1], take(t, drivers[1], reader("shared", false)))
+	take(t, drivers[0], reader("shared", false)) // and stays, where the other has left
 	var all sync.WaitGroup
 	for w := range 8 {
 		all.Go(func() {
 			for n := range 50 {
 				d := drivers[n%2]
-				g, err := d.Acquire(soon(t, 20*time.Second), long(request(fmt.Sprintf("once/%d/%d", w, n), false)))
+				g, err := d.Acquire(soon(t, 20*time.Second), request(fmt.Sprintf("once/%d/%d", w, n), false))
 				if err != nil {
 					t.Error(err)
 					return
@@ -54,7 +49,7 @@ func TestUnusedNamesAreRemoved(t *testing.T) {
 		}
 	}
 	for _, d := range drivers { // what was removed comes back
-		g := take(t, d, long(request("once/0/0", false)))
+		g := take(t, d, request("once/0/0", false))
 		release(t, d, g)
 	}
 }
@@ -81,7 +76,6 @@ func TestNameIsRemovedAllTheTime(t *testing.T) {
 		clients.Go(func() {
 			for range 100 {
 				r := request("removed", true)
-				r.TTL = 20 * containers.ZooKeeperTick
 				g, err := d.Acquire(soon(t, 20*time.Second), r)
 				if err != nil {
 					t.Errorf("Acquire = %v", err)

@@ -113,7 +113,6 @@ func TestEnsembleThatForgot(t *testing.T) {
 			})
 			lost := make(chan backend.Reason, 4)
 			r := request("held", false)
-			r.TTL = 20 * containers.ZooKeeperTick // it does not expire meanwhile
 			r.Lost = func(reason backend.Reason) { lost <- reason }
 			g := take(t, d, r)
 			space := d.Describe().TokenSpace
@@ -195,14 +194,10 @@ func TestDeletedRoot(t *testing.T) {
 	spaces := map[string]bool{}
 	for round := range 3 {
 		idle, holder := driver(t, server.Addr()), driver(t, server.Addr())
-		long := func(r backend.Request) backend.Request {
-			r.TTL = 20 * containers.ZooKeeperTick
-			return r
-		}
-		before := take(t, idle, long(request("before", false)))
+		before := take(t, idle, request("before", false))
 		release(t, idle, before)
 		lost := make(chan backend.Reason, 4)
-		r := long(request("held", false))
+		r := request("held", false)
 		r.Lost = func(reason backend.Reason) { lost <- reason }
 		g := take(t, holder, r)
 		if space := holder.Describe().TokenSpace; spaces[space] || space != idle.Describe().TokenSpace {
@@ -235,7 +230,9 @@ func TestRootDeletedWhileNobodyLooked(t *testing.T) {
 	admin := newAdmin(t, server.Addr())
 	addr, link := server.NewLink(t)
 	d := driver(t, addr)
-	g := take(t, d, request("a", false))
+	short := request("a", false)
+	short.TTL = ttl
+	g := take(t, d, short)
 	link.Hold(fault.Both)
 	take(t, driver(t, server.Addr()), request("a", true)) // the session has ended
 	admin.deleteBelow(t, "")
@@ -296,7 +293,6 @@ func TestRenewalForLessShortensNothing(t *testing.T) {
 	addr, link := server.NewLink(t)
 	d, rival := driver(t, addr), driver(t, server.Addr())
 	r := request("less", false)
-	r.TTL = 20 * containers.ZooKeeperTick
 	g := take(t, d, r)
 	g.TTL = ttl
 	if renewal := d.Renew(soon(t, 10*time.Second), []backend.Grant{g})[0]; renewal.Err != nil || renewal.TTL != ttl {

@@ -2,6 +2,7 @@ package zookeeper_test
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,13 +16,14 @@ import (
 func TestReleaseWhileMoving(t *testing.T) {
 	t.Parallel()
 	r := request("moving", false)
+	r.TTL = longTTL / 5 // both sessions end soon, and not while a busy machine does something else
 	b := &breaker{requestID: r.RequestID, arrived: make(chan struct{}), deliver: make(chan struct{})}
 	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
 	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
 	g := take(t, d, r)
 	b.arm("replace", replyHeld)
 	longer := g
-	longer.TTL = 8 * containers.ZooKeeperTick // long enough for a busy machine to keep the session
+	longer.TTL = 2 * r.TTL
 	renewed := make(chan error, 1)
 	go func() { renewed <- d.Renew(soon(t, 20*time.Second), []backend.Grant{longer})[0].Err }()
 	select {
@@ -37,9 +39,33 @@ func TestReleaseWhileMoving(t *testing.T) {
 	if err := <-renewed; err == nil {
 		t.Error("Renew says that a released hold goes on")
 	}
-	for ctx := soon(t, 30*time.Second); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // nobody tells
+	for ctx := soon(t, time.Minute); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // nobody tells
 		if ctx.Err() != nil {
 			t.Fatalf("a driver that holds nothing has %d connections", b.connections())
 		}
+	}
+}
+
+// TestCallsWaitForALateAnswer holds the answer to a proof back until another one is asked for. That is later than one
+// question waits, and earlier than the caller's context ends: no call may say that this has ended.
+func TestCallsWaitForALateAnswer(t *testing.T) {
+	t.Parallel()
+	b := &breaker{requestID: backend.NewRequestID(), arrived: make(chan struct{}), deliver: make(chan struct{})}
+	var asked atomic.Int32
+	b.before = func(step string) {
+		if step == "prove" && asked.Add(1) == 2 {
+			close(b.deliver)
+		}
+	}
+	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
+	b.arm("prove", replyHeld)
+	if _, err := d.Look(soon(t, time.Minute), "late"); err != nil {
+		t.Errorf("Look = %v after %d questions, want it to wait for the second one's answer", err, asked.Load())
+	}
+	if !b.hasBroken() {
+		t.Error("no answer was held back")
+	}
+	if err := d.Close(soon(t, 10*time.Second)); err != nil {
+		t.Errorf("Close = %v", err)
 	}
 }

@@ -43,7 +43,9 @@ func runWaiter(args string) {
 	addrs, name, _ := strings.Cut(args, " ")
 	d := newDriver(strings.Split(addrs, ",")...)
 	fmt.Println("ready")
-	g, err := d.Acquire(context.Background(), request(name, true))
+	r := request(name, true)
+	r.TTL = ttl // its session ends soon
+	g, err := d.Acquire(context.Background(), r)
 	if err != nil {
 		fmt.Println("failed", err)
 		return
@@ -56,12 +58,16 @@ func newDriver(addrs ...string) *zookeeper.Driver {
 	return zookeeper.New(addrs, &zookeeper.Options{Tick: containers.ZooKeeperTick})
 }
 
-// ttl is the least that the servers of the tests grant.
-const ttl = 2 * containers.ZooKeeperTick
+// The least and the most that the servers of the tests grant.
+const (
+	ttl     = 2 * containers.ZooKeeperTick
+	longTTL = 20 * containers.ZooKeeperTick
+)
 
+// request is one whose hold outlives what a busy machine does to it.
 func request(name string, wait bool) backend.Request {
 	return backend.Request{
-		Name: name, Owner: "test", RequestID: backend.NewRequestID(), HoldID: "hold-" + backend.NewRequestID(), TTL: ttl, Wait: wait,
+		Name: name, Owner: "test", RequestID: backend.NewRequestID(), HoldID: "hold-" + backend.NewRequestID(), TTL: longTTL, Wait: wait,
 	}
 }
 
@@ -207,6 +213,7 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 	victim, rival := driver(t, addr), driver(t, server.Addr())
 	lost := make(chan backend.Reason, 4)
 	r := request("lost", false)
+	r.TTL = ttl
 	r.Lost = func(reason backend.Reason) { lost <- reason }
 	g := take(t, victim, r)
 	link.Hold(fault.Both)
@@ -245,8 +252,7 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
-	r := request("again", false)
-	r.TTL = 20 * containers.ZooKeeperTick // proved seldom
+	r := request("again", false) // proved seldom
 	for _, d := range []*zookeeper.Driver{a, b} {
 		other := r
 		other.Name, other.RequestID = "before", backend.NewRequestID()
@@ -279,7 +285,6 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	rival := driver(t, server.Addr())
 	lost := make(chan backend.Reason, 4)
 	r := request("closed", false)
-	r.TTL = 10 * time.Second
 	r.Lost = func(reason backend.Reason) { lost <- reason }
 	g := take(t, victim, r)
 	id, password := b.session() // the waiter may get another one
@@ -300,7 +305,7 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	if err := closeSession(soon(t, 20*time.Second), server.Addr(), id, password); err != nil {
 		t.Fatal(err)
 	}
-	next, err := rival.Acquire(soon(t, 5*time.Second), request("closed", true)) // half of the TTL: nothing expires
+	next, err := rival.Acquire(soon(t, 20*time.Second), request("closed", true)) // the victim keeps alive what it has
 	if err != nil || next.Token <= g.Token {
 		t.Fatalf("Acquire by a rival = token %v, %v; want more than %v, since the session was closed", next.Token, err, g.Token)
 	}
@@ -409,7 +414,7 @@ func TestMoreThanTheServerGrants(t *testing.T) {
 	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
 	r := request("bounds", false)
 	r.TTL = 30 * time.Second
-	bound := (20 * containers.ZooKeeperTick).String()
+	bound := longTTL.String()
 	_, err := d.Acquire(soon(t, 20*time.Second), r)
 	if !errors.Is(err, backend.ErrInvalidTTL) || !strings.Contains(err.Error(), bound) {
 		t.Errorf("Acquire beyond what the server grants = %v, want ErrInvalidTTL with the bound of %s", err, bound)

@@ -34,12 +34,8 @@ func TestSessionsOfABusyClient(t *testing.T) {
 			t.Errorf("Close = %v", err)
 		}
 	})
-	long := func(r backend.Request) backend.Request {
-		r.TTL = 20 * containers.ZooKeeperTick
-		return r
-	}
 	for n := range 20 {
-		release(t, d, take(t, d, long(request(fmt.Sprint("idle/", n), false))))
+		release(t, d, take(t, d, request(fmt.Sprint("idle/", n), false)))
 	}
 	const probe = 1 // which asks for the tick
 	if n := dials.Load(); n != 1+probe {
@@ -54,7 +50,7 @@ func TestSessionsOfABusyClient(t *testing.T) {
 		name := fmt.Sprint("busy/", n%names)
 		all.Go(func() {
 			for range 10 {
-				r := long(request(name, true))
+				r := request(name, true)
 				g, err := d.Acquire(soon(t, time.Minute), r)
 				if err != nil {
 					t.Error(err)

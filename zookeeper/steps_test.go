@@ -238,13 +238,11 @@ func (p *play) again(f func(context.Context) error, explained ...error) error {
 	return err
 }
 
-// opens takes the name for a rival: nothing that was left behind may close it for long.
+// opens takes the name for a rival: nothing that was left behind may close it while the driver lives.
 func (p *play) opens() error {
 	r := p.other()
 	r.Wait = true
-	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Second)
-	defer cancel()
-	g, err := p.rival.Acquire(ctx, r)
+	g, err := p.rival.Acquire(soon(p.t, 20*time.Second), r)
 	if err != nil {
 		return fmt.Errorf("the name does not open: %w", err)
 	}

@@ -21,7 +21,6 @@ import (
 // as changes what a request asks for.
 func as(r backend.Request, kind backend.Kind, permits, limit int) backend.Request {
 	r.Kind, r.Permits, r.Limit = kind, permits, limit
-	r.TTL = 20 * containers.ZooKeeperTick // whoever is slow is not lost
 	return r
 }
 

@@ -19,7 +19,6 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 	server := sharedServer(t)
 	holder := driver(t, server.Addr())
 	r := request("idle", false)
-	r.TTL = 20 * containers.ZooKeeperTick
 	take(t, holder, r)
 
 	var mu sync.Mutex
