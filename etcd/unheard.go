@@ -79,7 +79,7 @@ func (c *connections) noteAnswer(q *question) {
 }
 
 // leave closes the connections to the member that owes the answer to q for a second, if another one has answered what
-// was asked later. One that was left before, and has not answered since, gets a quarter of that.
+// was asked later, and it has not. One that was left before, and has not answered since, gets a quarter of that.
 func (c *connections) leave(q *question) (left bool) {
 	conn := q.on.Load()
 	if conn == nil {
@@ -92,9 +92,9 @@ func (c *connections) leave(q *question) (left bool) {
 	}
 	behind := false
 	for _, other := range c.members {
-		behind = behind || other != m && other.answered > q.sent
+		behind = behind || other.answered > q.sent
 	}
-	if !behind || now-q.sent < patience {
+	if !behind || m.answered > q.sent || now-q.sent < patience {
 		c.mu.Unlock()
 		return false
 	}

@@ -62,6 +62,26 @@ func patient(t *testing.T, bears time.Duration, servers ...*mute) (*clientv3.Cli
 	return client, conns
 }
 
+// A server that takes long for one request, and answers others meanwhile, is not left for it.
+func TestServerThatIsSlowOnceIsKept(t *testing.T) {
+	t.Parallel()
+	const sent, later = 1, 2
+	conns := newConnections("")
+	slow, quick := conns.memberLocked("slow"), conns.memberLocked("quick")
+	q := &question{sent: sent}
+	q.on.Store(&connection{addr: "slow", all: conns})
+	conns.begun = conns.begun.Add(-time.Hour)
+	if quick.answered = sent; conns.leave(q) {
+		t.Error("it was left for one that has answered nothing later")
+	}
+	if quick.answered, slow.answered = later, later; conns.leave(q) {
+		t.Error("it was left although it answers as well")
+	}
+	if slow.answered = 0; !conns.leave(q) || !conns.leftAlone("slow") || conns.leftAlone("quick") {
+		t.Error("one that owes all answers was not left")
+	}
+}
+
 // leftAlone reports whether a connection to m is not to be made.
 func (m *mute) leftAlone(conns *connections) bool { return conns.leftAlone(m.addr) }
 
