@@ -52,64 +52,72 @@ const (
 	waitMost    = 24 * time.Hour   // bounds a wait over all of its polls
 )
 
-// join returns the attempt for what is asked, which it begins if there is none, with a poll more.
-func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []backend.Request) (*attempt, error) {
-	bound := time.NewTimer(attemptTime)
-	defer bound.Stop()
+// join returns the attempt for what is asked, which it begins if there is none, with a poll more. carryOut asks the
+// driver; it is nil if somebody else does.
+func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []backend.Request) (
+	a *attempt, carryOut func(), err error,
+) {
+	var bound <-chan time.Time
 	for {
 		var gone <-chan struct{}
 		g.mu.Lock()
-		a := g.attempts[key]
+		a = g.attempts[key]
 		switch {
 		case g.closing.Err() != nil:
 			g.mu.Unlock()
-			return nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
+			return nil, nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
 		case a == nil && g.finished.has(key):
 			g.mu.Unlock()
-			return nil, problem(codeDone, "acquire again with another requestId")
+			return nil, nil, problem(codeDone, "acquire again with another requestId")
 		case a == nil && g.leftOf(rs) != nil:
 			gone = g.leftOf(rs)
 		case a == nil:
 			seen, lost := g.history.Now()
 			if lost != nil {
 				g.mu.Unlock()
-				return nil, lost
+				return nil, nil, lost
 			}
-			a = g.begin(key, print, named, rs, seen)
+			a, carryOut = g.begin(key, print, named, rs, seen)
 			a.polls++
 			g.mu.Unlock()
-			return a, nil
+			return a, carryOut, nil
 		case a.print != print:
 			g.mu.Unlock()
-			return nil, problem(codeMismatch, "a request with this requestId asked for something else")
+			return nil, nil, problem(codeMismatch, "a request with this requestId asked for something else")
 		case !a.abandoned:
 			a.polls++
 			a.stopTimer()
 			g.mu.Unlock()
-			return a, nil
+			return a, nil, nil
 		default: // its place is being given up
 			gone = a.done
 		}
 		g.mu.Unlock()
+		if bound == nil {
+			timer := time.NewTimer(attemptTime)
+			defer timer.Stop()
+			bound = timer.C
+		}
 		select {
 		case <-gone:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		case <-g.closing.Done():
-		case <-bound.C:
-			return nil, problem(codeUnknown, "what an earlier request left is still being given back").retry(comeAgain)
+		case <-bound:
+			return nil, nil, problem(codeUnknown, "what an earlier request left is still being given back").retry(comeAgain)
 		}
 	}
 }
 
-// begin starts an attempt. seen is the moment in the history before it. The caller holds g.mu.
-func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, seen uint64) *attempt {
+// begin makes an attempt, which carryOut carries out: in the background if it may wait, else it is for the caller to call.
+// seen is the moment in the history before it. The caller holds g.mu.
+func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime
 	if rs[0].Wait {
 		bound = waitMost
 	}
 	ctx, cancel := context.WithTimeout(g.closing, bound)
-	a := &attempt{key: key, print: print, named: named, requests: rs, cancel: cancel, done: make(chan struct{})}
+	a = &attempt{key: key, print: print, named: named, requests: rs, cancel: cancel, done: make(chan struct{})}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
 		h := &hold{a: a, key: keyOf(&rs[i]), minHold: rs[i].MinHold}
@@ -121,7 +129,9 @@ func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, see
 		}
 	}
 	g.attempts[key] = a
-	g.work.Go(func() {
+	g.work.Add(1)
+	carryOut = func() {
+		defer g.work.Done()
 		defer cancel()
 		grants, err := g.acquire(ctx, rs)
 		if err != nil {
@@ -130,8 +140,12 @@ func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, see
 			err = g.judge(grants, seen)
 		}
 		g.answered(a, grants, err)
-	})
-	return a
+	}
+	if rs[0].Wait {
+		go carryOut()
+		return a, nil
+	}
+	return a, carryOut
 }
 
 func (g *Gateway) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {

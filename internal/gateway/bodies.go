@@ -67,6 +67,7 @@ type Lock struct {
 	ExpiresAt      time.Time `json:"expiresAt" doc:"When the hold ends unless it is renewed, by the gateway's wall clock: for people"`
 	FencingToken   uint64    `json:"fencingToken,omitempty" maximum:"9007199254740991" doc:"Greater than that of every earlier exclusive hold of the name. Missing if the backend does not fence, and for shared holds and permits"`
 	TokenSpace     string    `json:"tokenSpace,omitempty" doc:"The cluster that issued fencingToken"`
+	TTLMillis      int64     `json:"ttlMillis" doc:"How long the hold lives unless it is renewed; not less than was asked for"`
 	ValidForMillis int64     `json:"validForMillis" doc:"For how long the hold may be relied on, from the instant at which the client sent this request, by a clock that is never set"`
 }
 

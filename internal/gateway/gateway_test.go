@@ -127,7 +127,7 @@ func TestBodies(t *testing.T) {
 		got := d.post(orders+"/acquire", `{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
 		first := d.granted(got)
 		d.is(got, 200, `{"lockKey":"inventory:sku-42","lockToken":"`+first.LockToken+`","ownerId":"worker-1",`+
-			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+`","validForMillis":29650}`)
+			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+`","ttlMillis":30000,"validForMillis":29650}`)
 		if got.header.Get("Fencing-Token") != "2" {
 			t.Errorf("Fencing-Token: %q", got.header.Get("Fencing-Token"))
 		}

@@ -181,9 +181,16 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 		}
 		defer out()
 	}
-	x, err := g.join(ctx, key, print, a.requestID != "", rs)
+	x, carryOut, err := g.join(ctx, key, print, a.requestID != "", rs)
 	if err != nil {
 		return nil, err
+	}
+	if carryOut != nil {
+		stay := context.AfterFunc(ctx, func() { g.leave(x, 0) })
+		carryOut() // here: another goroutine would cost as much as all else that the gateway does
+		if !stay() {
+			return nil, ctx.Err()
+		}
 	}
 	var most <-chan time.Time // an attempt that does not wait is bounded by itself
 	if a.wait {

@@ -260,7 +260,7 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 
 // lockOf is a hold as its holder sees it, whose request had arrived at the given instant.
 func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, arrived backend.Instant) *Lock {
-	l := &Lock{LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold), OwnerID: grant.Owner}
+	l := &Lock{LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold), OwnerID: grant.Owner, TTLMillis: grant.TTL.Milliseconds()}
 	if grant.Token.Exclusive() {
 		l.FencingToken, l.TokenSpace = grant.Token.Order(), g.driver.Describe().TokenSpace
 	}
