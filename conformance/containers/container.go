@@ -117,6 +117,11 @@ func (c *container) request() testcontainers.ContainerRequest {
 		Image: c.spec.image,
 		Cmd:   append(append([]string(nil), c.spec.command...), c.spec.args...),
 		Env:   map[string]string{},
+
+		Entrypoint: c.spec.entrypoint,
+	}
+	if c.spec.user != "" {
+		r.ConfigModifier = func(config *engine.Config) { config.User = c.spec.user }
 	}
 	for _, each := range c.spec.environ {
 		key, value, _ := strings.Cut(each, "=")

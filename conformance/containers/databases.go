@@ -6,8 +6,11 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/port"
 )
 
 // PostgresServer is one PostgreSQL. What was committed survives Restart. The user postgres needs no password.
@@ -26,6 +29,59 @@ func (s *PostgresServer) URL() string {
 func Postgres(t testing.TB, opts ...Option) *PostgresServer {
 	t.Helper()
 	return &PostgresServer{run(t, postgresSpec, opts, newContainer, containerOnly)}
+}
+
+// PostgresPair starts a primary, and a standby that follows it, for the test t, and stops them at the end. Args are those
+// of both. They write to disk as in production; nothing waits for the standby unless synchronous_standby_names says so.
+// `select pg_promote()` makes the standby primary, whatever becomes of the former one. Each keeps its files when it is
+// stopped. The image is that of Postgres, and it runs in containers only, which share the host's network.
+func PostgresPair(t testing.TB, opts ...Option) (primary, standby *PostgresServer) {
+	t.Helper()
+	firstWay(t, pairSpec, opts, newContainer, containerOnly, func(sp spec, create create) error {
+		ports, err := reservePorts(2)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { closePorts(ports) })
+		start := func(role string, at *port.Port, environ ...string) (*PostgresServer, error) {
+			sp := sp
+			sp.name, sp.fixed, sp.environ = "PostgreSQL, "+role, at, environ
+			_, number, _ := strings.Cut(at.Addr(), ":")
+			sp.args = append([]string{"-p", number}, sp.args...)
+			server, err := try(t, sp, create)
+			return &PostgresServer{server}, err
+		}
+		if primary, err = start("primary", ports[0]); err == nil {
+			standby, err = start("standby", ports[1], "PRIMARY=postgres://postgres@"+ports[0].Addr()+"/")
+		}
+		return err
+	})
+	return primary, standby
+}
+
+var pairSpec = spec{
+	name:  postgresSpec.name,
+	image: postgresSpec.image,
+	env:   postgresSpec.env,
+	user:  "postgres",
+	// With its own files, since those of the image let in no standby. The programs are where Debian has them.
+	entrypoint: []string{"/bin/sh", "-c", `set -e
+		PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
+		cd /tmp
+		if [ ! -e data ]; then
+			rm -rf begun
+			if [ -n "$PRIMARY" ]; then
+				pg_basebackup --dbname="$PRIMARY" -D begun --write-recovery-conf --wal-method=stream --checkpoint=fast --no-sync
+			elif [ -e /data/PG_VERSION ]; then # an image that has one ready
+				cp -a /data begun
+			else
+				initdb -D begun --auth=trust --no-sync
+			fi
+			mv begun data
+		fi
+		exec postgres -D data -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp "$@"`, "postgres"},
+	ready:   postgresReady,
+	install: postgresSpec.install,
 }
 
 var postgresSpec = spec{

@@ -36,7 +36,7 @@ import (
 )
 
 // startTimeout bounds one start, without the pull of an image.
-const startTimeout = time.Minute
+const startTimeout = 2 * time.Minute
 
 // Server is one server of a lock service. Clients reach it through proxies of its own, so that a restart never changes
 // an address that a client has. Methods are safe for concurrent use; those that change the server's state run one after
@@ -62,7 +62,11 @@ type spec struct {
 	env   string // the name of that variable
 	port  string // of the container, 6379/tcp for example
 
-	command []string   // of the container, in front of args; nil if the image has an entrypoint
+	command []string // of the container, in front of args; nil if the image has an entrypoint
+
+	entrypoint []string // of the container; nil: the image's
+	user       string   // as which the container runs; empty: as the image says
+
 	fixed   *port.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
 	environ []string   // in both ways, KEY=value
 
