@@ -52,7 +52,7 @@ faults: ## break a cluster under contending clients: BACKEND=etcd, zookeeper or 
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 0 -parallel 4 -run 'ClusterFaults' ./$(BACKEND)
 
 .PHONY: soak
-soak: ## break a service at random: BACKEND=redis, redlock, etcd, zookeeper or builtin, DURATION=10m, SEED= (else random)
+soak: ## break a service at random: BACKEND=redis, redlock, etcd, zookeeper, postgres or builtin, DURATION=10m, SEED= (else random)
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
 
 .PHONY: report

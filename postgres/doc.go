@@ -71,5 +71,7 @@
 // 64 releases, each with its own answer. What such a statement cannot do at once, because a name is held, waited for,
 // watched, or kept by another transaction, is asked again alone, so that a refusal, or a wait, is its caller's only.
 //
-// Long transactions elsewhere keep vacuum from cleaning these tables, as any other.
+// A statement waits 4 s at most for a row that another transaction has (lock_timeout, unless the role has one of its own),
+// and is then asked again as long as its caller waits: a client that is cut off leaves nothing behind that waits in the
+// server. Long transactions elsewhere keep vacuum from cleaning these tables, as any other.
 package postgres

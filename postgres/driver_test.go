@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -219,6 +220,65 @@ func TestTx(t *testing.T) {
 	}
 	if n := balance(); n != 50 {
 		t.Errorf("the balance is %d after five debits of 10 from 100", n)
+	}
+}
+
+// leaping is the system's clock, ahead of it.
+type leaping struct{ ahead atomic.Int64 }
+
+func (c *leaping) Now() backend.Instant {
+	return backend.SystemClock().Now().Add(time.Duration(c.ahead.Load()))
+}
+
+// A driver in use looks at the server's settings every 30 s: what has become unfit is refused, and what is fit again is
+// used again at once.
+func TestSettingsAreLookedAtAgain(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	clock := &leaping{}
+	d := postgres.New(newPool(t, server.URL()), &postgres.Options{Clock: clock})
+	defer closeDriver(t, d)
+	tries := 0
+	try := func() error {
+		tries++                                            // each has a name of its own, since a release is refused too
+		r := request(fmt.Sprint("x", tries), 12*time.Hour) // whose renewals, which look too, come later than the test's end
+		g, err := d.Acquire(soon(t, 20*time.Second), r)
+		if err == nil {
+			err = d.Release(soon(t, 20*time.Second), g)
+		}
+		return err
+	}
+	if err := try(); err != nil {
+		t.Fatal(err)
+	}
+	set := func(value string) {
+		t.Helper()
+		execute(t, server, `alter system set full_page_writes = `+value)
+		execute(t, server, `select pg_reload_conf()`)
+		for ctx := soon(t, time.Minute); ; sleepFor(ctx, 20*time.Millisecond) {
+			var now string
+			if err := connect(t, server.URL()).QueryRow(ctx, `select current_setting('full_page_writes')`).Scan(&now); err != nil {
+				t.Fatalf("full_page_writes is not %s: %v", value, err)
+			}
+			if now == value {
+				return
+			}
+		}
+	}
+	set("off")
+	clock.ahead.Add(int64(31 * time.Second))
+	for ctx := soon(t, 20*time.Second); ; sleepFor(ctx, 20*time.Millisecond) {
+		err := try()
+		if errors.Is(err, backend.ErrMisconfigured) && strings.Contains(err.Error(), "full_page_writes") {
+			break
+		}
+		if err != nil || ctx.Err() != nil {
+			t.Fatalf("on a server that has become unfit: %v, want ErrMisconfigured", err)
+		}
+	}
+	set("on")
+	if err := try(); err != nil {
+		t.Errorf("on a server that is fit again: %v", err)
 	}
 }
 

@@ -62,6 +62,9 @@ func rolledBack(err error) bool {
 	return false
 }
 
+// lockTimeout: another transaction kept a row for as long as a statement waits, see fencelock.be_patient.
+const lockTimeout = "55P03"
+
 // again reports whether another try of the same request may do better at once: the connection broke, or the transaction
 // was in another one's way.
 func again(err error) bool {
@@ -69,7 +72,7 @@ func again(err error) bool {
 		return false
 	}
 	code := sqlState(err)
-	return code == "" || code == "FL001" || code == "57P01" || strings.HasPrefix(code, "40")
+	return code == "" || code == "FL001" || code == "57P01" || code == lockTimeout || strings.HasPrefix(code, "40")
 }
 
 // definite reports whether err is an answer of the contract's that another try would only repeat.

@@ -25,23 +25,29 @@ func TestFailoversUnderLoad(t *testing.T) {
 		"quorum": {quorum: true}, "asynchronous": {}, "asynchronous and lagging": {lags: true},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			var grants, losses, doubled, disorder, others int
+			var grants, losses, doubled, disorder int
+			others := map[check.Kind]int{}
 			var overrun time.Duration
 			for range rounds {
 				r := failover(t, f.quorum, f.lags)
 				grants, losses, doubled = grants+r.Grants, losses+r.Losses, doubled+r.Doubled
 				overrun = max(overrun, r.Overrun)
-				tokens := r.Count(check.TokenOrder) + r.Count(check.TokenTwice) + r.Count(check.TokenMark)
-				disorder += tokens
-				others += len(r.Violations) - tokens
 				for _, v := range r.Violations {
-					if f.quorum || v.Kind == check.TokenOrder || v.Kind == check.TokenTwice || v.Kind == check.TokenMark {
+					tokens := v.Kind == check.TokenOrder || v.Kind == check.TokenTwice || v.Kind == check.TokenMark
+					if tokens {
+						disorder++
+					} else {
+						others[v.Kind]++
+					}
+					if f.quorum || tokens {
 						t.Errorf("%v", v)
+					} else {
+						t.Logf("what a failover without a quorum may do: %v", v)
 					}
 				}
 			}
 			t.Logf("%s: %d failovers, %d grants, %d losses, %d tokens out of order, %d holders beside whom somebody else was granted "+
-				"(for %v at most), %d violations but those of tokens", kind, rounds, grants, losses, disorder, doubled,
+				"(for %v at most), violations but those of tokens: %v", kind, rounds, grants, losses, disorder, doubled,
 				overrun.Round(time.Millisecond), others)
 			facts.Write(t, facts.Failover{
 				Standby: kind, Rounds: rounds, Grants: grants, Losses: losses, Disorder: disorder, Doubled: doubled, Overrun: overrun,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -92,6 +93,71 @@ func TestSchemaIsDropped(t *testing.T) {
 	defer closeDriver(t, fresh)
 	if next := take(t, fresh, "x"); next.Token <= held.Token {
 		t.Errorf("token %v after %v", next.Token, held.Token)
+	}
+}
+
+// A client that is cut off while it waits for a row leaves nothing that waits in the server, however long somebody's
+// transaction keeps that row; a client that waits on is granted the lock when the transaction ends.
+func TestRowIsKeptFromAClientThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	addr, link := server.NewLink(t)
+	cutOff, waiting := postgres.New(newPool(t, urlOf(addr)), nil), postgres.New(newPool(t, server.URL()), nil)
+	defer closeDriver(t, cutOff)
+	defer closeDriver(t, waiting)
+	for _, d := range []*postgres.Driver{cutOff, waiting} {
+		if err := d.Release(soon(t, 30*time.Second), take(t, d, "x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx, err := connect(t, server.URL()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = 'x' for update`); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(ctx context.Context, d *postgres.Driver) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.Acquire(ctx, request("x", time.Minute))
+			done <- err
+		}()
+		return done
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	gone := ask(ctx, cutOff)
+	blocked(t, server.URL(), "acquire")
+	link.Hold(fault.Both) // the request to cancel is not heard either
+	hangUp()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("the caller who hung up: %v, want its context's error", err)
+	}
+	for ctx := soon(t, time.Minute); waits(t, server.URL(), "acquire"); sleepFor(ctx, 20*time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatal("what a client asked for that was cut off waits on in the server")
+		}
+	}
+	link.Pass()
+	patient := ask(soon(t, 2*time.Minute), waiting)
+	blocked(t, server.URL(), "acquire")
+	admin, since := connect(t, server.URL()), time.Time{}
+	for ctx, began := soon(t, time.Minute), since; since.IsZero() || !began.After(since); sleepFor(ctx, 20*time.Millisecond) {
+		row := admin.QueryRow(ctx, `select coalesce(max(query_start), '0001-01-01 00:00+00') from pg_stat_activity
+			where wait_event_type = 'Lock' and query like '%acquire%' and pid <> pg_backend_pid()`)
+		if err := row.Scan(&began); err != nil {
+			t.Fatalf("the caller who stays does not ask again: %v", err)
+		}
+		if since.IsZero() {
+			since = began
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-patient; err != nil {
+		t.Errorf("the caller who stayed: %v", err)
 	}
 }
 

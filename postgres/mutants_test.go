@@ -107,6 +107,16 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
+// patient is connect, for statements that may have to wait longer for a row than the driver's.
+func patient(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn := connect(t, url)
+	if _, err := conn.Exec(soon(t, 20*time.Second), `set lock_timeout = '1min'`); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 // caught fails unless err, of what was tried with m, is as it should be: an error for a mutant, and none for asItIs.
 func (m mutant) caught(t testing.TB, by string, err error) {
 	t.Helper()
@@ -215,7 +225,7 @@ func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *post
 func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
 	const hold = `row('x', 'request-' || $1, 'h', $1, 'hand', 0, 0, 0, 0, null, null, false, null)::fencelock.holds`
-	keeper, asker := connect(t, server.URL()), connect(t, server.URL())
+	keeper, asker := connect(t, server.URL()), patient(t, server.URL())
 	for _, session := range []string{"keeper", "asker"} {
 		if _, err := asker.Exec(t.Context(), in(`select fencelock.begin_session($1, 'nobody', 60000)`), session); err != nil {
 			t.Fatal(err)
@@ -292,7 +302,7 @@ func waits(t testing.TB, url, text string) (yes bool) {
 // timePasses: a session whose time is over while its request waits for the row of the name is granted nothing.
 func timePasses(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
-	keeper, asker := connect(t, server.URL()), connect(t, server.URL())
+	keeper, asker := connect(t, server.URL()), patient(t, server.URL())
 	if _, err := asker.Exec(t.Context(), in(`insert into fencelock.names (name) values ('x')`)); err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/deep"
@@ -29,20 +30,19 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// node is a PostgreSQL as a process, from Debian's programs, that can be primary or standby.
-type node struct {
-	t    testing.TB
+// local is a PostgreSQL as a process, from Debian's programs.
+type local struct {
 	bin  string
 	dir  string
 	port int
 	who  *syscall.Credential // it refuses to be run by root
 	cmd  *exec.Cmd
-	log  *bytes.Buffer
+	log  bytes.Buffer
 
 	ended <-chan struct{}
 }
 
-func newNode(t testing.TB) *node {
+func newLocal(t testing.TB) *local {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if len(found) == 0 {
@@ -52,7 +52,7 @@ func newNode(t testing.TB) *node {
 		t.Skip("a primary with a standby needs the programs of PostgreSQL: install Debian's package postgresql")
 	}
 	_, number, _ := net.SplitHostPort(port.Addresses(t, 1)[0])
-	n := &node{t: t, bin: filepath.Dir(found[len(found)-1]), log: &bytes.Buffer{}}
+	n := &local{bin: filepath.Dir(found[len(found)-1])}
 	n.port, _ = strconv.Atoi(number)
 	parent, err := os.MkdirTemp("", "fencelock-postgres")
 	if err != nil {
@@ -72,32 +72,33 @@ func newNode(t testing.TB) *node {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(n.kill)
+	t.Cleanup(func() { _ = n.Stop(context.Background()) })
 	return n
 }
 
-func (n *node) run(program string, args ...string) {
-	n.t.Helper()
-	cmd := exec.Command(filepath.Join(n.bin, program), args...)
+func (n *local) run(t testing.TB, program string, args ...string) {
+	t.Helper()
+	if !filepath.IsAbs(program) {
+		program = filepath.Join(n.bin, program)
+	}
+	cmd := exec.Command(program, args...)
 	cmd.Dir, cmd.SysProcAttr = filepath.Dir(n.dir), &syscall.SysProcAttr{Credential: n.who}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		n.t.Fatalf("%s: %v\n%s", program, err, out)
+		t.Fatalf("%s: %v\n%s", program, err, out)
 	}
 }
 
-func (n *node) Addr() string { return fmt.Sprintf("127.0.0.1:%d", n.port) }
-func (n *node) URL() string  { return urlOf(n.Addr()) }
+func (n *local) Addr() string { return fmt.Sprintf("127.0.0.1:%d", n.port) }
+func (n *local) URL() string  { return urlOf(n.Addr()) }
 
-func (n *node) NewLink(t testing.TB) (string, fault.Link) { return linkTo(t, n.Addr()) }
+func (n *local) NewLink(t testing.TB) (string, fault.Link) { return linkTo(t, n.Addr()) }
 
-func (n *node) Restart(ctx context.Context) error { return errors.Join(n.Stop(ctx), n.Start(ctx)) }
-func (n *node) Stop(context.Context) error        { n.kill(); return nil }
-func (n *node) Start(context.Context) error       { n.start(); return nil }
-func (n *node) Pause(context.Context) error       { return n.signal(syscall.SIGSTOP) }
-func (n *node) Resume(context.Context) error      { return n.signal(syscall.SIGCONT) }
+func (n *local) Restart(ctx context.Context) error { return errors.Join(n.Stop(ctx), n.Start(ctx)) }
+func (n *local) Pause(context.Context) error       { return n.signal(syscall.SIGSTOP) }
+func (n *local) Resume(context.Context) error      { return n.signal(syscall.SIGCONT) }
 
 // signal goes to the server and to all of its processes.
-func (n *node) signal(sig syscall.Signal) error {
+func (n *local) signal(sig syscall.Signal) error {
 	server := n.cmd.Process.Pid
 	err := syscall.Kill(server, sig) // first: it starts no more of them
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -112,20 +113,51 @@ func (n *node) signal(sig syscall.Signal) error {
 	return err
 }
 
-// start runs the server and waits until it answers.
-func (n *node) start() {
-	n.t.Helper()
+// Start runs the server and waits until it answers.
+func (n *local) Start(ctx context.Context) error {
 	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
 		"-c", "shared_buffers=32MB", "-c", "max_connections=800"}
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
-	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), n.log
+	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), &n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who}
 	var err error
 	if n.ended, err = launch(n.cmd); err != nil {
-		n.t.Fatal(err)
+		return err
 	}
-	n.until("it answers", 30*time.Second, "select true")
+	for {
+		conn, err := pgx.Connect(ctx, n.URL())
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-n.ended:
+			return fmt.Errorf("PostgreSQL ended: %s", &n.log)
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
+
+// Stop ends the server and all of its processes at once, as the loss of the machine would.
+func (n *local) Stop(context.Context) error {
+	if n.cmd == nil {
+		return nil
+	}
+	_ = n.cmd.Process.Signal(syscall.SIGQUIT) // its processes end without writing anything more
+	<-n.ended
+	n.cmd = nil
+	return nil
+}
+
+// node is a server that can be primary or standby.
+type node struct {
+	service
+	t testing.TB
+}
+
+func (n *node) start() { n.t.Helper(); containers.Within(n.Start)(n.t) }
+func (n *node) kill()  { n.t.Helper(); containers.Within(n.Stop)(n.t) }
 
 // until waits until a query answers true.
 func (n *node) until(what string, patience time.Duration, query string) {
@@ -145,30 +177,33 @@ func (n *node) until(what string, patience time.Duration, query string) {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			n.t.Fatalf("%s: not within %v: %v\n%s", what, patience, err, n.log)
+			n.t.Fatalf("%s: not within %v: %v", what, patience, err)
 		}
 	}
-}
-
-// kill ends the server and all of its processes at once, as the loss of the machine would.
-func (n *node) kill() {
-	if n.cmd == nil {
-		return
-	}
-	_ = n.cmd.Process.Signal(syscall.SIGQUIT) // its processes end without writing anything more
-	<-n.ended
-	n.cmd = nil
 }
 
 // pair is a primary with a standby that follows it. With quorum a commit waits for the standby.
 func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	t.Helper()
-	primary, standby = newNode(t), newNode(t)
-	primary.run("initdb", "-D", primary.dir, "--auth=trust", "-U", "postgres", "--no-sync")
+	p, s := newLocal(t), newLocal(t)
+	primary, standby = &node{p, t}, &node{s, t}
+	p.run(t, "initdb", "-D", p.dir, "--auth=trust", "-U", "postgres", "--no-sync")
 	primary.start()
-	standby.run("pg_basebackup", "-h", "127.0.0.1", "-p", strconv.Itoa(primary.port), "-U", "postgres", "-D", standby.dir, "-R", "-X", "stream", "--no-sync")
+	s.run(t, "pg_basebackup", "-h", "127.0.0.1", "-p", strconv.Itoa(p.port), "-U", "postgres", "-D", s.dir, "-R", "-X", "stream", "--no-sync")
 	standby.start()
-	primary.until("the standby follows", 20*time.Second, "select count(*) = 1 from pg_stat_replication where state = 'streaming'")
+	return joined(primary, standby, quorum)
+}
+
+// containerPair is pair, of containers.
+func containerPair(t testing.TB, quorum bool) (primary, standby *node) {
+	t.Helper()
+	p, s := containers.PostgresPair(t)
+	return joined(&node{p, t}, &node{s, t}, quorum)
+}
+
+func joined(primary, standby *node, quorum bool) (*node, *node) {
+	primary.t.Helper()
+	primary.until("the standby follows", 30*time.Second, "select count(*) = 1 from pg_stat_replication where state = 'streaming'")
 	if quorum {
 		primary.set("ANY 1 (*)")
 	}
@@ -190,8 +225,7 @@ func (n *node) set(synchronous string) {
 // promote makes a standby primary.
 func (n *node) promote() {
 	n.t.Helper()
-	n.run("pg_ctl", "promote", "-D", n.dir, "-w")
-	n.until("it is primary", 20*time.Second, "select not pg_is_in_recovery()")
+	n.until("it is promoted", 60*time.Second, "select case when pg_is_in_recovery() then pg_promote() else true end")
 }
 
 // replicated waits until the standby has all that was committed.
@@ -202,8 +236,8 @@ func (n *node) replicated() {
 
 // both is the URL that finds whichever of the two is primary.
 func both(a, b *node) string {
-	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable&"+
-		"target_session_attrs=read-write&connect_timeout=2", a.port, b.port)
+	return fmt.Sprintf("postgres://postgres@%s,%s/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=2",
+		a.Addr(), b.Addr())
 }
 
 func migrate(t testing.TB, pool *pgxpool.Pool) {
@@ -390,7 +424,19 @@ func TestTwoPrimaries(t *testing.T) {
 
 // With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
 func TestHoldSurvivesQuorumFailover(t *testing.T) {
-	primary, standby := pair(t, true)
+	for name, pair := range map[string]func(testing.TB, bool) (*node, *node){"processes": pair, "containers": containerPair} {
+		t.Run(name, func(t *testing.T) {
+			if name == "containers" {
+				deep.Only(t) // on a slow disk they take a minute to begin
+			}
+			t.Parallel()
+			primary, standby := pair(t, true)
+			holdSurvives(t, primary, standby)
+		})
+	}
+}
+
+func holdSurvives(t *testing.T, primary, standby *node) {
 	d := postgres.New(newPool(t, both(primary, standby)), nil)
 	other := postgres.New(newPool(t, both(primary, standby)), nil)
 	defer closeDriver(t, d)
@@ -475,6 +521,54 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	rival.Wait = true
 	if _, err := d.Acquire(ctx, rival); err != nil {
 		t.Errorf("the name that a client left behind, which died in its commit: %v", err)
+	}
+}
+
+// A disk is rolled back to an earlier copy: the server's timeline is the same, and its log position falls behind what the
+// driver has seen. Tokens could be issued again, so the driver grants nothing more, and its holds are lost.
+func TestDiskIsRolledBack(t *testing.T) {
+	t.Parallel()
+	n := newLocal(t)
+	server := &node{n, t}
+	n.run(t, "initdb", "-D", n.dir, "--auth=trust", "-U", "postgres", "--no-sync")
+	server.start()
+	migrate(t, newPool(t, server.URL()))
+	server.kill()
+	n.run(t, "/bin/cp", "-a", n.dir, n.dir+"-before")
+	server.start()
+	d := postgres.New(newPool(t, server.URL()), nil)
+	defer closeDriver(t, d)
+	lost := make(chan backend.Reason, 4)
+	r := request("x", time.Minute)
+	r.Lost = func(why backend.Reason) { lost <- why }
+	held, err := d.Acquire(soon(t, 20*time.Second), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, server, `create table written as select generate_series(1, 20000) as n`) // more than a recovery writes
+	if err := renewed(t, d, held); err != nil {
+		t.Fatal(err)
+	}
+	server.kill()
+	n.run(t, "/bin/rm", "-r", n.dir)
+	n.run(t, "/bin/mv", n.dir+"-before", n.dir)
+	server.start()
+	for ctx, err := soon(t, 30*time.Second), error(nil); !errors.Is(err, backend.ErrHistoryLost); sleepFor(ctx, 10*time.Millisecond) {
+		if err = d.Renew(ctx, []backend.Grant{held})[0].Err; ctx.Err() != nil {
+			t.Fatalf("renewing what an earlier copy of the disk does not have: %v, want ErrHistoryLost", err)
+		}
+	}
+	_, err = d.Acquire(soon(t, 30*time.Second), request("y", time.Minute))
+	if !errors.Is(err, backend.ErrHistoryLost) || !strings.Contains(err.Error(), "timeline and log position") {
+		t.Errorf("after the disk was rolled back: %v, want ErrHistoryLost that names the position", err)
+	}
+	select {
+	case why := <-lost:
+		if why != backend.ReasonHistoryLost {
+			t.Errorf("the reason is %q", why)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the holder was not told")
 	}
 }
 

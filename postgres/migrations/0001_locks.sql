@@ -101,6 +101,16 @@ create function fencelock.durable_position() returns bigint language sql volatil
 		| ((pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint >> 6)
 $$;
 
+-- What every function does before it may wait for a row: it waits 4 s at most, unless the role has a bound of its own. A
+-- client that was cut off cannot take back what it asked for, and would otherwise wait here, on a connection of the
+-- server's, as long as the transaction lasts that has the row. The driver's patience for an answer is 5 s.
+create function fencelock.be_patient() returns void language plpgsql as $$
+begin
+	if current_setting('lock_timeout') = '0' then
+		perform set_config('lock_timeout', '4s', true);
+	end if;
+end $$;
+
 -- What every writing function does first. A commit that other servers have not confirmed is none, whatever the role's
 -- settings are. The first call on a new timeline gives every session its whole TTL again: its client could not renew it
 -- while nobody was primary, and the clock of the new one may be ahead.
@@ -109,6 +119,7 @@ declare
 	here bigint := fencelock.durable_position();
 	known int;
 begin
+	perform fencelock.be_patient();
 	if current_setting('synchronous_commit') not in ('on', 'remote_apply') then
 		perform set_config('synchronous_commit', 'on', true);
 	end if;
@@ -626,6 +637,7 @@ end $$;
 create function fencelock.interest(nm text) returns bigint language plpgsql as $$
 declare n fencelock.names;
 begin
+	perform fencelock.be_patient();
 	select * into n from fencelock.names where name = nm;
 	if found and n.recorded_until > clock_timestamp() + interval '5 minutes' then
 		return n.revision;
