@@ -43,7 +43,9 @@
 //	asynchronous                  811                    0  0
 //	asynchronous and lagging    1,254                    0  0
 //
-// In earlier runs the lagging standby had 1 such holder of 1,242, for 50 ms, and 2 of 1,275, for 29 ms at most.
+// In earlier runs the lagging standby had 1 such holder of 1,242, for 50 ms, and 2 of 1,275, for 29 ms at most. What else
+// such failovers show is early losses: a hold that the standby had not seen is gone, and its holder is told so, as
+// evicted, at its next renewal, before the hold's time is over.
 //
 //	FENCELOCK_DEEP=1 go test -v -timeout 30m -run TestFailoversUnderLoad ./postgres
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,10 @@ import (
 	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/postgres"
 )
+
+// forgetting is what the loss of the last commits shows as: a holder is told that its hold is gone, or a rival is granted
+// beside it.
+var forgetting = []check.Kind{check.EarlyLoss, check.Early, check.Overlap, check.Illegal}
 
 // TestFailoversUnderLoad kills the primary under clients that contend, and promotes the standby: twenty times with a
 // standby that has everything but the last moment, with one that lags, and with one that every commit waits for. Tokens
@@ -39,7 +44,7 @@ func TestFailoversUnderLoad(t *testing.T) {
 					} else {
 						others[v.Kind]++
 					}
-					if f.quorum || tokens {
+					if f.quorum || !slices.Contains(forgetting, v.Kind) {
 						t.Errorf("%v", v)
 					} else {
 						t.Logf("what a failover without a quorum may do: %v", v)
