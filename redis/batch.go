@@ -121,7 +121,7 @@ func (b *batcher) submit(ctx context.Context, s *step) error {
 		return err
 	}
 	s.b, s.line = b, l
-	l.Submit(&s.Step)
+	l.Carry(&s.Step)
 	return nil
 }
 

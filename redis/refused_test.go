@@ -223,6 +223,12 @@ func TestInvalidAssumptions(t *testing.T) {
 // connection of one's own, or concerns a server as a whole, it refuses.
 func filter(t *testing.T, to string, closes bool) (addr string) {
 	t.Helper()
+	return between(t, to, func(client, server net.Conn) { filterCommands(client, server, closes) })
+}
+
+// between is a proxy whose connections are carry's.
+func between(t *testing.T, to string, carry func(client, server net.Conn)) (addr string) {
+	t.Helper()
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +252,7 @@ func filter(t *testing.T, to string, closes bool) (addr string) {
 			all.Go(func() {
 				defer client.Close()
 				defer server.Close()
-				filterCommands(client, server, closes)
+				carry(client, server)
 			})
 		}
 	})

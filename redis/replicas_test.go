@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -188,24 +190,73 @@ func TestReplicasOfACluster(t *testing.T) {
 	}
 }
 
-// Replicas that are to have it on disk: from Redis 7.2 on.
+// Replicas that are to have it on disk: from Redis 7.2 on. Before an older server stands a proxy that asks it for the
+// replicas' memory instead.
 func TestReplicasOnDisk(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	url := "redis://" + s.addr + "?replicas=1&replica-disk=true&replica-timeout=1.5s"
-	if version := s.admin(t).InfoMap(within(t, slack), "server").Item("Server", "redis_version"); version < "7.2" {
-		if _, err := opened(t, url); !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "WAITAOF") {
-			t.Errorf("on %s: %v", version, err)
-		}
-		return
-	}
-	// Not before: a replica that is killed at once leaves a child behind, which goes on writing its file.
-	startReplica(t, s, "--appendonly", "yes")
-	d, err := opened(t, url)
+	query := "?replicas=1&replica-disk=true&protocol=2"
+	version := s.admin(t).InfoMap(within(t, slack), "server").Item("Server", "redis_version")
+	server, err := redisconn.ParseVersion(version)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
+	addr := s.addr
+	if !server.AtLeast(7, 2) {
+		if _, err := opened(t, "redis://"+addr+query); !errors.Is(err, backend.ErrMisconfigured) ||
+			!strings.Contains(err.Error(), "WAITAOF") {
+			t.Errorf("on %s: %v", version, err)
+		}
+		addr = between(t, addr, memoryForDisk)
+		query += "&assume-version=7.2"
+	}
+	// Not before: a replica that is killed at once leaves a child behind, which goes on writing its file.
+	replica := startReplica(t, s, "--appendonly", "yes")
+	with := func(timeout string) *Driver {
+		d, err := opened(t, "redis://"+addr+query+"&replica-timeout="+timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d, impatient := with("10s"), with("300ms") // the replica answers the one, and is silent to the other
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, false)))
+	replica.pause()
+	defer replica.resume()
+	var short *ReplicasError
+	_, err = impatient.Acquire(within(t, 20*time.Second), request("n", time.Minute, false))
+	if !errors.As(err, &short) || !short.Disk || short.Got != 0 || short.Want != 1 {
+		t.Errorf("without the replica: %v", err)
+	}
+}
+
+// memoryForDisk answers WAITAOF with what the server says to WAIT.
+func memoryForDisk(client, server net.Conn) {
+	in, back := bufio.NewReader(client), bufio.NewReader(server)
+	for {
+		whole, words, err := readItem(in, nil, nil)
+		if err != nil {
+			return
+		}
+		disk := strings.EqualFold(words[0], "waitaof")
+		if disk {
+			whole = fmt.Appendf(nil, "*3\r\n$4\r\nwait\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n",
+				len(words[2]), words[2], len(words[3]), words[3])
+		}
+		if _, err := server.Write(whole); err != nil {
+			return
+		}
+		answer, _, err := readItem(back, nil, nil)
+		if err != nil {
+			return
+		}
+		if disk {
+			answer = append([]byte("*2\r\n:0\r\n"), answer...) // on this server's disk, and on those of replicas
+		}
+		if _, err := client.Write(answer); err != nil {
+			return
+		}
+	}
 }
 
 // What cannot be meant is refused, and so is a user who may not ask.

@@ -140,7 +140,7 @@ func (l *Line) retire() {
 	}
 	l.wire = nil
 	if len(w.calls) == 0 && !w.writing {
-		_ = w.Close() // ends the read; there is nothing to lose
+		w.part()
 	}
 	if len(l.pending) > 0 {
 		l.reach()
@@ -239,7 +239,7 @@ func (l *Line) Close() (ended <-chan struct{}) {
 	}
 	l.closed = true
 	if w := l.wire; w != nil && len(w.calls) == 0 && !w.writing {
-		_ = w.Close() // ends the read; there is nothing to lose
+		w.part()
 	}
 	l.end()
 	return l.ended

@@ -32,6 +32,9 @@ func receive(in *bufio.Reader, depth int) (answer any, err error) {
 	kind, rest := line[0], line[1:len(line)-2]
 	switch kind {
 	case '+':
+		if string(rest) == "OK" {
+			return "OK", nil // without new memory
+		}
 		return string(rest), nil
 	case '-':
 		return redisconn.ServerError(rest), nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,17 +35,27 @@ type wire struct {
 	written  *sync.Cond
 	unsent   int // steps at the end of flight of which nothing has left
 	finished bool
+	reading  reading   // who reads answers
+	last     time.Time // when the last answer came
+	brisk    int       // answers in a row that came soon after the one before
+	slow     time.Time // until when nobody reads its own answer, since one took too long
+	bounded  bool      // writes have a deadline
 
 	enc encoder // of whoever writes
+	own own     // of whoever reads
 }
 
 func newWire(l *Line, c net.Conn) *wire {
 	w := &wire{Conn: c, l: l, kick: make(chan struct{}, 1), written: sync.NewCond(&l.mu)}
+	w.own.turn = make(chan struct{}, 1)
 	w.in = bufio.NewReader(reader{w})
 	return w
 }
 
-const keptMemory = 64 << 10 // of a large request
+const (
+	keptMemory = 64 << 10 // of a large request
+	smallWrite = 8 << 10  // which an idle connection's buffers take at once
+)
 
 // write is the goroutine that writes what has piled up.
 func (w *wire) write() {
@@ -78,7 +89,7 @@ func (l *Line) write(w *wire) (more bool) {
 			if n == 0 {
 				w.unsent = len(steps)
 			}
-			_ = w.Close() // which its reader notices
+			w.part() // which its reader notices
 		} else if len(l.pending) > 0 && l.wire == w {
 			return true
 		}
@@ -86,9 +97,15 @@ func (l *Line) write(w *wire) (more bool) {
 	w.writing = false
 	w.written.Broadcast()
 	if w.idle() {
-		_ = w.Close() // ends the read
+		w.part()
 	}
 	return false
+}
+
+// part closes the connection, which ends the read. Line.mu is held.
+func (w *wire) part() {
+	_ = w.Close() // there is nothing to lose
+	w.attend()
 }
 
 // depart writes the requests for steps to memory. Line.mu is held.
@@ -116,10 +133,21 @@ func (w *wire) depart(steps []*Step) {
 		w.flight = append(w.flight, steps...)
 	})
 	if first {
+		w.attend()
+	}
+	switch {
+	case w.reading == byCaller && first && len(w.enc.out) <= smallWrite:
+		if w.bounded { // by what was written before
+			w.bounded = false
+			_ = w.SetWriteDeadline(time.Time{})
+		}
+		return
+	case w.reading == inBackground && first:
 		_ = w.SetDeadline(w.latest) // on a closed connection the read fails, too
-	} else {
+	default:
 		_ = w.SetWriteDeadline(w.latest)
 	}
+	w.bounded = true
 }
 
 // stalled reports whether an answer is long overdue. Line.mu is held.
@@ -147,6 +175,10 @@ type reader struct{ w *wire }
 
 func (r reader) Read(p []byte) (int, error) {
 	w := r.w
+	if w.own.first {
+		return w.Conn.Read(p)
+	}
+	w.own.until = time.Time{}
 	for {
 		w.l.mu.Lock()
 		_ = w.SetReadDeadline(w.over()) // on a closed connection the read fails, too
@@ -238,28 +270,42 @@ func (w *wire) end(waited bool) {
 	l.end()
 }
 
-// read reads answers and completes their steps.
+// read reads answers and completes their steps, until the connection ends.
 func (w *wire) read() error {
 	for {
 		if _, err := w.in.Peek(1); err != nil {
 			return err
 		}
-		w.l.mu.Lock()
-		if len(w.calls) == 0 {
-			w.l.mu.Unlock()
-			return fmt.Errorf("%w: it speaks unasked", errProtocol)
-		}
-		c := w.calls[0]
-		steps := w.flight[:c.steps]
-		w.l.mu.Unlock()
-		answer, err := w.answer(c, steps[0].Asking)
-		if err != nil {
+		if _, err := w.next(nil); err != nil {
 			return err
 		}
-		if w.landed(c, steps, answer) {
-			return net.ErrClosed
+		if w.rest(); w.own.broken != nil {
+			return w.own.broken
 		}
 	}
+}
+
+// next reads one answer, completes its steps, and reports whether s was one of these.
+func (w *wire) next(s *Step) (found bool, err error) {
+	l := w.l
+	l.mu.Lock()
+	if len(w.calls) == 0 {
+		l.mu.Unlock()
+		return false, fmt.Errorf("%w: it speaks unasked", errProtocol)
+	}
+	c := w.calls[0]
+	w.own.steps = append(w.own.steps[:0], w.flight[:c.steps]...)
+	steps := w.own.steps
+	l.mu.Unlock()
+	answer, err := w.answer(c, steps[0].Asking)
+	if err != nil {
+		return false, err
+	}
+	found = slices.Contains(steps, s)
+	if w.landed(c, steps, answer) {
+		err = net.ErrClosed
+	}
+	return found, err
 }
 
 // answer reads the answer to one call.
@@ -299,13 +345,18 @@ func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
 	mine := steps
 	l.mu.Lock()
 	if again {
-		mine = append([]*Step(nil), steps...)
+		mine = slices.Clone(steps)
 		for _, s := range mine {
 			s.inline = true
 		}
 	}
-	w.calls = w.calls[1:]
-	w.flight = w.flight[c.steps:]
+	w.calls = behind(w.calls, 1)
+	w.flight = behind(w.flight, c.steps)
+	now := time.Now()
+	if now.Sub(w.last) >= restTime {
+		w.brisk = 0
+	}
+	w.brisk, w.last = w.brisk+1, now
 	if again {
 		l.giveBack(mine)
 	}
@@ -326,6 +377,14 @@ func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
 		w.complete(c, mine, answer)
 	}
 	return done
+}
+
+// behind returns what comes behind the first n of all. If these are few they keep their memory.
+func behind[T any](all []T, n int) []T {
+	if len(all) > 256 {
+		return all[n:]
+	}
+	return slices.Delete(all, 0, n)
 }
 
 // complete hands each step of one call its answer.
