@@ -37,9 +37,9 @@ type options struct {
 }
 
 func main() {
-	if role := os.Getenv(holderEnv); role != "" {
-		if err := beHolder(role); err != nil {
-			fmt.Fprintln(os.Stderr, "bench: holder:", err)
+	if text := os.Getenv(childEnv); text != "" {
+		if err := beChild(text); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: child:", err)
 			os.Exit(1)
 		}
 		return
@@ -156,8 +156,9 @@ var backends = []struct {
 	scenarios []scenario
 }{
 	{"redis", startRedis, slices.Concat(costs, []scenario{distance(100), distance(400), distance(1000)}, contended,
-		[]scenario{idle(200), idleNames(200), idleNames(10_000), held(1000), held(10_000), held(100_000)}, faults)},
-	{"redis-cluster", startRedisCluster, costs[:3]},
+		[]scenario{idle(200), idleNames(200), idleNames(10_000), dead(200, false), dead(200, true)},
+		[]scenario{held(1000), held(10_000), held(100_000)}, faults)},
+	{"redis-cluster", startRedisCluster, slices.Concat(costs[:3], []scenario{dead(200, false), dead(200, true)})},
 	{"redlock", startRedlock, slices.Concat(costs, contended)},
 	{"etcd", startEtcd, slices.Concat(costs, contended, []scenario{idle(200), held(1000)}, faults,
 		[]scenario{growth()}, etcdTroubles())},
