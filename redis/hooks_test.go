@@ -113,7 +113,7 @@ func TestClientOfUnknownType(t *testing.T) {
 	type stranger struct{ goredis.UniversalClient }
 	c := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
 	defer c.Close()
-	err := New(stranger{c}, nil).Ping(within(t, slack))
+	err := New(stranger{c}, nil).Ping(within(t, 10*slack))
 	var config *backend.ConfigError
 	if !errors.As(err, &config) || config.Setting != "client" {
 		t.Errorf("a client of unknown type: %v", err)

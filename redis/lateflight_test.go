@@ -19,7 +19,7 @@ func TestFailedFlightArrivesLast(t *testing.T) {
 		link := newLateLink(t, s.addr, r.RequestID)
 		d, other := openAt(t, link.addr), s.open(t)
 		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
-		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), slack) // for the request to leave
 		defer cancel()
 		if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("wait %v: out of time: %v", wait, err)

@@ -121,37 +121,37 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 			rival = taking(rival, 2, 2)
 		}
 		next := inLine(t, a, b, rival, 1)
-		if err := a.ForceRelease(within(t, slack), name, "stuck"); err != nil {
+		if err := a.ForceRelease(within(t, 10*slack), name, "stuck"); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		got := <-next
 		for i, g := range victims {
 			var err error
 			if i == 0 {
-				err = a.Renew(within(t, slack), []backend.Grant{g})[0].Err
+				err = a.Renew(within(t, 10*slack), []backend.Grant{g})[0].Err
 			} else {
-				err = a.Release(within(t, slack), g)
+				err = a.Release(within(t, 10*slack), g)
 			}
 			var lost *backend.NotHeldError
 			if !errors.As(err, &lost) || lost.Reason != backend.ReasonForceReleased {
 				t.Errorf("%s: victim %d: %v", name, i, err)
 			}
 		}
-		if answers := b.Renew(within(t, slack), []backend.Grant{got}); answers[0].Err != nil {
+		if answers := b.Renew(within(t, 10*slack), []backend.Grant{got}); answers[0].Err != nil {
 			t.Errorf("%s: the next holder: %v", name, answers[0].Err)
 		}
 		mustRelease(t, b, got)
-		if err := a.ForceRelease(within(t, slack), name, "stuck"); !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.ForceRelease(within(t, 10*slack), name, "stuck"); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("%s: of a free name: %v", name, err)
 		}
 	}
 	// Whoever deletes the keys by hand is not a force-release.
 	g := mustAcquire(t, a, request("deleted", time.Minute, false))
-	if err := s.admin(t).Del(within(t, slack), redisscript.KeysOf("fencelock:", "deleted").Lock).Err(); err != nil {
+	if err := s.admin(t).Del(within(t, 10*slack), redisscript.KeysOf("fencelock:", "deleted").Lock).Err(); err != nil {
 		t.Fatal(err)
 	}
 	var lost *backend.NotHeldError
-	if err := a.Renew(within(t, slack), []backend.Grant{g})[0].Err; !errors.As(err, &lost) || lost.Reason != backend.ReasonEvicted {
+	if err := a.Renew(within(t, 10*slack), []backend.Grant{g})[0].Err; !errors.As(err, &lost) || lost.Reason != backend.ReasonEvicted {
 		t.Errorf("deleted: %v", err)
 	}
 	nothingLeft(t, s)
@@ -177,11 +177,11 @@ func TestListOnCluster(t *testing.T) {
 		t.Errorf("List = %q, want %q", got, want)
 	}
 	for _, g := range grants {
-		if err := d.ForceRelease(within(t, slack), g.Name, ""); err != nil {
+		if err := d.ForceRelease(within(t, 10*slack), g.Name, ""); err != nil {
 			t.Error(err)
 		}
 	}
-	for i, answer := range d.Renew(within(t, slack), grants) {
+	for i, answer := range d.Renew(within(t, 10*slack), grants) {
 		var lost *backend.NotHeldError
 		if !errors.As(answer.Err, &lost) || lost.Reason != backend.ReasonForceReleased {
 			t.Errorf("victim %d: %v", i, answer.Err)

@@ -106,7 +106,7 @@ func TestWaitingAtMaxClients(t *testing.T) {
 	s := startServer(t)
 	admin, d := s.admin(t), s.open(t)
 	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false)))
-	if err := admin.ConfigSet(within(t, slack), "maxclients", "1").Err(); err != nil {
+	if err := admin.ConfigSet(within(t, 10*slack), "maxclients", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
 	// A call that would take one more connection fails, and may not know that nothing was sent.
@@ -136,7 +136,7 @@ func TestWaitingAtMaxClients(t *testing.T) {
 	if g, ok := <-next; ok {
 		release(g)
 	}
-	if err := admin.ConfigSet(within(t, slack), "maxclients", "100").Err(); err != nil {
+	if err := admin.ConfigSet(within(t, 10*slack), "maxclients", "100").Err(); err != nil {
 		t.Fatal(err)
 	}
 	nothingLeft(t, s)
@@ -158,7 +158,7 @@ func TestEvictionPolicies(t *testing.T) {
 		t.Errorf("exclusion of a server that evicts: %v", e)
 	}
 	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
-	if err := s.admin(t).ConfigSet(within(t, slack), "maxmemory-policy", "allkeys-lru").Err(); err != nil {
+	if err := s.admin(t).ConfigSet(within(t, 10*slack), "maxmemory-policy", "allkeys-lru").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := opened(t, "redis://"+s.addr+"?allow-volatile-eviction=true"); !errors.Is(err, backend.ErrMisconfigured) {
@@ -341,7 +341,7 @@ func TestBehindAProxy(t *testing.T) {
 	defer client.Close()
 	d := New(client, &Options{Assume: &Server{Version: "x"}})
 	defer d.Close(context.Background())
-	if _, err := d.Acquire(within(t, slack), request("n", time.Minute, false)); !errors.Is(err, backend.ErrInvalidOption) {
+	if _, err := d.Acquire(within(t, 10*slack), request("n", time.Minute, false)); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("a version that is none: %v", err)
 	}
 }

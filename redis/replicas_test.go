@@ -66,7 +66,7 @@ func TestReplicas(t *testing.T) {
 			t.Errorf("%s: granted, and the replica does not have it", kind)
 		}
 	}
-	all, err := d.AcquireAll(within(t, slack), set("x", "y"))
+	all, err := d.AcquireAll(within(t, 10*slack), set("x", "y"))
 	if err != nil || !has("x") || !has("y") {
 		t.Fatalf("several names: %v", err)
 	}
@@ -196,7 +196,7 @@ func TestReplicasOnDisk(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	query := "?replicas=1&replica-disk=true&protocol=2"
-	version := s.admin(t).InfoMap(within(t, slack), "server").Item("Server", "redis_version")
+	version := s.admin(t).InfoMap(within(t, 10*slack), "server").Item("Server", "redis_version")
 	server, err := redisconn.ParseVersion(version)
 	if err != nil {
 		t.Fatal(err)
@@ -268,7 +268,7 @@ func TestReplicaSettings(t *testing.T) {
 	} {
 		client := goredis.NewClient(&goredis.Options{Addr: s.addr})
 		d := New(client, &o)
-		if err := d.Ping(within(t, slack)); !errors.Is(err, backend.ErrInvalidOption) {
+		if err := d.Ping(within(t, 10*slack)); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%+v: %v", o, err)
 		}
 		if err := errors.Join(d.Close(context.Background()), client.Close()); err != nil {
@@ -282,14 +282,14 @@ func TestReplicaSettings(t *testing.T) {
 			t.Errorf("%s: %v", query, err)
 		}
 	}
-	if err := s.admin(t).ACLSetUser(within(t, slack), "worker", "on", ">pw", "~*", "&*", "+@all", "-wait").Err(); err != nil {
+	if err := s.admin(t).ACLSetUser(within(t, 10*slack), "worker", "on", ">pw", "~*", "&*", "+@all", "-wait").Err(); err != nil {
 		t.Fatal(err)
 	}
 	d, err := opened(t, "redis://worker:pw@"+s.addr+"?replicas=1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Acquire(within(t, slack), request("n", time.Minute, true)); !errors.Is(err, backend.ErrMisconfigured) {
+	if _, err := d.Acquire(within(t, 10*slack), request("n", time.Minute, true)); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("without +wait: %v", err)
 	}
 	nothingLeft(t, s)
