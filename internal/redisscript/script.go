@@ -128,7 +128,11 @@ const (
 // closing brace, and a name that brought its own would put its keys in different slots. The prefix has no braces
 // either.
 func KeysOf(prefix, name string) Keys {
-	return KeysOfLock(prefix + "{" + escape(name) + "}")
+	name = escape(name)
+	both := prefix + "{" + name + "}" + queueSuffix + prefix + "{" + name + "}" + seenSuffix // one piece of memory
+	lock := len(prefix) + len(name) + len("{}")
+	queue := lock + len(queueSuffix)
+	return Keys{Lock: both[:lock], Queue: both[:queue], Seen: both[queue:]}
 }
 
 // KeysOfLock returns the keys that belong to a lock key.
