@@ -14,8 +14,8 @@ import (
 // monitoring tools do, so that the service sees messages to the dead received.
 func dead(waiters int, listened bool) scenario {
 	sc := scenario{
-		name:  fmt.Sprint("dead", waiters),
-		about: fmt.Sprintf("%d waiters whose process was killed, a live one behind them, TTL 30 s: release to grant", waiters),
+		name:    fmt.Sprint("dead", waiters),
+		about:   fmt.Sprintf("%d waiters whose process was killed, a live one behind them, TTL 30 s: release to grant", waiters),
 		columns: columns("grant-s=grant s, min<; grant-s=median; grant-s=max>"),
 		targets: map[string][]target{"redis": {atMost("grant-s", 3, "s from the release to the grant")}},
 		rounds:  3, quickRounds: 1,
@@ -61,19 +61,7 @@ func runDead(ctx context.Context, l *lab, p peer, waiters int, listened bool) (s
 	defer child.end()
 	waiting, cancel := context.WithTimeout(ctx, 2*deadTTL)
 	defer cancel()
-	type grant struct {
-		at  time.Time
-		err error
-	}
-	granted := make(chan grant, 1)
-	go func() {
-		h, err := clients[1].lock(waiting, name)
-		at := time.Now()
-		if err == nil {
-			err = h.unlock(ctx)
-		}
-		granted <- grant{at, err}
-	}()
+	granted := granting(waiting, clients[1], name)
 	sleep(ctx, time.Second) // until it stands in the queue
 	child.end()
 	released := time.Now()
