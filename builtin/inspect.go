@@ -91,6 +91,10 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
+// listPage is how many names List asks for at once: what the leader, and this client, need for a page is what the locks of
+// others wait for meanwhile.
+const listPage = 100
+
 // List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows
 // one moment, the pages together do not.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
@@ -102,7 +106,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 		}
 		for {
 			reply, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_List{
-				List: &lockpb.List{Prefix: prefix, After: after},
+				List: &lockpb.List{Prefix: prefix, After: after, Limit: listPage},
 			}})
 			if err == nil && reply.GetNames() == nil {
 				err = errNoAnswer
