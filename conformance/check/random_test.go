@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend/memory"
+	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/race"
 )
 
@@ -134,9 +135,12 @@ var randomRules = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * tim
 // TestRandom plays with the service that is not broken, once for each seed. FENCELOCK_SEED plays one seed and tells the
 // whole history.
 func TestRandom(t *testing.T) {
-	seeds := uint64(200)
-	if testing.Short() || race.Enabled {
+	seeds := uint64(50)
+	switch {
+	case testing.Short() || race.Enabled:
 		seeds = 20
+	case deep.Wanted():
+		seeds = 400
 	}
 	first := uint64(0)
 	only := os.Getenv("FENCELOCK_SEED")

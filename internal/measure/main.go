@@ -1,13 +1,14 @@
 // Command measure prints the size of each package: lines of code that are no tests, the share of whole-line comments,
-// exported names, functions over 80 lines, lines over 120 columns, and blocks of six lines that stand in two places.
-// Generated files do not count.
+// exported names, functions over 80 lines, lines over 120 columns, and runs of six lines or more that stand in two
+// places; with -repeats it says where these are. Generated files do not count, nor do imports as repeated.
 //
-//	go run ./internal/measure [FOLDER...]
+//	go run ./internal/measure [-repeats] [FOLDER...]
 package main
 
 import (
 	"bufio"
 	"bytes"
+	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -34,12 +35,14 @@ type size struct {
 }
 
 func main() {
-	folders := os.Args[1:]
+	show := flag.Bool("repeats", false, "say where the repeated blocks are")
+	flag.Parse()
+	folders := flag.Args()
 	if len(folders) == 0 {
 		folders = []string{"."}
 	}
 	sizes := map[string]*size{}
-	places := map[string][]string{} // of a block: the packages in which it stands
+	var sources []source
 	for _, folder := range folders {
 		if err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 			switch {
@@ -50,17 +53,17 @@ func main() {
 			case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
 				return nil
 			}
-			return measure(path, sizes, places)
+			sources, err = measure(path, sizes, sources)
+			return err
 		}); err != nil {
 			fmt.Fprintln(os.Stderr, "measure:", err)
 			os.Exit(1)
 		}
 	}
-	for _, packages := range places {
-		if len(packages) > 1 {
-			for _, p := range packages {
-				sizes[p].repeated++
-			}
+	for _, at := range repeats(sources) {
+		sizes[filepath.Dir(at.path)].repeated++
+		if *show {
+			fmt.Printf("%s:%d: %d lines of code stand elsewhere too\n", at.path, at.number, at.lines)
 		}
 	}
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -81,18 +84,61 @@ func (s *size) print(out *tabwriter.Writer, name string) {
 		s.lines, 100*s.comments/max(1, s.lines), s.exported, s.functions, s.wide, s.repeated, name)
 }
 
-func measure(path string, sizes map[string]*size, places map[string][]string) error {
+// source is the code of one file, without imports, blank lines and comments.
+type source struct {
+	path    string
+	code    []string
+	numbers []int // of the lines in the file
+}
+
+// repeated is a run of lines that all stand in blocks that are repeated.
+type repeated struct {
+	path          string
+	number, lines int
+}
+
+// repeats returns the longest runs of lines of which each block stands somewhere else, too.
+func repeats(sources []source) (found []repeated) {
+	count := map[string]int{}
+	each := func(of source, do func(i int, text string)) {
+		for i := 0; i+block <= len(of.code); i++ {
+			if text := strings.Join(of.code[i:i+block], "\n"); len(text) > 15*block { // not a row of braces
+				do(i, text)
+			}
+		}
+	}
+	for _, of := range sources {
+		each(of, func(_ int, text string) { count[text]++ })
+	}
+	for _, of := range sources {
+		last := -2
+		each(of, func(i int, text string) {
+			switch {
+			case count[text] < 2:
+				return
+			case last == i-1:
+				found[len(found)-1].lines++
+			default:
+				found = append(found, repeated{of.path, of.numbers[i], block})
+			}
+			last = i
+		})
+	}
+	return found
+}
+
+func measure(path string, sizes map[string]*size, sources []source) ([]source, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, path, text, parser.ParseComments)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if ast.IsGenerated(file) {
-		return nil
+		return sources, nil
 	}
 	name := filepath.Dir(path)
 	s := sizes[name]
@@ -100,24 +146,22 @@ func measure(path string, sizes map[string]*size, places map[string][]string) er
 		s = &size{}
 		sizes[name] = s
 	}
-	var code []string // without blank lines and comments
+	of, number, imports := source{path: path}, 0, 0
+	for _, i := range file.Imports {
+		imports = files.Position(i.End()).Line
+	}
 	for in := bufio.NewScanner(bytes.NewReader(text)); in.Scan(); {
 		line := in.Text()
 		s.lines++
+		number++
 		if utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) > longLine {
 			s.wide++
 		}
 		switch line = strings.TrimSpace(line); {
 		case strings.HasPrefix(line, "//"):
 			s.comments++
-		case line != "":
-			code = append(code, line)
-		}
-	}
-	for i := 0; i+block <= len(code); i++ {
-		some := strings.Join(code[i:i+block], "\n")
-		if len(some) > 15*block { // not a row of braces, or of imports
-			places[some] = append(places[some], name)
+		case line != "" && number > imports:
+			of.code, of.numbers = append(of.code, line), append(of.numbers, number)
 		}
 	}
 	internal := strings.Contains(name, "internal") || file.Name.Name == "main"
@@ -146,5 +190,5 @@ func measure(path string, sizes map[string]*size, places map[string][]string) er
 			}
 		}
 	}
-	return nil
+	return append(sources, of), nil
 }
