@@ -7,20 +7,16 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
 func open(ctx context.Context, s *story.Story, owner string) (b *bank, err error) {
 	b = &bank{}
-	if b.db, err = s.Database(ctx); err != nil {
+	if b.db, b.guard, err = s.GuardedDatabase(ctx); err != nil {
 		return nil, err
 	}
 	tier := fencelock.Efficiency
 	if !s.Unsafe {
 		tier = fencelock.Correctness
-		if b.guard, err = story.Guard(ctx, b.db, sqlguard.SQLite); err != nil {
-			return nil, err
-		}
 	}
 	b.locks, err = s.Open(ctx, tier, owner)
 	return b, err

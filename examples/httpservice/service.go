@@ -25,13 +25,8 @@ type service struct {
 // serve starts the service, and returns its URL.
 func serve(ctx context.Context, s *story.Story) (url string, err error) {
 	h := &service{}
-	if h.db, err = s.Database(ctx); err != nil {
+	if h.db, h.guard, err = s.GuardedDatabase(ctx); err != nil {
 		return "", err
-	}
-	if !s.Unsafe {
-		if h.guard, err = story.Guard(ctx, h.db, sqlguard.SQLite); err != nil {
-			return "", err
-		}
 	}
 	_, err = h.db.ExecContext(ctx, `CREATE TABLE document (text TEXT); INSERT INTO document VALUES ('milk')`)
 	if err != nil {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
 const (
@@ -31,16 +30,9 @@ const (
 func main() { story.Main(tell) }
 
 func tell(ctx context.Context, s *story.Story) error {
-	db, err := s.Database(ctx)
+	db, guard, err := s.GuardedDatabase(ctx)
 	if err != nil {
 		return err
-	}
-	guard, err := story.Guard(ctx, db, sqlguard.SQLite)
-	if err != nil {
-		return err
-	}
-	if s.Unsafe {
-		guard = nil // nobody checks
 	}
 	if _, err := db.ExecContext(ctx, `CREATE TABLE lamps (remaining INTEGER);
 		CREATE TABLE reservations (customer TEXT)`); err != nil {

@@ -22,7 +22,6 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
 const (
@@ -40,16 +39,9 @@ var steps = []string{
 func main() { story.Main(tell) }
 
 func tell(ctx context.Context, s *story.Story) error {
-	db, err := s.Database(ctx)
+	db, guard, err := s.GuardedDatabase(ctx)
 	if err != nil {
 		return err
-	}
-	guard, err := story.Guard(ctx, db, sqlguard.SQLite)
-	if err != nil {
-		return err
-	}
-	if s.Unsafe {
-		guard = nil // nobody checks
 	}
 	_, err = db.ExecContext(ctx, `CREATE TABLE products (price INTEGER); INSERT INTO products VALUES (20);
 		CREATE TABLE schema_version (version INTEGER); INSERT INTO schema_version VALUES (0)`)

@@ -112,14 +112,8 @@ func open(ctx context.Context, s *story.Story) (sh *shop, err error) {
 	if sh.second, err = s.Open(ctx, fencelock.Correctness, "second"); err != nil {
 		return nil, err
 	}
-	if sh.db, err = s.Database(ctx); err != nil {
+	if sh.db, sh.guard, err = s.GuardedDatabase(ctx); err != nil {
 		return nil, err
-	}
-	if sh.guard, err = story.Guard(ctx, sh.db, sqlguard.SQLite); err != nil {
-		return nil, err
-	}
-	if s.Unsafe {
-		sh.guard = nil
 	}
 	_, err = sh.db.ExecContext(ctx, `
 		CREATE TABLE orders (id INTEGER PRIMARY KEY, amount INTEGER, paid BOOLEAN);

@@ -11,7 +11,6 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/examples/internal/story"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
 // deliver tells a replica of the payment.
@@ -52,16 +51,9 @@ func (p *provider) amount(ctx context.Context) (int, error) {
 
 // open makes the ledger and starts two replicas.
 func open(ctx context.Context, s *story.Story, p *provider) (*sql.DB, error) {
-	db, err := s.Database(ctx)
+	db, guard, err := s.GuardedDatabase(ctx)
 	if err != nil {
 		return nil, err
-	}
-	guard, err := story.Guard(ctx, db, sqlguard.SQLite)
-	if err != nil {
-		return nil, err
-	}
-	if s.Unsafe {
-		guard = nil // nobody checks
 	}
 	if _, err := db.ExecContext(ctx, `CREATE TABLE ledger (payment TEXT, account TEXT, amount INTEGER)`); err != nil {
 		return nil, err

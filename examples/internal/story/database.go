@@ -36,6 +36,14 @@ func Guard(ctx context.Context, db *sql.DB, dialect sqlguard.Dialect) (*sqlguard
 	return guard, guard.Create(ctx)
 }
 
+// GuardedDatabase opens the story's database with its guard. In the unsafe story that is nil: nobody checks.
+func (s *Story) GuardedDatabase(ctx context.Context) (db *sql.DB, guard *sqlguard.Guard, err error) {
+	if db, err = s.Database(ctx); err == nil && !s.Unsafe {
+		guard, err = Guard(ctx, db, sqlguard.SQLite)
+	}
+	return db, guard, err
+}
+
 // Guarded runs f in a transaction that shows the claims first, or in a bare one if there is no guard.
 func Guarded(ctx context.Context, db *sql.DB, guard *sqlguard.Guard, claims fencing.Claims, f func(*sql.Tx) error) error {
 	if guard == nil {
