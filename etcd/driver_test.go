@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,7 +71,8 @@ func acquireLater(t testing.TB, d *Driver, r backend.Request) <-chan outcome {
 	}()
 	eventually(t, "the waiter stands in the queue", func() bool {
 		resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
-		return err == nil && len(resp.Kvs) == 1
+		return err == nil && len(resp.Kvs) == 1 && // another driver's request may stand there, and this one go elsewhere
+			strings.HasPrefix(string(resp.Kvs[0].Value), valueBegin+r.RequestID)
 	})
 	return done
 }
