@@ -187,14 +187,14 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		// The validity rests on the lease. A proof that is old would give a short one.
 		err = s.prove(ctx, s.ttl/3)
 	}
-	if err == nil {
-		err = s.joinMore(len(a.wishes) - 1)
+	if err == nil && !s.Add(len(a.wishes)-1) {
+		err = errSessionLost
 	}
 	if err != nil {
 		if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
 			err = s.missing(ctx)
 		}
-		s.leave()
+		s.Leave(1)
 		return nil, err
 	}
 	return a.granted(s)
@@ -231,13 +231,11 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 		a.d.addHold(w.key, w.r.RequestID, h)
 		grants[i].Queued = a.queued
 	}
-	select {
-	case <-s.lost: // before addHold, which therefore did not tell anybody
+	if s.Ended() { // before addHold, which therefore did not tell anybody
 		for i, g := range grants {
 			a.d.dropHold(a.wishes[i].key, a.d.hold(a.wishes[i].key, g))
 		}
 		return nil, errSessionLost
-	default:
 	}
 	return grants, nil
 }

@@ -61,15 +61,14 @@ type Driver struct {
 
 	departures departures
 
-	gate *kit.Gate       // calls in flight and background work
-	ctx  context.Context // ends with Close
+	gate     *kit.Gate                      // calls in flight and background work
+	ctx      context.Context                // ends with Close
+	sessions *kit.Sessions[int64, *session] // by seconds asked for; those that were outgrown are replaced
 
-	mu       sync.Mutex         // protects the following fields
-	sessions map[int64]*session // the current one, by seconds asked for
-	older    map[*session]bool  // those that were outgrown, and have users
-	places   map[string]*place  // by key
-	requests map[string]string  // the keys of requests that have a place
-	station  int64              // see freeKeyLocked
+	mu       sync.Mutex        // protects the following fields
+	places   map[string]*place // by key
+	requests map[string]string // the keys of requests that have a place
+	station  int64             // see freeKeyLocked
 }
 
 // hold is a key of ours that counts as granted.
@@ -100,7 +99,7 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	}
 	d := &Driver{
 		gate: kit.NewGate(), client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
-		sessions: map[int64]*session{}, older: map[*session]bool{}, places: map[string]*place{}, requests: map[string]string{},
+		places: map[string]*place{}, requests: map[string]string{},
 		station: randomStation(0), departures: departures{most: mostTogether},
 	}
 	if d.prefix == "" {
@@ -109,6 +108,7 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
+	d.sessions = kit.NewSessions[int64, *session](d.clock)
 	if d.log == nil {
 		d.log = slog.Default()
 	}
@@ -191,7 +191,7 @@ func (d *Driver) addHold(key, requestID string, h *hold) {
 	p := d.places[key]
 	p.calls--
 	if p.hold != nil {
-		p.hold.session.leave()
+		p.hold.session.Leave(1)
 	}
 	p.hold = h
 }
@@ -203,12 +203,12 @@ func (d *Driver) moveHold(key string, old *hold, s *session) {
 	defer d.mu.Unlock()
 	p := d.places[key]
 	if old == nil || p == nil || p.hold != old {
-		s.leave()
+		s.Leave(1)
 		return
 	}
 	moved := &hold{session: s, revision: old.revision, lost: old.lost}
 	moved.until.Store(old.until.Load())
-	old.session.leave()
+	old.session.Leave(1)
 	p.hold = moved
 }
 
@@ -232,7 +232,7 @@ func (d *Driver) dropHold(key string, h *hold) {
 	defer d.mu.Unlock()
 	if p := d.places[key]; h != nil && p != nil && p.hold == h {
 		p.hold = nil
-		h.session.leave()
+		h.session.Leave(1)
 		d.tidyLocked(key)
 	}
 }
@@ -255,7 +255,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	if !first {
 		return d.callError("close", "", err)
 	}
-	for _, s := range d.takeSessions() {
+	d.dropHolds()
+	for _, s := range d.sessions.Live() {
 		if revokeErr := s.revoke(ctx); err == nil {
 			err = revokeErr
 		}

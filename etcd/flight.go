@@ -73,9 +73,7 @@ func (d *Driver) landing(f *flight, s *session, keys []string) {
 	late := f.err != nil && !unsent(f.err) && !refused(f.err)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s.mu.Lock()
-	late = late && !s.ended
-	s.mu.Unlock()
+	late = late && !s.Ended()
 	for _, key := range keys {
 		p := d.places[key]
 		p.flights--

@@ -109,16 +109,7 @@ func (d *Driver) loseHistory(why *backend.HistoryError) {
 		d.history.lost = why
 	}
 	d.history.mu.Unlock()
-	d.mu.Lock()
-	var all []*session
-	for _, s := range d.sessions {
-		all = append(all, s)
-	}
-	for s := range d.older {
-		all = append(all, s)
-	}
-	d.mu.Unlock()
-	for _, s := range all {
+	for _, s := range d.sessions.Live() {
 		s.end(backend.ReasonHistoryLost)
 	}
 }

@@ -255,7 +255,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.leave()
+		defer s.Leave(1)
 		mustPut(t, one, late, "late", s.id)
 		s.doubt()
 		mustAcquire(t, two, exclusively().asks(name, true))

@@ -101,9 +101,8 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 
 // current is the session for a TTL.
 func (d *Driver) current(ttl time.Duration) *session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.sessions[int64(ttl/time.Second)]
+	s, _ := d.sessions.Find(int64(ttl / time.Second))
+	return s
 }
 
 func (d *Driver) currentLease(ttl time.Duration) clientv3.LeaseID {

@@ -167,9 +167,7 @@ func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
 	if g := mustAcquire(t, d, next); d.Key(g) == key {
 		t.Error("the next request got the same key")
 	}
-	d.mu.Lock()
-	s := d.sessions[60]
-	d.mu.Unlock()
+	s := d.current(time.Minute)
 	if _, err := d.client.Revoke(t.Context(), s.id); err != nil {
 		t.Fatal(err)
 	}

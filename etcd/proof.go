@@ -28,7 +28,7 @@ func (s *session) provedAt() backend.Instant {
 func (s *session) prove(ctx context.Context, age time.Duration) error {
 	for {
 		s.mu.Lock()
-		if s.ended {
+		if s.Ended() {
 			s.mu.Unlock()
 			return errSessionLost
 		}
@@ -192,14 +192,9 @@ func (s *session) isOutgrown() bool {
 
 // outgrow lets another session take the place of s, which lives on until all have moved.
 func (d *Driver) outgrow(s *session) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sessions[s.seconds] != s {
-		return // it has been, or has ended
+	if d.sessions.Replace(s) {
+		close(s.outgrown)
 	}
-	delete(d.sessions, s.seconds)
-	d.older[s] = true
-	close(s.outgrown)
 }
 
 // keep prolongs the lease: an outgrown one so that its keys stay until they have moved.

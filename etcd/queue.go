@@ -176,7 +176,7 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 				}
 			}
 			look.Reset(lookEvery - lookEvery/4 + rand.N(lookEvery/2))
-		case <-s.lost:
+		case <-s.Over():
 			return errSessionLost
 		case <-s.outgrown:
 			return errOutgrown

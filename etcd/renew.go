@@ -235,7 +235,7 @@ func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.G
 		}
 		return
 	}
-	defer s.leave()
+	defer s.Leave(1)
 	if err := d.adopt(s, grants, members); err != nil {
 		for _, i := range members {
 			out[i].Err = err
@@ -317,7 +317,7 @@ func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session
 		if err = s.prove(ctx, s.ttl/3); err == nil {
 			return s, nil
 		}
-		s.leave()
+		s.Leave(1)
 		if !errors.Is(err, errOutgrown) {
 			return nil, err
 		}
@@ -332,8 +332,8 @@ func (d *Driver) adopt(s *session, grants []backend.Grant, members []int) error 
 		if d.hold(key, grants[i]) != nil {
 			continue
 		}
-		if err := s.joinMore(1); err != nil {
-			return err
+		if !s.Add(1) {
+			return errSessionLost
 		}
 		d.addHold(key, grants[i].RequestID, &hold{session: s, revision: incarnation(grants[i]), adopted: true})
 	}
@@ -362,8 +362,8 @@ func (d *Driver) moveTogether(
 	if err == nil && !resp.Succeeded && len(part) > 1 {
 		return false, false
 	}
-	if err == nil && resp.Succeeded {
-		err = s.joinMore(len(part))
+	if err == nil && resp.Succeeded && !s.Add(len(part)) {
+		err = errSessionLost
 	}
 	for n, i := range part {
 		switch {

@@ -129,7 +129,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 		grants[i] = mustAcquire(t, d, rs[i])
 	}
 	before := leaseOf(t, d, rs[0])
-	d.sessions[30].granter = 0                          // as if another member, which may have led since, had granted the lease
+	d.current(30 * time.Second).granter = 0             // as if another member, which may have led since, had granted the lease
 	if err := server.Restart(t.Context()); err != nil { // which begins another term
 		t.Fatal(err)
 	}

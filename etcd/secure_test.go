@@ -235,9 +235,7 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 	mustAcquire(t, d, holds)
 	waiter := acquireLater(t, d, waits)
 	atFirst := authenticated.Load()
-	var s *session
-	for _, s = range d.sessions {
-	}
+	s := d.current(holds.TTL)
 	proved := s.provedAt()
 	for keepalives := 0; keepalives < 6; keepalives++ {
 		eventually(t, "the lease is proved again", func() bool { return s.provedAt() > proved })
@@ -344,9 +342,7 @@ func TestSlowKeepaliveTakesItsStreamWithIt(t *testing.T) {
 	r := request("x", false)
 	r.TTL = 30 * time.Second
 	mustAcquire(t, d, r)
-	var s *session
-	for _, s = range d.sessions {
-	}
+	s := d.current(r.TTL)
 	ask := func(within time.Duration) (any, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()

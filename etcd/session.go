@@ -25,6 +25,7 @@ import (
 // an answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats
 // without a pause while the server is away.
 type session struct {
+	kit.Session
 	d       *Driver
 	id      clientv3.LeaseID
 	ttl     time.Duration // as granted
@@ -35,16 +36,12 @@ type session struct {
 	granter uint64        // the member that granted the lease, or handed the request on
 	term    atomic.Uint64 // the lease was granted in this raft term, or a later one; or nobody else has led since: see alone
 
-	lost     chan struct{} // closed when etcd said that the lease is gone
 	outgrown chan struct{} // closed when the lease can no longer be proved
 
 	mu      sync.Mutex      // protects the following fields; taken after Driver.mu, never before
 	proved  backend.Instant // just before the last confirmed request was sent
 	proving chan struct{}   // not nil while a keepalive is in flight; closed when it ends
 	result  error           // of the last keepalive
-	users   int             // holds and waiters
-	idle    backend.Instant // since when there are none
-	ended   bool
 
 	doubtful bool          // a request was not answered: see sweep
 	doubted  chan struct{} // wakes the loop when that happens
@@ -60,41 +57,27 @@ const attemptTime = 3 * time.Second
 // sessionFor returns the session for ttl, or makes one, and counts one more user of it.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	seconds := int64(ttl / time.Second)
-	for {
-		if err := d.history.err(); err != nil {
-			return nil, err
+	return d.sessions.Join(ctx, seconds, func() *session {
+		return &session{
+			Session: d.sessions.New(), d: d, seconds: seconds, keepAlives: newKeepAlives(d),
+			outgrown: make(chan struct{}), doubted: make(chan struct{}, 1),
 		}
-		d.mu.Lock()
-		s := d.sessions[seconds]
-		creator := s == nil
-		if creator {
-			s = &session{d: d, seconds: seconds, keepAlives: newKeepAlives(d), lost: make(chan struct{}), outgrown: make(chan struct{}),
-				proving: make(chan struct{}), doubted: make(chan struct{}, 1)}
-			d.sessions[seconds] = s
-		}
-		d.mu.Unlock()
-		if creator {
-			if err := d.enter(); err != nil {
-				return nil, err
-			}
-			go s.create()
-		}
-		err := s.join(ctx)
+	}, func(s *session) {
+		err := d.history.err()
 		if err == nil {
-			return s, nil
+			err = d.enter()
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+		if err != nil {
+			s.keepAlives.stop()
+			d.sessions.Opened(s, err)
+			return
 		}
-		if !errors.Is(err, errSessionLost) {
-			return nil, err
-		}
-		// It has just ended: make a new one.
-	}
+		go s.create()
+	})
 }
 
-// create asks for the lease, in the background: the end of one caller's context must not fail the others that wait in
-// join. The lease's id is our own choice, so that one which was granted without our hearing of it can be revoked.
+// create asks for the lease, in the background: the end of one caller's context must not fail the others. The lease's id
+// is our own choice, so that one which was granted without our hearing of it can be revoked.
 func (s *session) create() {
 	sent := s.d.clock.Now()
 	s.term.Store(s.d.history.greatestTerm())
@@ -110,24 +93,11 @@ func (s *session) create() {
 	}
 	if err != nil {
 		err = clientv3.ContextError(ctx, err)
-		s.d.forget(s)
+	} else {
+		s.id, s.ttl, s.proved = id, time.Duration(resp.TTL)*time.Second, sent
 	}
-	s.mu.Lock()
-	if err == nil && s.ended { // with the cluster's history
-		err = errSessionLost
-	}
-	s.result = err
-	if err == nil {
-		s.id, s.ttl, s.proved, s.idle = id, time.Duration(resp.TTL)*time.Second, sent, sent
-	} else if !s.ended {
-		s.ended = true
-		close(s.lost)
-	}
-	close(s.proving)
-	s.proving = nil
-	s.mu.Unlock()
 	defer s.keepAlives.stop()
-	if err == nil {
+	if s.d.sessions.Opened(s, err) {
 		s.keepAlive()
 		return
 	}
@@ -154,54 +124,8 @@ func (d *Driver) discard(id clientv3.LeaseID) {
 	}
 }
 
-// join adds a user, once the lease exists. If it does not come to exist, the error is etcd's; if it has ended since,
-// errSessionLost.
-func (s *session) join(ctx context.Context) error {
-	s.mu.Lock()
-	wait := s.proving
-	making := s.id == 0 && !s.ended
-	s.mu.Unlock()
-	if making {
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case !s.ended:
-		s.users++
-		return nil
-	case s.id == 0 && making:
-		return s.result
-	}
-	return errSessionLost
-}
-
 // asked is the TTL that was asked for. The server may have granted more.
 func (s *session) asked() time.Duration { return time.Duration(s.seconds) * time.Second }
-
-// joinMore adds n users beside one that is there.
-func (s *session) joinMore(n int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended {
-		return errSessionLost
-	}
-	s.users += n
-	return nil
-}
-
-// leave takes a user away.
-func (s *session) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.users--; s.users == 0 {
-		s.idle = s.d.clock.Now()
-	}
-}
 
 // keepAlive runs while the session lives. A session without users is given up after one TTL.
 func (s *session) keepAlive() {
@@ -224,12 +148,12 @@ func (s *session) keepAlive() {
 				look.Reset(wait)
 			}
 			continue
-		case <-s.lost:
+		case <-s.Over():
 			return
 		case <-s.d.ctx.Done():
 			return // Close revokes
 		}
-		if s.retire() {
+		if s.d.sessions.Retire(s, s.ttl) {
 			ctx, cancel := context.WithTimeout(s.d.ctx, attemptTime)
 			_ = s.revoke(ctx) // without users and keepalives it ends by itself
 			cancel()
@@ -253,49 +177,20 @@ func (s *session) keepAlive() {
 	}
 }
 
-// retire ends the session if nobody has used it for one TTL.
-func (s *session) retire() bool {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || s.users > 0 || s.d.clock.Now().Sub(s.idle) < s.ttl {
-		return false
-	}
-	s.ended = true
-	close(s.lost)
-	s.d.removeLocked(s)
-	return true
-}
-
-// removeLocked takes a session out of the driver.
-func (d *Driver) removeLocked(s *session) {
-	delete(d.older, s)
-	if d.sessions[s.seconds] == s {
-		delete(d.sessions, s.seconds)
-	}
-}
-
 // end declares the lease gone and tells every holder on it.
 func (s *session) end(reason backend.Reason) {
-	s.mu.Lock()
-	if s.ended {
-		s.mu.Unlock()
+	if !s.d.sessions.End(s) {
 		return
 	}
-	s.ended = true
-	close(s.lost)
-	s.mu.Unlock()
 	for _, lost := range s.d.forget(s) {
 		lost(reason)
 	}
 }
 
-// forget takes a session and its holds out of the driver, and returns the functions that tell the holders.
+// forget takes the holds of a session that has ended out of the driver, and returns the functions that tell the holders.
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.removeLocked(s)
 	var tell []func(backend.Reason)
 	for key, p := range d.places {
 		if p.hold != nil && p.hold.session == s {
@@ -310,24 +205,14 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 	return tell
 }
 
-// takeSessions empties the driver for Close.
-func (d *Driver) takeSessions() []*session {
+// dropHolds is for Close, which tells nobody.
+func (d *Driver) dropHolds() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var all []*session
-	for _, s := range d.sessions {
-		all = append(all, s)
-	}
-	for s := range d.older {
-		all = append(all, s)
-	}
-	clear(d.sessions)
-	clear(d.older)
 	for key, p := range d.places {
 		p.hold = nil
 		d.tidyLocked(key)
 	}
-	return all
 }
 
 // revoke ends the lease in etcd; every key on it goes with it.
