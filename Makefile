@@ -41,7 +41,7 @@ vet: ## go vet, and whether gofmt would change anything
 
 .PHONY: lint
 lint: ## golangci-lint; the first run builds it
-	go run $(GOLANGCI) run ./...
+	go run $(GOLANGCI) run --allow-parallel-runners ./...
 
 .PHONY: conformance
 conformance: ## the conformance suite on real servers: BACKEND=redis, redlock, etcd, zookeeper, postgres, builtin or memory
