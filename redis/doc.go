@@ -155,7 +155,8 @@
 //
 // Developed and measured on Redis 7.0. The tests on other servers, Redis 6.2, 7.2, 7.4 and 8 and Valkey 7.2 and 8, are
 // those of .github/workflows/ci.yml. On 7.0 they try WAITAOF, which came with 7.2, through a proxy that has WAIT answer
-// for it. SPUBLISH, which came with 7.0, is not used: on a cluster each push goes to all nodes.
+// for it. SPUBLISH, which came with 7.0, is not used: a channel of its kind belongs to a slot, and a waiting client has
+// one channel for all its names, in whatever slots. So on a cluster each push goes to all nodes.
 //
 // # Escape hatches
 //
