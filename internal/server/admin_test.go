@@ -100,13 +100,14 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 func TestAddMember(t *testing.T) {
 	t.Parallel()
 	addresses := port.Addresses(t, 2)
-	first := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]})
+	calmly := func(c Config) Config { calm(&c); return c }
+	first := alone(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]}))
 	o := operate(t, first.Addr().String())
 	x := attach(t, first)
 	x.hold(x.open(longTTL), "x")
 
 	// One that is told of itself alone waits until somebody takes it in.
-	second := start(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]})
+	second := start(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]}))
 	for range 2 { // the second time nothing changes
 		m, err := o.add(addresses[1])
 		if err != nil || m.NodeId != string(second.node.id) || m.PeerAddress != addresses[1] {
