@@ -74,16 +74,6 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 	// Restart must bring back what was held, as it does on a server that is set up with care.
 	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
 	admin := newClient(t, &goredis.Options{Addr: server.Addr()})
-	control := func(act func(context.Context) error) func(testing.TB) {
-		return func(t testing.TB) {
-			t.Helper()
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
-			if err := act(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 	return conformance.Harness{
 		New: func(t testing.TB) backend.Driver { return dial(t, server.Addr()) },
 		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
@@ -91,22 +81,22 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 			return dial(t, addr), link
 		},
 		Server: conformance.Server{
-			Restart: control(server.Restart),
-			Stop:    control(server.Stop),
-			Start:   control(server.Start),
-			Pause:   control(server.Pause),
-			Resume:  control(server.Resume),
+			Restart: containers.Within(server.Restart),
+			Stop:    containers.Within(server.Stop),
+			Start:   containers.Within(server.Start),
+			Pause:   containers.Within(server.Pause),
+			Resume:  containers.Within(server.Resume),
 			Evict: func(t testing.TB, name string) {
-				control(func(ctx context.Context) error {
+				containers.Within(func(ctx context.Context) error {
 					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
 				})(t)
 			},
 			EvictWaiter: func(t testing.TB, name string) {
-				control(func(ctx context.Context) error {
+				containers.Within(func(ctx context.Context) error {
 					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Queue).Err()
 				})(t)
 			},
-			Wipe: control(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),
+			Wipe: containers.Within(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),
 		},
 		Leftovers: func() ([]string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -115,7 +105,7 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 			return slices.DeleteFunc(keys, func(key string) bool { return strings.Contains(key, "foreign") }), err
 		},
 		Intrude: func(t testing.TB, name string) {
-			control(func(ctx context.Context) error {
+			containers.Within(func(ctx context.Context) error {
 				lock := redisscript.KeysOf(prefix, name).Lock
 				for _, key := range []string{name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign"} {
 					if err := admin.Set(ctx, key, "foreign", time.Minute).Err(); err != nil {

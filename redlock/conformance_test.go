@@ -2,6 +2,7 @@ package redlock_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -80,20 +81,15 @@ func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) confo
 		addrs = append(addrs, nodes[i].Addr())
 	}
 	all := func(act func(ctx context.Context, i int) error) func(testing.TB) {
-		return func(t testing.TB) {
-			t.Helper()
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
+		return containers.Within(func(ctx context.Context) error {
+			var errs [servers]error
 			var wg sync.WaitGroup
 			for i := range nodes {
-				wg.Go(func() {
-					if err := act(ctx, i); err != nil {
-						t.Error(err)
-					}
-				})
+				wg.Go(func() { errs[i] = act(ctx, i) })
 			}
 			wg.Wait()
-		}
+			return errors.Join(errs[:]...)
+		})
 	}
 	return conformance.Harness{
 		New: func(t testing.TB) backend.Driver { return dial(t, addrs) },

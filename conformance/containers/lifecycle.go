@@ -3,7 +3,6 @@ package containers
 import (
 	"context"
 	"testing"
-	"time"
 )
 
 // Lifecycle is what can be done to each server and each cluster of this package.
@@ -15,12 +14,12 @@ type Lifecycle interface {
 	Resume(context.Context) error
 }
 
-// Within makes a step of a test out of one of them, as conformance.Server wants it. It gets a minute, which is long
-// enough for anything on a busy machine.
+// Within makes a step of a test out of one of them, as conformance.Server wants it. It gets two minutes, which is
+// long enough for anything on a busy machine.
 func Within(act func(context.Context) error) func(testing.TB) {
 	return func(t testing.TB) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 		defer cancel()
 		if err := act(ctx); err != nil {
 			t.Fatal(err)

@@ -68,13 +68,7 @@ func TestGuard(t *testing.T) {
 	server := containers.Etcd(t, containers.Args("--unsafe-no-fsync"))
 	guardtest.Run(t, guardtest.Harness{
 		Name: "etcd", Open: open, Address: server.Addr(), Space: space,
-		Restart: func(t testing.TB) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			if err := server.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
-		},
+		Restart: containers.Within(server.Restart),
 	})
 	client, err := dial(server.Addr())
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"go.uber.org/goleak"
@@ -36,13 +35,7 @@ func TestGuard(t *testing.T) {
 	}
 	guardtest.Run(t, guardtest.Harness{
 		Name: "pgx", Open: open, Address: server.URL(), Space: space,
-		Restart: func(t testing.TB) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			if err := server.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
-		},
+		Restart: containers.Within(server.Restart),
 	})
 	t.Run("by-hand", func(t *testing.T) { byHand(t, connect(t, server.URL())) })
 }

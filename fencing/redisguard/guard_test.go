@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
@@ -62,13 +61,7 @@ func TestGuard(t *testing.T) {
 	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
 	guardtest.Run(t, guardtest.Harness{
 		Name: "redis", Open: open, Address: server.Addr(), Space: space,
-		Restart: func(t testing.TB) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			if err := server.Restart(ctx); err != nil {
-				t.Fatal(err)
-			}
-		},
+		Restart: containers.Within(server.Restart),
 	})
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -44,7 +43,7 @@ func TestMain(m *testing.M) {
 func TestPostgreSQL(t *testing.T) {
 	t.Parallel()
 	server := containers.Postgres(t)
-	postgres.run(t, "postgres", server.URL(), restart(server.Server))
+	postgres.run(t, "postgres", server.URL(), containers.Within(server.Server.Restart))
 	postgres.levels(t, server.URL())
 	t.Run("enforced", func(t *testing.T) { postgres.enforced(t, server.URL(), "'enforced/' || row.id") })
 	t.Run("second-memory", func(t *testing.T) { secondMemory(t, server.URL()) })
@@ -54,7 +53,7 @@ func TestPostgreSQL(t *testing.T) {
 func TestMariaDB(t *testing.T) {
 	t.Parallel()
 	server := containers.MariaDB(t)
-	mariaDB.run(t, "mariadb", server.DSN(), restart(server.Server))
+	mariaDB.run(t, "mariadb", server.DSN(), containers.Within(server.Server.Restart))
 	mariaDB.levels(t, server.DSN())
 	t.Run("enforced", func(t *testing.T) { mariaDB.enforced(t, server.DSN(), "CONCAT('enforced/', row.id)") })
 	mariaDB.races(t, "mariadb", server.DSN())
@@ -86,16 +85,6 @@ func TestSQLite(t *testing.T) {
 			// The file lives in its clients' processes, and clauses close those.
 			sqLite.run(t, "sqlite", dsn, func(testing.TB) {})
 		})
-	}
-}
-
-func restart(server *containers.Server) func(testing.TB) {
-	return func(t testing.TB) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := server.Restart(ctx); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 
