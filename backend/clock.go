@@ -1,15 +1,19 @@
 package backend
 
+// The clock by which leases live. All decisions about validity are differences of two Instants of one Clock. No instant
+// of the wall clock takes part, so that setting a machine's time cannot prolong a lease.
+
 import "time"
 
 // Instant is a point in time on a Clock, in nanoseconds from an origin of that clock's own. Instants of two clocks, or
-// of two processes, do not compare. The zero Instant means "none".
+// of two processes, do not compare. The zero Instant means "none", so no Clock returns it. Nothing sends one over a
+// network: TTLs travel as durations.
 type Instant int64
 
-// Add returns t + d.
+// Add returns t + d, later for a positive d. "None" plus something is not "none": ask IsZero first.
 func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
 
-// Sub returns t − u.
+// Sub returns t − u: positive if t is later.
 func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
 
 // IsZero reports whether t is "none".
@@ -21,6 +25,8 @@ func (t Instant) IsZero() bool { return t == 0 }
 // The wall clock is no substitute (an administrator or NTP can set it back, and a lease would be believed for too
 // long), and Go's monotonic clock alone is none either (it stands still while the machine is suspended).
 type Clock interface {
+	// Now returns the present instant, never zero and never less than one that it returned before. It is called on
+	// every acquire, renewal and Lease.Err, from any goroutine, so it should take nanoseconds.
 	Now() Instant
 }
 
@@ -30,18 +36,20 @@ type Clock interface {
 // No clock of a guest counts the time for which a hypervisor froze it unnoticed. Fencing covers that; time cannot.
 func SystemClock() Clock { return systemClock{} }
 
+// systemClock has no state of its own: all of them are one clock, whose instants compare within the process.
 type systemClock struct{}
 
 func (systemClock) Now() Instant { return systemNow() }
 
 // GoClock reads only package time's monotonic clock. It is for tests that run under testing/synctest, where that clock
-// is simulated. Do not use it in production: it stands still while the machine is suspended.
+// is simulated. Do not use it in production: it stands still while the machine is suspended, and a lease would be
+// believed for all that time. All GoClocks are one clock.
 func GoClock() Clock { return goClock{} }
 
 type goClock struct{}
 
-// The origin lies an hour before the start, so that no instant is zero. Under synctest time starts in the year 2000,
-// before the origin; a fixed origin far in the past keeps instants positive there.
+// goClockOrigin lies far in the past, so that no instant is zero or negative: under synctest time starts in the year
+// 2000.
 var goClockOrigin = time.Date(1990, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (goClock) Now() Instant { return Instant(time.Since(goClockOrigin)) }

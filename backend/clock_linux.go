@@ -1,5 +1,8 @@
 package backend
 
+// CLOCK_BOOTTIME on Linux, read without a system call most of the time. bootSkew is replaced whole, so readers take no
+// lock; those that measure anew take turns.
+
 import (
 	"sync"
 	"sync/atomic"
@@ -27,10 +30,15 @@ func systemNow() Instant {
 }
 
 const (
+	// driftAllowed is how far the wall clock may move against the monotonic one before the system is asked: slewing by
+	// NTP stays below it within recheckAfter, a suspension worth noticing does not.
 	driftAllowed = time.Millisecond
+	// recheckAfter bounds the age of the known skew, for a suspension whose end coincides with a step of the wall
+	// clock.
 	recheckAfter = 100 * time.Millisecond
 )
 
+// startOfProcess carries both a monotonic and a wall reading; the other readings are relative to it.
 var startOfProcess = time.Now()
 
 // skew is what is known of the boot clock.

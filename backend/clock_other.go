@@ -2,11 +2,16 @@
 
 package backend
 
+// The clock of systems without CLOCK_BOOTTIME. It takes the larger of two steps, because each clock alone can stand
+// still or go back, and an error that makes time pass faster ends leases early, which is safe. The price is that a wall
+// clock which an administrator sets forward ends leases.
+
 import (
 	"sync"
 	"time"
 )
 
+// combined is the one clock of the process: the reading of the last step, and the instant that it led to.
 var combined struct {
 	mu   sync.Mutex // protects the following fields
 	last time.Time  // carries both a monotonic and a wall reading

@@ -1,28 +1,48 @@
 package backend
 
+// What a driver says about itself: Description with its bounds and its safety margin, what its exclusion rests on, and
+// the set of its capabilities. A description is about one configuration at one moment, so that a driver can say of an
+// unfit server what it would not say of a fit one; the core reads it anew at every acquire.
+
 import (
 	"strings"
 	"time"
 )
 
 // Description is what a driver says about itself in its present configuration.
+//
+// For example, of a driver whose probe has found a server that syncs every write to its disk:
+//
+//	backend.Description{
+//		Name:         "myservice",
+//		Capabilities: backend.CapFencing | backend.CapInspect,
+//		MinTTL:       time.Second, MaxTTL: 24 * time.Hour, TTLGranularity: time.Second,
+//		Clock:        d.clock,
+//		Exclusion:    backend.ExclusionDurableServer,
+//		TokenSpace:   d.clusterID,
+//	}
+//
+// And of the same driver before a server without durable storage: ExclusionVolatileServer, without CapFencing and
+// TokenSpace, and with NoFencing: "the server does not sync its log".
 type Description struct {
-	// Name of the driver, such as "redis".
+	// Name of the driver, such as "redis". It stands in errors and events.
 	Name string
 
-	// Capabilities declared for this configuration.
+	// Capabilities declared for this configuration. What is not declared here is refused with ErrUnsupported, by the
+	// core before anything is sent and by the driver for those who call it directly.
 	Capabilities Capabilities
 
 	// MinTTL and MaxTTL bound Request.TTL, both included. TTLGranularity is the step: a TTL that is not a multiple of
-	// it is refused by the core and never rounded.
+	// it is refused by the core and never rounded, because a caller who counts on 1.5 s is not served by 1 s or by 2.
+	// Zero MaxTTL and TTLGranularity: no bound.
 	MinTTL, MaxTTL, TTLGranularity time.Duration
 
-	// Margin is the driver's own term of the safety margin: what its service may be early beyond the 1 % + 50 ms that
-	// every driver gets. See Validity.
+	// Margin is the driver's own term of the safety margin: how much earlier than it says its service may end a hold,
+	// beyond the 1 % + 50 ms that every driver gets. A larger one costs holding time in every lease. See Validity.
 	Margin time.Duration
 
-	// Clock is the clock of every Instant that the driver reports. The core measures with the same one. Nil is
-	// SystemClock().
+	// Clock is the clock of every Instant that the driver reports. The core measures with the same one, and has no
+	// option of its own for it: with two clocks a lease could seem to be valid for years. Nil is SystemClock().
 	Clock Clock
 
 	// Polling is the longest time between two looks of a waiter, where this configuration cannot wake it (a pooler that
@@ -30,28 +50,35 @@ type Description struct {
 	Polling time.Duration
 
 	// Exclusion says what the exclusion of this configuration rests on. The correctness tier refuses
-	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in.
+	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in. It may
+	// become worse when the driver has talked to the service; then the next grant is refused.
 	Exclusion Exclusion
 
 	// KeepsHolds: the driver keeps what it was granted alive by itself, on sessions, until Release or Close: a hold
 	// does not end because nobody calls Renew. Unset: a hold ends in the service one TTL after the last call that
-	// renewed it, and any driver of the same service may renew and release it by its Grant. Who speaks for holders that
-	// may vanish ends their holds itself where it is set, see Expirer.
+	// renewed it, and any driver of the same service may renew and release it by its Grant. Callers that speak for
+	// holders which may vanish have to end such holds themselves where it is set, see Expirer. The core makes no use of
+	// it.
 	KeepsHolds bool
 
 	// TokenSpace names the cluster that issues the tokens, so that a guard can refuse tokens of another cluster or of
-	// one restored from a backup. Empty if the driver does not fence, or before it has learnt the name.
+	// one restored from a backup. At most fencing.MaxSpaceBytes. Empty if the driver does not fence, or before it has
+	// learnt the name; all drivers of one service name the same one from their first grant on. One that changes
+	// afterwards is ErrHistoryLost.
 	TokenSpace string
 
-	// NoFencing says in one sentence why this configuration does not fence. Empty if it does. The tier error quotes it.
+	// NoFencing says in one sentence why this configuration does not fence. Empty if it does. The error of the tier
+	// quotes it, so it tells an operator what to change.
 	NoFencing string
 }
 
 // Exclusion says what keeps two clients from holding one lock at once when a process or a machine of the service fails.
+// It is a word about the configuration, declared by the driver and tested by stopping servers; the fencing tokens of a
+// driver may be sound although its exclusion is weak, and then only guards keep two holders apart.
 type Exclusion uint8
 
 const (
-	// ExclusionUndeclared: the driver does not say.
+	// ExclusionUndeclared: the driver does not say. The correctness tier takes silence for a no.
 	ExclusionUndeclared Exclusion = iota
 	// ExclusionInProcess: the holds live in this process and exclude nobody in another.
 	ExclusionInProcess
@@ -67,6 +94,7 @@ const (
 	ExclusionAsyncReplica
 )
 
+// exclusionNames are in the order of the constants.
 var exclusionNames = [...]string{
 	"undeclared", "in-process", "volatile-server", "durable-server", "quorum", "async-replica",
 }
@@ -81,20 +109,32 @@ func (e Exclusion) String() string {
 
 // Validity returns how long after SentAt a grant of ttl may be believed: ttl − (1 % of ttl + 50 ms + d.Margin). The 1 %
 // covers clocks that run at different rates, the 50 ms scheduling and timer slack. It is not positive if ttl is too
-// short to be of use.
+// short to be of use. The core believes a little less where a client holds thousands of leases.
+//
+// With a TTL of 30 s and no term of the driver's own a grant is believed for 29.65 s, and renewed about every 9 s.
 func (d Description) Validity(ttl time.Duration) time.Duration {
 	return ttl - ttl/100 - 50*time.Millisecond - d.Margin
 }
 
-// Capabilities is a set of things a driver can do.
+// Capabilities is a set of things that a driver can do, in one configuration. The zero value is the empty set. The
+// conformance suite knows every member and refuses one that it cannot test.
+//
+// A capability that a caller needs is asked for by the option or the method that needs it, and by
+// fencelock.Options.Require at startup:
+//
+//	if missing := d.Describe().Capabilities.Missing(backend.CapFair | backend.CapShared); missing != 0 {
+//		return fmt.Errorf("cannot use %s: it lacks %v", d.Describe().Name, missing)
+//	}
 type Capabilities uint32
 
 const (
-	// CapFencing: exclusive grants carry strictly increasing tokens. Only together with FencingDriver.
+	// CapFencing: exclusive grants carry strictly increasing tokens. Only together with FencingDriver, and never over a
+	// service that may forget an acknowledged hold when it restarts.
 	CapFencing Capabilities = 1 << iota
-	// CapFair: FIFO by arrival, no barging, not by TryAcquire either.
+	// CapFair: FIFO by arrival: nobody who comes later is granted first, neither a waiter nor an attempt without Wait.
+	// Without it the order is unspecified.
 	CapFair
-	// CapShared: KindShared.
+	// CapShared: KindShared, with the rule that a waiting exclusive request stops new shared holds.
 	CapShared
 	// CapPermits: KindPermits.
 	CapPermits
@@ -102,7 +142,8 @@ const (
 	CapMinHold
 	// CapMetadata: Request.Metadata.
 	CapMetadata
-	// CapPushLoss: Request.Lost is called within one second of a loss that the service can see.
+	// CapPushLoss: Request.Lost is called within one second of a loss that the service can see, and never for a hold
+	// that lives. Without it the core learns of such a loss by the next renewal.
 	CapPushLoss
 	// CapInspect: the driver is an Inspector.
 	CapInspect
@@ -110,20 +151,23 @@ const (
 	CapList
 	// CapWatch: the driver is a Watcher.
 	CapWatch
-	// CapWatchReplay: Watch replays from a revision, or answers ErrCompacted.
+	// CapWatchReplay: Watch replays from a revision, or answers ErrCompacted; Look tells the revision.
 	CapWatchReplay
 	// CapForceRelease: the driver is a ForceReleaser.
 	CapForceRelease
-	// CapMultiAcquire: the driver is a MultiAcquirer.
+	// CapMultiAcquire: the driver is a MultiAcquirer. It need not serve every set.
 	CapMultiAcquire
-	// CapHierarchy: a hold of "a/b" excludes holds of "a" and of "a/b/c".
+	// CapHierarchy: Request.Hierarchical: a hold of "a/b" excludes holds of "a" and of "a/b/c".
 	CapHierarchy
-	// CapDeadlock: a request that would close a cycle is refused with ErrDeadlock.
+	// CapDeadlock: a request that would close a cycle of holders that wait for each other is refused with ErrDeadlock,
+	// and nobody who waits without a cycle is.
 	CapDeadlock
 
+	// capEnd is one bit beyond the last capability.
 	capEnd
 )
 
+// capNames are in the order of the bits.
 var capNames = [...]string{
 	"fencing", "fair", "shared", "permits", "min-hold", "metadata", "push-loss", "inspect", "list", "watch",
 	"watch-replay", "force-release", "multi-acquire", "hierarchy", "deadlock-detection",
@@ -132,7 +176,7 @@ var capNames = [...]string{
 // Has reports whether c contains all of want.
 func (c Capabilities) Has(want Capabilities) bool { return c&want == want }
 
-// Missing returns the members of want that c lacks.
+// Missing returns the members of want that c lacks; 0 if it has them all.
 func (c Capabilities) Missing(want Capabilities) Capabilities { return want &^ c }
 
 // All yields the single capabilities in c, in the order of their declaration.

@@ -1,5 +1,9 @@
 package backend
 
+// What names, owners, TTLs and request ids have to look like. The core validates before it sends anything, with the
+// same functions that a driver uses for callers without a core, so that the two never disagree. Bounds are in bytes,
+// because services store bytes.
+
 import (
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,14 +15,19 @@ import (
 	"unicode/utf8"
 )
 
-// MaxNameBytes bounds a lock's name, in bytes of UTF-8.
+// MaxNameBytes bounds a lock's name, in bytes of UTF-8, with the client's namespace. A driver that escapes names has to
+// fit the escaped form of the longest one into its service's keys.
 const MaxNameBytes = 512
 
 // MaxOwnerBytes bounds Request.Owner, in bytes of UTF-8.
 const MaxOwnerBytes = 256
 
 // ValidateName accepts any valid UTF-8 of 1 to MaxNameBytes bytes without control characters. "/" separates the levels
-// of a hierarchy where a driver knows one, and is an ordinary character elsewhere. The error wraps ErrInvalidName.
+// of a hierarchy where a driver knows one, and is an ordinary character elsewhere. Nothing is normalized: two spellings
+// of one word are two locks. The error is an *InvalidError and wraps ErrInvalidName.
+//
+//	"orders/42", "Straße 7", "a b", "*", ".."  are names, and no two of them meet
+//	"", "a\n", "\xff"                         are not
 func ValidateName(name string) error {
 	return validateText(ErrInvalidName, "lock name", name, MaxNameBytes)
 }
@@ -29,6 +38,8 @@ func ValidateOwner(owner string) error {
 	return validateText(ErrInvalidOption, "owner", owner, MaxOwnerBytes)
 }
 
+// validateText refuses control characters because names and owners end up in logs and terminals, and invalid UTF-8
+// because it would not come back as it was through services that store text.
 func validateText(kind error, what, s string, most int) error {
 	why := ""
 	switch {
@@ -52,7 +63,8 @@ func validateText(kind error, what, s string, most int) error {
 	return &InvalidError{Kind: kind, What: what, Value: quoteShort(s), Why: why}
 }
 
-// quoteShort quotes s, cut to a length that fits an error message.
+// quoteShort quotes s, cut to a length that fits an error message. The cut may split a character; quoting shows that
+// and stays valid.
 func quoteShort(s string) string {
 	const most = 64
 	if len(s) <= most {
@@ -61,8 +73,8 @@ func quoteShort(s string) string {
 	return strconv.Quote(s[:most]) + "…"
 }
 
-// ValidateTTL checks ttl against the driver's range and granularity, and that it leaves a positive Validity. The error
-// wraps ErrInvalidTTL.
+// ValidateTTL checks ttl against the driver's range and granularity, and that it leaves a positive Validity. It rounds
+// nothing. The error is an *InvalidError and wraps ErrInvalidTTL.
 func (d Description) ValidateTTL(ttl time.Duration) error {
 	why := ""
 	switch {
@@ -83,17 +95,20 @@ func (d Description) ValidateTTL(ttl time.Duration) error {
 	return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(), Why: why}
 }
 
-// MaxUnder bounds Request.Under.
+// MaxUnder bounds Request.Under. The core sends the innermost holds where there are more.
 const MaxUnder = 64
 
 // HoldID returns what may be shown of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client
-// gets the same from the same id, so that a request meets its own former life and knows it; nobody gets the id back.
+// gets the same from the same id, so that a restarted process recognizes its former life by it; nobody can compute the
+// id from it, since the id has 128 random bits. The text before the id keeps this hash apart from others that somebody
+// may make of the same id.
 func HoldID(requestID string) string {
 	sum := sha256.Sum256([]byte("fencelock hold id\x00" + requestID))
 	return hex.EncodeToString(sum[:16])
 }
 
-// NewRequestID returns 128 random bits in hexadecimal.
+// NewRequestID returns 128 random bits in hexadecimal, 32 characters. It never fails: crypto/rand ends the program when
+// the system has no randomness, which is better than a key that somebody can guess.
 func NewRequestID() string {
 	var raw [16]byte
 	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness
@@ -102,8 +117,9 @@ func NewRequestID() string {
 	return string(text[:])
 }
 
-// ValidateRequestID accepts 16 to 128 characters of A–Z a–z 0–9 - _. A shorter id cannot carry 128 random bits, and
-// people who pass "worker-1" as an id must not get each other's locks. The error wraps ErrInvalidOption.
+// ValidateRequestID accepts 16 to 128 characters of A–Z a–z 0–9 - _, which every service can store unescaped. A shorter
+// id cannot carry 128 random bits, and people who pass "worker-1" as an id must not get each other's locks. Whether the
+// characters are random cannot be checked. The error is an *InvalidError and wraps ErrInvalidOption.
 func ValidateRequestID(id string) error {
 	why := ""
 	switch {

@@ -1,5 +1,10 @@
 package backend
 
+// Drivers by URL scheme. A driver registers its opener from init, and fencelock.OpenURL finds it here, so that the root
+// package imports no driver, and a program contains the drivers that it imports and no others. The table is the only
+// global state of the package. Usually it is filled while the program initializes; the mutex is there because Register
+// may be called later.
+
 import (
 	"context"
 	"fmt"
@@ -10,11 +15,12 @@ import (
 	"sync"
 )
 
-// Opener dials a lock service from a URL, probes it, and returns the driver. The URL reaches it as text, because
-// several addresses in one URL (etcd://a:2379,b:2379) are not what net/url accepts. Closing the driver closes what it
-// dialled.
+// Opener dials a lock service from a URL, probes it, and returns the driver. ctx bounds the dialling and not the
+// driver. The URL reaches it as text, because several addresses in one URL (etcd://a:2379,b:2379) are not what net/url
+// accepts. Closing the driver closes what the opener dialled. Its errors do not show the password: see RedactURL.
 type Opener func(ctx context.Context, rawURL string) (Driver, error)
 
+// openers is the table of Register.
 var openers struct {
 	mu sync.RWMutex // protects the following field
 	by map[string]Opener
@@ -22,6 +28,14 @@ var openers struct {
 
 // Register makes a driver known to fencelock.OpenURL under a URL scheme. Drivers call it from init, so that importing
 // a driver is what registers it. It panics on an empty or a repeated scheme: that is a mistake in the program.
+//
+//	func init() {
+//		backend.Register("myservice", func(ctx context.Context, rawURL string) (backend.Driver, error) {
+//			return dial(ctx, rawURL)
+//		})
+//	}
+//
+// Drivers of this module call kit.Register, which takes several schemes and never returns a nil pointer as a driver.
 func Register(scheme string, open Opener) {
 	openers.mu.Lock()
 	defer openers.mu.Unlock()
@@ -37,7 +51,7 @@ func Register(scheme string, open Opener) {
 	openers.by[scheme] = open
 }
 
-// Schemes returns the registered schemes, sorted.
+// Schemes returns the registered schemes, sorted: for messages, and for programs that take the URL from their users.
 func Schemes() []string {
 	openers.mu.RLock()
 	defer openers.mu.RUnlock()
@@ -45,7 +59,8 @@ func Schemes() []string {
 }
 
 // Open finds the opener for the URL's scheme and calls it. An unknown scheme is an *InvalidError that lists the known
-// ones; the usual cause is a driver package that the program does not import.
+// ones; the usual cause is a driver package that the program does not import. So is text without a scheme: an address
+// alone does not tell which service listens there. Whatever the opener answers is returned as it is.
 func Open(ctx context.Context, rawURL string) (Driver, error) {
 	scheme, _, found := strings.Cut(rawURL, "://")
 	if !found {
@@ -71,8 +86,16 @@ func Open(ctx context.Context, rawURL string) (Driver, error) {
 	return open(ctx, rawURL)
 }
 
-// RedactURL returns the URL, quoted, without its password, for messages and logs. It hides too much rather than too
-// little where the URL is malformed.
+// RedactURL returns the URL, quoted, without its password, for messages and logs. It removes the password of
+// user:password@ and every option whose name ends with "password".
+//
+// It hides too much rather than too little where the URL is malformed. A password may hold unescaped characters that
+// end another part of the URL early: with an @ behind the question mark nothing but the scheme is shown, and a query
+// that cannot be read is not shown at all. net/url would not do: it refuses such URLs, and its error quotes them.
+//
+//	postgres://ann:secret@db/locks        "postgres://ann:redacted@db/locks"
+//	redis://:s?cret@host:6379             "redis://redacted"
+//	redis://h?sentinel-password=secret    "redis://h?sentinel-password=redacted"
 func RedactURL(raw string) string {
 	scheme, rest, found := strings.Cut(raw, "://")
 	if !found {
