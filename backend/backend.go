@@ -420,10 +420,12 @@ type Renewal struct {
 //
 // Which two holds of one name may live beside each other:
 //
-//	            exclusive   shared   permits
-//	exclusive   no          no       ErrLimitMismatch
-//	shared      no          yes      ErrLimitMismatch
-//	permits     mismatch    mismatch while their sum fits the common Limit
+//	            exclusive   shared     permits
+//	exclusive   no          no         mismatch
+//	shared      no          yes        mismatch
+//	permits     mismatch    mismatch   while their sum fits the common limit
+//
+// A mismatch is ErrLimitMismatch for the later of the two.
 type Kind uint8
 
 const (

@@ -111,7 +111,7 @@ func (e Exclusion) String() string {
 // covers clocks that run at different rates, the 50 ms scheduling and timer slack. It is not positive if ttl is too
 // short to be of use. The core believes a little less where a client holds thousands of leases.
 //
-// With a TTL of 30 s and no term of the driver's own a grant is believed for 29.65 s, and renewed about every 9 s.
+// With a TTL of 30 s and no term of the driver's own a grant is believed for 29.65 s, and renewed every 8 to 10 s.
 func (d Description) Validity(ttl time.Duration) time.Duration {
 	return ttl - ttl/100 - 50*time.Millisecond - d.Margin
 }
