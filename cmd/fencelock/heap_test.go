@@ -9,7 +9,7 @@ import (
 func TestPercentForLiveBytes(t *testing.T) {
 	t.Parallel()
 	for live, want := range map[uint64]int{
-		0: 6300, 1 << 20: 6300, 4 << 20: 1500, 32 << 20: 100, 64 << 20: 100, 1 << 40: 100,
+		0: 6300, 1 << 20: 6300, 4 << 20: 1500, 32 << 20: 100, 40 << 20: 60, 64 << 20: 60, 1 << 40: 60,
 	} {
 		if got := percentFor(live); got != want {
 			t.Errorf("percentFor(%d) = %d, want %d", live, got, want)
