@@ -1,7 +1,13 @@
-// Package kit is what every driver needs and nobody should write twice: the gate through which calls come in and Close
-// waits for them, the check of requests, the classes of errors, the URL under which a driver is opened, the rule of who
-// holds in a queue, and pauses. For drivers whose holds live on sessions of the service it keeps the sessions: which one
-// to use, who uses it, when it has ended. It knows no service.
+// Package kit is what every driver needs and nobody should write twice. It knows no service. Every part can be used
+// without the others:
+//
+//   - Gate counts calls in, refuses them after Close, and lets Close wait for them and for the work that they left.
+//   - Validate refuses requests that the driver cannot serve; Syntax reads the URL under which it is opened.
+//   - CallError gives an error its class among the answers of package backend, with one safe default.
+//   - Blockers and Holders are the rule of who holds in a queue and who waits for whom, for all kinds of hold.
+//   - RetryPause and Sleep pause between repetitions without keeping a caller whose context has ended.
+//   - Sessions, for drivers whose holds live on sessions of the service, knows which session to use, who uses it, and
+//     when it has ended.
 //
 // A driver with the kit begins like this:
 //
@@ -20,7 +26,21 @@
 //			return backend.Grant{}, err
 //		}
 //		defer d.gate.Leave()
+//		bound, free := d.gate.Bind(ctx) // ends with ctx, and with Close
+//		defer free()
 //		…
+//	}
+//
+//	func (d *Driver) Close(ctx context.Context) error {
+//		if !d.gate.Close() {
+//			return nil
+//		}
+//		err := d.gate.Wait(ctx)
+//		…
+//	}
+//
+// What the kit does not do is speak to the service, keep a session alive there, or decide that a hold is lost: those
+// differ from service to service, or belong to the core.
 package kit
 
 import (
@@ -29,7 +49,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Register makes a driver known under some URL schemes, see backend.Register. A driver's init calls it with its Open.
+// Register makes a driver known under some URL schemes, see backend.Register. A driver's init calls it with its Open,
+// which returns the driver's own type. When Open fails, the opener that Register makes returns a nil interface and not
+// a nil pointer in one, which callers would take for a driver.
 func Register[D backend.Driver](open func(ctx context.Context, rawURL string) (D, error), schemes ...string) {
 	for _, scheme := range schemes {
 		backend.Register(scheme, func(ctx context.Context, rawURL string) (backend.Driver, error) {

@@ -1,5 +1,9 @@
 package kit
 
+// URLs of lock services, with one vocabulary for all drivers. They are taken apart by hand and not with net/url, which
+// refuses several addresses in one URL; its functions serve for the parts. Errors say what to write instead where that
+// is known, and none shows the password, also where it has spilled into another part of the URL.
+
 import (
 	"crypto/tls"
 	"crypto/x509"
@@ -22,35 +26,60 @@ import (
 //
 // Every URL has the options ca, cert and key (files in PEM form: the authorities to trust, and the client's certificate
 // with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the
-// first look at the service, such as 5s). One of the first four selects TLS.
+// first look at the service, such as 5s). One of the first four selects TLS, as does a scheme of Secure. What is not in
+// the syntax is an error, so that a misspelt option is not silently ignored.
+//
+//	var syntax = kit.Syntax{
+//		Driver: "myservice", Schemes: []string{"myservice"}, Secure: []string{"myservices"}, Port: "7420",
+//		Options: []string{"prefix"}, Timeout: 5 * time.Second,
+//	}
 type Syntax struct {
-	Driver  string        // for errors
-	Schemes []string      // the first one is shown in advice
-	Secure  []string      // the schemes that select TLS
-	Port    string        // where a host has none
-	User    bool          // it may name a user
-	Path    bool          // it may have a path
-	Options []string      // beside the common ones
-	Timeout time.Duration // where the option timeout is not given
+	// Driver stands in errors.
+	Driver string
+	// Schemes are those without TLS, and Secure those that select it.
+	Schemes []string
+	Secure  []string
+	// Port is the one of a host that names none.
+	Port string
+	// User and Path: a URL may name a user, and may have a path.
+	User bool
+	Path bool
+	// Options are those of the driver, beside the common ones.
+	Options []string
+	// Timeout is URL.Timeout where the option is not given.
+	Timeout time.Duration
 }
 
-// URL is what a URL says.
+// URL is what a URL says. Options has those of the driver and the common ones; Duration, Int and Bool read them.
 type URL struct {
-	Scheme    string
-	Addresses []string // host:port, at least one
-	User      string
-	Password  string
-	Path      string // without the slashes around it
-	Timeout   time.Duration
-	TLS       *tls.Config // nil: without
-	Options   url.Values  // each at most once
+	Scheme string
+	// Addresses are host:port, at least one, in the order of the URL.
+	Addresses []string
+	// User and Password are unescaped, and empty if the URL has none.
+	User     string
+	Password string
+	// Path is unescaped, without the slashes around it.
+	Path    string
+	Timeout time.Duration
+	// TLS is nil for a connection without it.
+	TLS *tls.Config
+	// Options has each option that was given, once.
+	Options url.Values
 
+	// driver and raw are for Invalid.
 	driver, raw string
 }
 
+// commonOptions are those of every driver; see Syntax.
 var commonOptions = []string{"ca", "cert", "key", "server-name", "timeout"}
 
-// ParseURL reads a URL. Its error is what URL.Invalid returns.
+// ParseURL reads a URL. It opens the files that the TLS options name, and dials nothing. Its error is what URL.Invalid
+// returns.
+//
+//	some://a,b:2379,[::1]/path?timeout=2s     three addresses; the first and the last have the default port
+//	some://[::1]:2379?ca=/etc/some/ca.pem     TLS, because of the option
+//	some://a?timout=2s                        an error that lists the options there are
+//	some://ann:s/cret@a                       an error that says to write %2F, and does not show the password
 func (s Syntax) ParseURL(rawURL string) (*URL, error) {
 	u := &URL{driver: s.Driver, raw: rawURL, Timeout: s.Timeout}
 	if err := u.parse(s); err != nil {
@@ -60,13 +89,16 @@ func (s Syntax) ParseURL(rawURL string) (*URL, error) {
 }
 
 // Invalid says that the driver cannot open the URL, and why: a *backend.InvalidError in a *backend.CallError, without
-// the password.
+// the password. A driver calls it for values of its own options. The text of why is kept, and not its chain.
 func (u *URL) Invalid(why error) error {
 	return &backend.CallError{Driver: u.driver, Call: "open", Err: &backend.InvalidError{
 		Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(u.raw), Why: why.Error(),
 	}}
 }
 
+// parse fills u in from u.raw. A user name or password may contain characters that mean something in a URL, if they are
+// escaped. Where they are not, the parts come out wrong without an error: so an @ that stands where none belongs, and
+// any #, is refused before anything is shown.
 func (u *URL) parse(s Syntax) (err error) {
 	scheme, rest, ok := strings.Cut(u.raw, "://")
 	if u.Scheme = scheme; !ok || !slices.Contains(s.Schemes, scheme) && !slices.Contains(s.Secure, scheme) {
@@ -109,7 +141,7 @@ func (u *URL) parse(s Syntax) (err error) {
 	return u.readOptions(query, s)
 }
 
-// addressOf returns host:port.
+// addressOf returns host:port. An IPv6 address stands in brackets, since its colons would otherwise be read as ports.
 func addressOf(host, defaultPort string) (string, error) {
 	if host == "" {
 		return "", errors.New("it has no host")
@@ -134,6 +166,7 @@ func addressOf(host, defaultPort string) (string, error) {
 	return net.JoinHostPort(name, port), nil
 }
 
+// readOptions refuses unknown and repeated options, and reads those that all drivers share.
 func (u *URL) readOptions(query string, s Syntax) (err error) {
 	if u.Options, err = url.ParseQuery(query); err != nil {
 		return errors.New("its options cannot be read: write option=value, with & between them")
@@ -162,7 +195,7 @@ func (u *URL) readOptions(query string, s Syntax) (err error) {
 	return err
 }
 
-// Duration reads an option that was given.
+// Duration reads an option that was given, such as 5s or 250ms. It has to be positive.
 func (u *URL) Duration(name string) (time.Duration, error) {
 	d, err := time.ParseDuration(u.Options.Get(name))
 	if err != nil || d <= 0 {
@@ -171,7 +204,8 @@ func (u *URL) Duration(name string) (time.Duration, error) {
 	return d, nil
 }
 
-// Int reads an option that is a whole number between two bounds; 0 if it is not given.
+// Int reads an option that is a whole number between two bounds, both included; 0 if it is not given, also where 0 is
+// out of bounds.
 func (u *URL) Int(name string, least, most int) (int, error) {
 	if !u.Options.Has(name) {
 		return 0, nil
@@ -184,7 +218,7 @@ func (u *URL) Int(name string, least, most int) (int, error) {
 	return n, nil
 }
 
-// Bool reads an option that is true or false; false if it is not given.
+// Bool reads an option that is true or false, in these words only; false if it is not given.
 func (u *URL) Bool(name string) (bool, error) {
 	switch text := u.Options.Get(name); {
 	case !u.Options.Has(name), text == "false":
@@ -197,7 +231,7 @@ func (u *URL) Bool(name string) (bool, error) {
 }
 
 // tlsOf returns the settings that the options ask for: without any, the system's authorities and the name that is
-// dialled.
+// dialled. There is no option to skip the verification. TLS 1.2 is the least version.
 func tlsOf(options url.Values) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: options.Get("server-name")}
 	if file := options.Get("ca"); file != "" {

@@ -1,5 +1,8 @@
 package kit
 
+// The check of requests, before anything is sent. The core has checked the same, with the functions of package backend;
+// the driver checks again for callers without a core, such as the HTTP gateway and the conformance suite.
+
 import (
 	"cmp"
 	"fmt"
@@ -12,9 +15,18 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Validate refuses a request that a driver which describes itself as d cannot serve, or that cannot be meant. The core
-// checks the same; this is for those who use a driver directly. What the driver has no capability for is
-// backend.ErrUnsupported.
+// Validate refuses a request that makes no sense, or that a driver which describes itself as d cannot serve. What the
+// driver has no capability for is backend.ErrUnsupported, a bad name backend.ErrInvalidName, a bad TTL
+// backend.ErrInvalidTTL, and everything else backend.ErrInvalidOption.
+//
+//	Name, RequestID, TTL          as the functions of package backend say
+//	Owner                         the same, and it may be empty here
+//	HoldID                        at most 64 characters of A-Z a-z 0-9 - _
+//	Kind, Hierarchical, MinHold   declared in d.Capabilities; no permits of a path
+//	Permits, Limit                1 ≤ Permits ≤ Limit < 2^31 for permits, 0 for the other kinds
+//	MinHold                       between 0 and d.MaxTTL
+//	Under                         at most backend.MaxUnder request ids
+//	Metadata                      UTF-8, keys and values
 func Validate(d backend.Description, r backend.Request) error {
 	err := cmp.Or(
 		validateKind(d.Capabilities, r), backend.ValidateName(r.Name), backend.ValidateRequestID(r.RequestID),
@@ -35,7 +47,7 @@ func Validate(d backend.Description, r backend.Request) error {
 }
 
 // ValidateSet is Validate for names that are taken in one step: at least one, each once, and all alike in Wait, TTL,
-// MinHold and Under.
+// MinHold and Under. Kinds may differ from name to name.
 func ValidateSet(d backend.Description, rs []backend.Request) error {
 	if len(rs) == 0 {
 		return InvalidOption("set of names", "of none", "it is empty")
@@ -60,12 +72,12 @@ func ValidateSet(d backend.Description, rs []backend.Request) error {
 	return nil
 }
 
-// InvalidOption is a *backend.InvalidError that wraps backend.ErrInvalidOption.
+// InvalidOption returns a *backend.InvalidError that wraps backend.ErrInvalidOption.
 func InvalidOption(what, value, why string) error {
 	return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
 }
 
-// ValidateText refuses text that is not valid UTF-8: services store bytes, and messages carry text only.
+// ValidateText refuses text that is not valid UTF-8: services store bytes, but messages carry text only.
 func ValidateText(what, text string) error {
 	if utf8.ValidString(text) {
 		return nil
@@ -73,6 +85,8 @@ func ValidateText(what, text string) error {
 	return InvalidOption(what, strconv.QuoteToASCII(text[:min(len(text), 64)]), "it is not valid UTF-8")
 }
 
+// validateKind checks kind, permits and hierarchy, and whether the driver declares what they need. What the driver
+// lacks is reported before values that are wrong.
 func validateKind(can backend.Capabilities, r backend.Request) error {
 	need := backend.Capabilities(0)
 	switch r.Kind {
@@ -108,14 +122,15 @@ func validateKind(can backend.Capabilities, r backend.Request) error {
 	return InvalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), why)
 }
 
-// maxHoldID bounds Request.HoldID.
+// maxHoldID bounds Request.HoldID, in bytes.
 const maxHoldID = 64
 
-// validateHoldID refuses what a driver could not store without escaping it. None at all is shown as none.
+// validateHoldID refuses what a driver could not store without escaping it. An empty one is allowed, and shown as none.
 func validateHoldID(id string) error {
 	for i := range len(id) {
 		c := id[i]
-		if i >= maxHoldID || !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
+		if i >= maxHoldID ||
+			!(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
 			return InvalidOption("hold id", fmt.Sprintf("%.*q", maxHoldID, id),
 				fmt.Sprintf("want at most %d characters of A-Z a-z 0-9 - _", maxHoldID))
 		}
@@ -123,6 +138,7 @@ func validateHoldID(id string) error {
 	return nil
 }
 
+// validateUnder checks the ids of the holds under which a request is made: each is a request id, and compared as one.
 func validateUnder(under []string) error {
 	if len(under) > backend.MaxUnder {
 		return InvalidOption("number of holds under which a request is made", strconv.Itoa(len(under)),
