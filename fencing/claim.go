@@ -1,5 +1,8 @@
 package fencing
 
+// Claims: what a write says of itself, one or several of them, and how they travel with a context. All guards check and
+// sort claims with the functions here, so that what one guard can remember every guard can.
+
 import (
 	"context"
 	"fmt"
@@ -11,6 +14,7 @@ import (
 
 // Bounds of what guards remember, so that every store has room for it.
 const (
+	// MaxResourceBytes bounds Claim.Resource, MaxSpaceBytes Claim.Space, in bytes of UTF-8.
 	MaxResourceBytes = 512
 	MaxSpaceBytes    = 255
 
@@ -21,7 +25,8 @@ const (
 	MaxSequence = 1<<63 - 1
 )
 
-// Claim is what a write says of itself: Lease.Claim makes one. It is a value, and never changes.
+// Claim is what a write says of itself: Lease.Claim makes one. It is a value, and never changes. It is no secret and no
+// proof: anybody can make one. Who may call is a question of authentication.
 type Claim struct {
 	Resource string // what is written to: the name under which the guard remembers tokens, often the lock's
 	Token    Token  // Lease.Token
@@ -30,7 +35,8 @@ type Claim struct {
 }
 
 // At returns the claim of the hold's nth write. A guard remembers n with the token: the same write again is ErrRepeated
-// and is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps.
+// and is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps;
+// 0 is a write that needs no order. The numbers belong to one hold, so a new holder begins at 1 again.
 func (c Claim) At(n uint64) Claim { c.Sequence = n; return c }
 
 // Claims is what a guard is asked about: one Claim, or a Set of them for a write to several resources.
@@ -43,9 +49,11 @@ type Claims interface {
 func (c Claim) List() []Claim { return []Claim{c} }
 
 // Set is several claims of one write, for example those of the leases of AcquireAll. All are admitted or none is.
+//
+//	guard.Check(ctx, fencing.Set{a.Claim("accounts/1"), b.Claim("accounts/2")})
 type Set []Claim
 
-// List returns the set.
+// List returns the set itself, unsorted and unchecked; guards call Sorted.
 func (s Set) List() []Claim { return s }
 
 // Sorted returns the claims in the order in which every guard asks about them, by the bytes of their resources, so that
@@ -68,7 +76,8 @@ func Sorted(claims Claims) ([]Claim, error) {
 	list = slices.Compact(list)
 	for i := 1; i < len(list); i++ {
 		if list[i].Resource == list[i-1].Resource {
-			return nil, &InvalidError{What: "claims", Value: list[i].Resource, Why: "two of them name this resource, and differ"}
+			return nil, &InvalidError{
+				What: "claims", Value: list[i].Resource, Why: "two of them name this resource, and differ"}
 		}
 	}
 	return list, nil
@@ -82,9 +91,12 @@ func (c Claim) Validate() error {
 	case c.Resource == "":
 		return &InvalidError{What: "resource", Value: "", Why: "it is empty"}
 	case c.Token.Exclusive() && c.Token > MaxToken:
-		return &InvalidError{What: "token", Value: c.Token.String(), Why: fmt.Sprintf("it is greater than %v", MaxToken)}
+		return &InvalidError{
+			What: "token", Value: c.Token.String(), Why: fmt.Sprintf("it is greater than %v", MaxToken)}
 	case c.Sequence > MaxSequence:
-		return &InvalidError{What: "sequence", Value: fmt.Sprint(c.Sequence), Why: fmt.Sprintf("it is greater than %d", uint64(MaxSequence))}
+		return &InvalidError{
+			What: "sequence", Value: fmt.Sprint(c.Sequence),
+			Why: fmt.Sprintf("it is greater than %d", uint64(MaxSequence))}
 	}
 	if err := validateText("resource", c.Resource, MaxResourceBytes); err != nil {
 		return err
@@ -95,6 +107,8 @@ func (c Claim) Validate() error {
 // ValidateSpace returns an *InvalidError unless the space can be remembered; see Claim.Validate.
 func ValidateSpace(space string) error { return validateText("space", space, MaxSpaceBytes) }
 
+// validateText refuses what some store could not give back as it was: too many bytes, text that is not UTF-8, and
+// control characters. Empty text passes; Validate refuses an empty resource itself.
 func validateText(what, s string, most int) error {
 	why := ""
 	switch {
@@ -116,6 +130,7 @@ func validateText(what, s string, most int) error {
 	return &InvalidError{What: what, Value: s, Why: why}
 }
 
+// incomingKey and outgoingKey are two keys, so that the claims of a request are never sent along to another service.
 type incomingKey struct{}
 
 type outgoingKey struct{}

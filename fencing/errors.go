@@ -1,5 +1,9 @@
 package fencing
 
+// The refusals. Each reason is a sentinel to branch on and a type that carries both tokens, so that a log line of a
+// refusal says who was overtaken by whom. An error that is none of these (see Refusal) is a fault of the store, and
+// says nothing about the claim.
+
 import (
 	"errors"
 	"fmt"
@@ -40,6 +44,7 @@ type StaleError struct {
 	Highest  Token // the highest one admitted before
 }
 
+// Error names the resource and both tokens.
 func (e *StaleError) Error() string {
 	return fmt.Sprintf("fencing: token %v for %q is stale: %v was admitted before", e.Token, e.Resource, e.Highest)
 }
@@ -53,8 +58,10 @@ type NoTokenError struct {
 	Highest  Token // the highest one admitted before; zero if there is none or the resource could not be asked
 }
 
+// Error names the resource and the usual cause.
 func (e *NoTokenError) Error() string {
-	return fmt.Sprintf("fencing: no token for %q%s: leases of the efficiency tier carry none", e.Resource, before(e.Highest))
+	return fmt.Sprintf("fencing: no token for %q%s: leases of the efficiency tier carry none",
+		e.Resource, before(e.Highest))
 }
 
 // Is reports true for ErrNoToken.
@@ -67,6 +74,7 @@ type NotExclusiveError struct {
 	Highest  Token // the highest one admitted before; zero if there is none or the resource could not be asked
 }
 
+// Error names the resource and the token.
 func (e *NotExclusiveError) Error() string {
 	return fmt.Sprintf("fencing: token %v for %q is not of an exclusive hold%s", e.Token, e.Resource, before(e.Highest))
 }
@@ -83,6 +91,7 @@ type SpaceError struct {
 	Want     string // the one of the guard, or of what was admitted before
 }
 
+// Error names the resource and both spaces.
 func (e *SpaceError) Error() string {
 	return fmt.Sprintf("fencing: token %v for %q is of space %q, the guard accepts %q%s",
 		e.Token, e.Resource, e.Space, e.Want, before(e.Highest))
@@ -91,7 +100,7 @@ func (e *SpaceError) Error() string {
 // Is reports true for ErrSpace.
 func (e *SpaceError) Is(target error) bool { return target == ErrSpace }
 
-// SequenceError tells of a write that the hold has made already, or that a later one has overtaken.
+// SequenceError tells of a write that the hold has made already, or that a later one has overtaken; see Claim.At.
 type SequenceError struct {
 	Resource string
 	Token    Token
@@ -99,12 +108,14 @@ type SequenceError struct {
 	Last     uint64 // the last one admitted with that token
 }
 
+// Error says whether the write is a repetition or came too late.
 func (e *SequenceError) Error() string {
 	what := "comes after a later one"
 	if e.Sequence == e.Last {
 		what = "was made before"
 	}
-	return fmt.Sprintf("fencing: write %d with token %v for %q %s (the last was %d)", e.Sequence, e.Token, e.Resource, what, e.Last)
+	return fmt.Sprintf("fencing: write %d with token %v for %q %s (the last was %d)",
+		e.Sequence, e.Token, e.Resource, what, e.Last)
 }
 
 // Is reports true for ErrRepeated if the write was the last one, and else for ErrReordered.
@@ -120,13 +131,15 @@ func before(highest Token) string {
 	return fmt.Sprintf(" (%v was admitted before)", highest)
 }
 
-// InvalidError names a value that no guard can use.
+// InvalidError names a value that no guard can use. It is a mistake of the program, or a header that cannot be read;
+// nothing was checked.
 type InvalidError struct {
 	What  string // "resource", for example
 	Value string
 	Why   string
 }
 
+// Error names the value, cut where it is long, and what is wrong with it.
 func (e *InvalidError) Error() string {
 	return fmt.Sprintf("fencing: %s %s: %s", e.What, quoted(e.Value), e.Why)
 }
@@ -143,8 +156,14 @@ func quoted(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// Refusal reports whether a guard has judged the claim and does not admit it. Any other error says nothing about the
-// claim.
+// Refusal reports whether a guard has judged the claim and does not admit it: showing the same claim again is useless.
+// Any other error says nothing about the claim; the holder may try again with the same token.
+//
+//	switch err := guard.Check(ctx, claim); {
+//	case fencing.Refusal(err): // overtaken, or never a holder: stop
+//		return err
+//	case err != nil: // the store does not answer: do not write, perhaps try again
+//	}
 func Refusal(err error) bool {
 	for _, each := range []error{ErrStale, ErrNoToken, ErrNotExclusive, ErrSpace, ErrRepeated, ErrReordered} {
 		if errors.Is(err, each) {
