@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,18 +36,22 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
+	if len(rs) > 1 {
+		if err := inOneStep(rs); err != nil {
+			return nil, err
+		}
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := d.begin(ctx); err != nil {
+	ctx, leave, err := d.beginBound(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer d.gate.Leave()
+	defer leave()
 	if err := d.history.err(); err != nil {
 		return nil, err
 	}
-	bounded, done := d.gate.Bind(ctx)
-	defer done()
 
 	a := d.attempt(rs)
 	defer func() {
@@ -58,28 +63,20 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		}
 	}()
 	for n := 1; ; n++ {
-		grants, err := a.once(bounded)
+		grants, err := a.once(ctx)
 		if err == nil {
 			return grants, nil
 		}
 		if unsent(err) {
 			a.failed = err
 		}
-		if !a.worthRepeating(err, n) || bounded.Err() != nil {
-			return nil, a.giveUp(bounded, err)
+		if decided(err) || !transient(err) || !a.wait && n == tries || ctx.Err() != nil {
+			return nil, a.giveUp(ctx, err)
 		}
-		if err := kit.Sleep(bounded, kit.RetryPause(a.ttl)); err != nil {
-			return nil, a.giveUp(bounded, err)
+		if err := kit.Sleep(ctx, kit.RetryPause(a.ttl)); err != nil {
+			return nil, a.giveUp(ctx, err)
 		}
 	}
-}
-
-// supported refuses holds that this driver does not know.
-func supported(g backend.Grant) error {
-	if g.Kind > backend.KindPermits || g.Hierarchical {
-		return backend.ErrUnsupported
-	}
-	return nil
 }
 
 // attempt is one Acquire or AcquireAll, over all repetitions.
@@ -110,20 +107,11 @@ func (d *Driver) attempt(rs []backend.Request) *attempt {
 	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs))}
 	for i, r := range rs {
 		w := &a.wishes[i]
-		*w = wish{r: r, claim: claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}, dir: d.dir(r.Name)}
+		*w = wish{r: r, claim: claim(kit.UseOf(r)), dir: d.dir(r.Name)}
 		known := d.settle(w)
 		w.unsought = !r.Fresh && !known
 	}
 	return a
-}
-
-// worthRepeating reports whether an attempt that failed may do better: the lease was lost under it, or an answer is
-// missing, or the cluster has no leader just now.
-func (a *attempt) worthRepeating(err error, n int) bool {
-	if decided(err) || !transient(err) {
-		return false
-	}
-	return a.wait || n < tries
 }
 
 // decided reports whether err is a final answer of etcd: the request has left no key behind.
@@ -191,7 +179,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		err = errSessionLost
 	}
 	if err != nil {
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		if isOneOf(err, rpctypes.ErrLeaseNotFound) {
 			err = s.missing(ctx)
 		}
 		s.Leave(1)
@@ -283,12 +271,8 @@ func (a *attempt) note(err error) {
 
 // try takes what nothing keeps out and returns the create revision of the key.
 func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
-	put, err := w.put(s.id)
-	if err != nil {
-		return 0, err
-	}
 	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
-	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{look})
+	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{w.put(s.id)}, []clientv3.Op{look})
 	if err != nil {
 		return 0, err
 	}
@@ -305,7 +289,7 @@ func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 		return 0, err
 	}
 	if len(w.claim.blockers(queue[:at])) > 0 { // an earlier attempt of this request queued
-		return 0, a.stepBack(ctx, w, queue)
+		return 0, cmp.Or(a.d.clear(ctx, w.key, anything), heldError(w.r.Name, queue))
 	}
 	return queue[at].revision, nil
 }
@@ -328,12 +312,9 @@ func (a *attempt) insist(
 			}
 			// It is written again also where it stands on our lease: a deletion that is on its way must not find it as
 			// it was read.
-			put, err := w.put(s.id)
-			if err != nil {
-				return nil, 0, err
-			}
 			stands := []clientv3.Cmp{asRead(w.key, queue[at].modified)}
-			if resp, err = a.txn(ctx, stands, []clientv3.Op{put, look}, []clientv3.Op{look}); err != nil {
+			resp, err = a.txn(ctx, stands, []clientv3.Op{w.put(s.id), look}, []clientv3.Op{look})
+			if err != nil {
 				return nil, 0, err
 			}
 			continue
@@ -350,12 +331,9 @@ func (a *attempt) insist(
 		for a.taken(w, kvs) { // what is not among kvs is vacant as long as nothing is created
 			a.d.resettle(w)
 		}
-		put, err := w.put(s.id)
-		if err != nil {
-			return nil, 0, err
-		}
 		since := []clientv3.Cmp{unchanged(w.dir, resp.Header.Revision)}
-		if resp, err = a.txn(ctx, since, []clientv3.Op{put, look}, []clientv3.Op{look}); err != nil {
+		resp, err = a.txn(ctx, since, []clientv3.Op{w.put(s.id), look}, []clientv3.Op{look})
+		if err != nil {
 			return nil, 0, err
 		}
 	}
@@ -377,15 +355,6 @@ func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
 		e, _ := a.d.entryOf(kv)
 		return e.key == w.key && e.value.Request != w.r.RequestID
 	})
-}
-
-// stepBack leaves the queue, in which a try has no place.
-func (a *attempt) stepBack(ctx context.Context, w *wish, queue []entry) error {
-	err := a.d.deleteAsRead(ctx, w.key, func(*mvccpb.KeyValue) bool { return true })
-	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
-		return err
-	}
-	return heldError(w.r.Name, queue)
 }
 
 // read returns the queue as a majority of the cluster has it now.

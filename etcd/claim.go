@@ -14,11 +14,7 @@ import (
 
 // claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the
 // directory and the last part, so that comparisons of key ranges can tell the kinds apart without reading a value.
-type claim struct {
-	kind    backend.Kind
-	permits int
-	limit   int // 0 for exclusive and shared claims, which may share a queue; permits share one with their own limit only
-}
+type claim kit.Use
 
 // The directories below a name's own.
 const (
@@ -28,52 +24,50 @@ const (
 
 // part returns the path between a name's directory and the last part of a key.
 func (c claim) part() string {
-	switch c.kind {
+	switch c.Kind {
 	case backend.KindShared:
 		return sharedDir
 	case backend.KindPermits:
-		return c.limitDir() + strconv.Itoa(c.permits) + "/"
+		return c.limitDir() + strconv.Itoa(c.Permits) + "/"
 	}
 	return ""
 }
 
 // limitDir is the directory of all permits of one limit.
-func (c claim) limitDir() string { return permitsDir + strconv.Itoa(c.limit) + "/" }
+func (c claim) limitDir() string { return permitsDir + strconv.Itoa(c.Limit) + "/" }
 
 // claimOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive.
 func claimOf(part string) claim {
 	if part == sharedDir {
-		return claim{kind: backend.KindShared}
+		return claim{Kind: backend.KindShared}
 	}
 	if rest, ok := strings.CutPrefix(part, permitsDir); ok {
 		limit, permits, _ := strings.Cut(strings.TrimSuffix(rest, "/"), "/")
-		c := claim{kind: backend.KindPermits}
-		c.limit, _ = strconv.Atoi(limit)
-		c.permits, _ = strconv.Atoi(permits)
-		if 1 <= c.permits && c.permits <= c.limit && c.part() == part {
+		c := claim{Kind: backend.KindPermits}
+		c.Limit, _ = strconv.Atoi(limit)
+		c.Permits, _ = strconv.Atoi(permits)
+		if 1 <= c.Permits && c.Permits <= c.Limit && c.part() == part {
 			return c
 		}
 	}
 	return claim{}
 }
 
-func (e entry) use() kit.Use { return e.claim.use() }
-
-func (c claim) use() kit.Use { return kit.Use{Kind: c.kind, Permits: c.permits, Limit: c.limit} }
+func (e entry) use() kit.Use { return kit.Use(e.claim) }
 
 // blockers are those of the entries before a claim that keep it out.
-func (c claim) blockers(before []entry) []entry { return kit.Blockers(before, entry.use, c.use()) }
+func (c claim) blockers(before []entry) []entry { return kit.Blockers(before, entry.use, kit.Use(c)) }
 
 // mismatch is an ErrLimitMismatch if the queue of a name has something that the claim does not mix with.
 func (c claim) mismatch(name string, queue []entry) error {
 	for _, e := range queue {
 		switch {
-		case e.claim.limit == c.limit:
-		case e.claim.limit == 0:
+		case e.claim.Limit == c.Limit:
+		case e.claim.Limit == 0:
 			return fmt.Errorf("%w: %q is in use without permits, by %s", backend.ErrLimitMismatch, name, e.value.Owner)
 		default:
 			return fmt.Errorf("%w: %q has %d permits, of which %s asked for %d",
-				backend.ErrLimitMismatch, name, e.claim.limit, e.value.Owner, e.claim.permits)
+				backend.ErrLimitMismatch, name, e.claim.Limit, e.value.Owner, e.claim.Permits)
 		}
 	}
 	return nil
@@ -85,7 +79,7 @@ func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
 // free is true only if nothing in dir keeps the claim out, and key is vacant. Permits cannot be counted by comparisons:
 // it asks for an empty directory then, and what fits beside others takes a second request.
 func (c claim) free(dir, key string) []clientv3.Cmp {
-	if c.kind == backend.KindShared {
+	if c.Kind == backend.KindShared {
 		return append(nothingBeside(dir, sharedDir), vacant(key))
 	}
 	return []clientv3.Cmp{nothingBelow(dir)}
@@ -93,22 +87,21 @@ func (c claim) free(dir, key string) []clientv3.Cmp {
 
 // mixes is true only if nothing in dir is of a kind or limit that the claim does not mix with.
 func (c claim) mixes(dir string) []clientv3.Cmp {
-	if c.kind == backend.KindPermits {
+	if c.Kind == backend.KindPermits {
 		return nothingBeside(dir, c.limitDir())
 	}
 	return []clientv3.Cmp{nothingBelow(dir + permitsDir)}
 }
 
 func nothingBelow(dir string) clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithPrefix()
+	return vacant(dir).WithPrefix()
 }
 
 // nothingBeside is true if all keys below dir are below its directory part.
 func nothingBeside(dir, part string) []clientv3.Cmp {
 	return []clientv3.Cmp{
-		clientv3.Compare(clientv3.CreateRevision(dir), "=", 0).WithRange(dir + part),
-		clientv3.Compare(clientv3.CreateRevision(clientv3.GetPrefixRangeEnd(dir+part)), "=", 0).
-			WithRange(clientv3.GetPrefixRangeEnd(dir)),
+		vacant(dir).WithRange(dir + part),
+		vacant(clientv3.GetPrefixRangeEnd(dir + part)).WithRange(clientv3.GetPrefixRangeEnd(dir)),
 	}
 }
 
@@ -121,18 +114,18 @@ func unchanged(dir string, revision int64) clientv3.Cmp {
 // creates it, which reads that key too. Foreign keys may hide what is looked for: see attempt.before.
 func (c claim) ahead(dir string, revision int64) clientv3.Op {
 	from, end, nearest := dir, clientv3.GetPrefixRangeEnd(dir), 1
-	switch c.kind {
+	switch c.Kind {
 	case backend.KindShared:
 		from = clientv3.GetPrefixRangeEnd(dir + sharedDir) // exclusive requests: there are no permits beside us
 	case backend.KindPermits:
 		from, end = c.permitsRange(dir)
-		nearest = min(c.limit-c.permits, math.MaxInt32) + 1 // so many take too many, be it one permit each
+		nearest = min(c.Limit-c.Permits, math.MaxInt32) + 1 // so many take too many, be it one permit each
 	}
 	options := append(clientv3.WithLastCreate(), clientv3.WithRange(end))
 	switch {
 	case revision != 0:
 		options = append(options, clientv3.WithMaxCreateRev(revision-1))
-	case c.kind != backend.KindShared: // ours is the last one in the range
+	case c.Kind != backend.KindShared: // ours is the last one in the range
 		nearest++
 	}
 	return clientv3.OpGet(from, append(options, clientv3.WithLimit(int64(nearest)))...)

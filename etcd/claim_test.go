@@ -6,8 +6,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-func exclusively() claim              { return claim{kind: backend.KindExclusive} }
-func sharing() claim                  { return claim{kind: backend.KindShared} }
+func exclusively() claim              { return claim{Kind: backend.KindExclusive} }
+func sharing() claim                  { return claim{Kind: backend.KindShared} }
 func taking(permits, limit int) claim { return claim{backend.KindPermits, permits, limit} }
 
 func TestClaimIsReadBackFromItsKey(t *testing.T) {

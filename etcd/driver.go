@@ -46,9 +46,8 @@ type Options struct {
 // use.
 type Driver struct {
 	client *clientv3.Client
-	own    bool         // Close closes client
 	unfit  error        // what New found wrong; every call answers it
-	conns  *connections // of the client, if it is our own
+	conns  *connections // of a client that Open made, which Close closes; nil with any other
 	prefix string
 	clock  backend.Clock
 	log    *slog.Logger
@@ -176,11 +175,23 @@ func (d *Driver) begin(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return err
 	}
-	if err := d.ready(ctx); err != nil {
-		d.gate.Leave()
-		return err
+	if d.history.tokenSpace().name != "" {
+		return nil
 	}
-	return nil
+	err := d.ask(ctx)
+	if err != nil {
+		d.gate.Leave()
+	}
+	return err
+}
+
+// beginBound is begin for a call that Close ends. The context ends with ctx and with Close; leave counts the call out.
+func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave func(), err error) {
+	if err := d.begin(ctx); err != nil {
+		return nil, nil, err
+	}
+	bound, free := d.gate.Bind(ctx)
+	return bound, func() { free(); d.gate.Leave() }, nil
 }
 
 // addHold notes that the key of a request is ours. The session ends it when it ends itself.
@@ -261,7 +272,7 @@ func (d *Driver) Close(ctx context.Context) error {
 			err = revokeErr
 		}
 	}
-	if d.own {
+	if d.conns != nil {
 		if closeErr := d.client.Close(); err == nil {
 			err = closeErr
 		}

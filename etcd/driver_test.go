@@ -107,13 +107,9 @@ func leaseOf(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
 // mustPut writes the key of a request, as a transaction does that nobody waits for any more.
 func mustPut(t testing.TB, d *Driver, r backend.Request, station string, lease clientv3.LeaseID) {
 	t.Helper()
-	c := claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}
+	c := claim{r.Kind, r.Permits, r.Limit}
 	w := wish{r: r, claim: c, dir: d.dir(r.Name), key: d.dir(r.Name) + c.part() + station}
-	put, err := w.put(lease)
-	if err == nil {
-		_, err = d.client.Do(t.Context(), put)
-	}
-	if err != nil {
+	if _, err := d.client.Do(t.Context(), w.put(lease)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -3,7 +3,6 @@ package etcd
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
@@ -37,18 +36,12 @@ func (d *Driver) locksDir() string { return d.prefix + "+locks/" }
 // forcedKey is where ForceRelease leaves its reason.
 func (d *Driver) forcedKey(name string) string { return d.dir(name) + "forced" }
 
-// nameOf returns the name and the last part of a key.
-func (d *Driver) nameOf(key string) (name, last string, ok bool) {
-	rest, ok := strings.CutPrefix(key, d.locksDir())
-	if !ok {
-		return "", "", false
-	}
-	dir, last, ok := strings.Cut(rest, "/")
-	if !ok {
-		return "", "", false
-	}
+// nameOf returns the name in whose directory a key is.
+func (d *Driver) nameOf(key string) (name string, ok bool) {
+	rest, ours := strings.CutPrefix(key, d.locksDir())
+	dir, _, within := strings.Cut(rest, "/")
 	name, err := url.PathUnescape(dir)
-	return name, last, err == nil
+	return name, ours && within && err == nil
 }
 
 // value is what stands in a request's key. It begins with valueBegin and the request id.
@@ -120,14 +113,11 @@ func asRead(key string, modified int64) clientv3.Cmp {
 
 // put returns the operation that writes the key of a wish. On a key that exists it keeps the create revision, and with
 // it the place and the token, and moves the key to lease: this is what makes an acquire idempotent.
-func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) (clientv3.Op, error) {
-	text, err := json.Marshal(value{
+func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) clientv3.Op {
+	text, _ := json.Marshal(value{ // of text only, which can be encoded
 		Format: 3, Request: w.r.RequestID, Owner: w.r.Owner, HoldID: w.r.HoldID, Metadata: w.r.Metadata,
 	})
-	if err != nil {
-		return clientv3.Op{}, fmt.Errorf("encode the entry: %w", err)
-	}
-	return clientv3.OpPut(w.key, string(text), append(options, clientv3.WithLease(lease))...), nil
+	return clientv3.OpPut(w.key, string(text), append(options, clientv3.WithLease(lease))...)
 }
 
 // grantOf returns the grant of a wish that holds on s. Its incarnation is where the key was created, and the last part

@@ -16,7 +16,7 @@ import (
 )
 
 // errWatch: a watch could not be set up or was cut off.
-var errWatch = errors.New("the watch ended")
+var errWatch = fmt.Errorf("%w: the watch ended", backend.ErrUnavailable)
 
 // callError names the call, and maps what etcd and gRPC say to the errors of the contract.
 func (d *Driver) callError(call, name string, err error) error {
@@ -36,8 +36,7 @@ func classOf(err error) error {
 	switch {
 	case forbidden(err):
 		return backend.ErrMisconfigured
-	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch),
-		unsent(err), refused(err):
+	case unsent(err), refused(err):
 		return backend.ErrUnavailable
 	}
 	return nil
@@ -84,15 +83,10 @@ func transient(err error) bool {
 	switch {
 	case errors.Is(err, backend.ErrHistoryLost):
 		return false
-	case errors.Is(err, errSessionLost), errors.Is(err, errOutgrown), errors.Is(err, errOvertaken), errors.Is(err, errWatch),
-		errors.Is(err, backend.ErrUnavailable):
+	case errors.Is(err, backend.ErrUnavailable), fromLearner(err),
+		isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision),
+		kit.IsContext(err): // of the attempt; the caller looks at its own context
 		return true
-	}
-	if isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision) {
-		return true
-	}
-	if fromLearner(err) || kit.IsContext(err) {
-		return true // of the attempt; the caller looks at its own context
 	}
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted, codes.Unknown:

@@ -204,13 +204,8 @@ func (d *Driver) commitTogether(together []*flight) {
 	if cancellable {
 		defer context.AfterFunc(d.ctx, cancel)()
 	}
-	if len(together) == 1 {
-		f := together[0]
-		if f.here {
-			f.resp, f.err = d.commitHere(ctx, f.cmps, f.then, f.otherwise)
-		} else {
-			f.resp, f.err = d.commit(ctx, f.cmps, f.then, f.otherwise)
-		}
+	if f := together[0]; len(together) == 1 && !f.here {
+		f.resp, f.err = d.commit(ctx, f.cmps, f.then, f.otherwise)
 		return
 	}
 	var cmps []clientv3.Cmp
@@ -226,7 +221,7 @@ func (d *Driver) commitTogether(together []*flight) {
 		}
 	}
 	resp, err := d.commit(ctx, cmps, then, otherwise)
-	if resp == nil && refused(err) {
+	if len(together) > 1 && resp == nil && refused(err) {
 		d.commitEach(together, isOneOf(err, rpctypes.ErrTooManyOps))
 		return
 	}

@@ -59,7 +59,7 @@ func TestStepsTravelTogether(t *testing.T) {
 							t.Errorf("token %v after %d", g.Token, before)
 						}
 						before = g.Token.Order()
-						if c.kind == backend.KindExclusive {
+						if c.Kind == backend.KindExclusive {
 							if _, err := d.Acquire(t.Context(), c.asks(g.Name, false)); !errors.Is(err, backend.ErrHeld) {
 								t.Errorf("a second hold of %s = %v, want ErrHeld", g.Name, err)
 							}

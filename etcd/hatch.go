@@ -12,7 +12,7 @@ import (
 // create revisions.
 func (d *Driver) Key(g backend.Grant) string {
 	if _, station, ok := strings.Cut(g.Incarnation, "@"); ok {
-		return d.dir(g.Name) + claim{kind: g.Kind, permits: g.Permits, limit: g.Limit}.part() + station
+		return d.dir(g.Name) + claim{g.Kind, g.Permits, g.Limit}.part() + station
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -29,7 +29,7 @@ func (d *Driver) Key(g backend.Grant) string {
 // hold beside g, and may write too.
 func (d *Driver) OwnerCmp(g backend.Grant) clientv3.Cmp {
 	if revision := incarnation(g); revision > 0 {
-		return clientv3.Compare(clientv3.CreateRevision(d.Key(g)), "=", revision)
+		return created(d.Key(g), revision)
 	}
-	return clientv3.Compare(clientv3.CreateRevision(d.spaceKey()), "=", -1)
+	return created(d.spaceKey(), -1)
 }

@@ -30,12 +30,11 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
 	}
-	if err := d.begin(ctx); err != nil {
+	ctx, leave, err := d.beginBound(ctx)
+	if err != nil {
 		return backend.State{}, err
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer leave()
 	resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
 	if resp == nil { // what there is can be looked at whatever came before
 		return backend.State{}, err
@@ -92,8 +91,8 @@ func infoOf(name string, queue []entry, revision int64) backend.State {
 	for _, e := range holders(queue) {
 		info.Held = true
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.claim.kind, Permits: e.claim.permits,
-			Token: tokenOf(e.claim.kind, e.revision), Metadata: e.value.Metadata,
+			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.claim.Kind, Permits: e.claim.Permits,
+			Token: tokenOf(e.claim.Kind, e.revision), Metadata: e.value.Metadata,
 		})
 	}
 	info.Waiters = len(queue) - len(info.Holders)
@@ -119,12 +118,11 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 			return err
 		}
 	}
-	if err := d.begin(ctx); err != nil {
+	ctx, leave, err := d.beginBound(ctx)
+	if err != nil {
 		return err
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer leave()
 	from := d.locksDir() + url.PathEscape(prefix)
 	end := clientv3.GetPrefixRangeEnd(from)
 	var revision int64
@@ -144,7 +142,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 			revision = resp.Header.Revision
 		}
 		for _, kv := range resp.Kvs {
-			of, _, ok := d.nameOf(string(kv.Key))
+			of, ok := d.nameOf(string(kv.Key))
 			if !ok {
 				continue // foreign
 			}
@@ -181,12 +179,11 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
-	if err := d.begin(ctx); err != nil {
+	ctx, leave, err := d.beginBound(ctx)
+	if err != nil {
 		return err
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer leave()
 	for {
 		resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
 		if resp == nil {
@@ -224,7 +221,7 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	for part := range slices.Chunk(victims, victimsPerTxn) {
 		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
 		for _, v := range part {
-			stands := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(v.key), "=", v.revision)}
+			stands := []clientv3.Cmp{created(v.key, v.revision)}
 			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
 		}
 		resp, err := d.commit(ctx, nil, ops, nil)

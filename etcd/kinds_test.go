@@ -22,7 +22,7 @@ import (
 // asks returns a request of the kind of c.
 func (c claim) asks(name string, wait bool) backend.Request {
 	r := request(name, wait)
-	r.Kind, r.Permits, r.Limit = c.kind, c.permits, c.limit
+	r.Kind, r.Permits, r.Limit = c.Kind, c.Permits, c.Limit
 	r.TTL = 30 * time.Second // nobody renews: a slow machine loses nothing
 	return r
 }
@@ -397,20 +397,20 @@ func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 			wantHolders(t, d, name, 0, g)
 			r.Fresh = false
 			if again := mustAcquire(t, d, r); again.Token != g.Token {
-				t.Errorf("%v, sent again, has token %v, not %v", c.kind, again.Token, g.Token)
+				t.Errorf("%v, sent again, has token %v, not %v", c.Kind, again.Token, g.Token)
 			}
-			if c.kind != backend.KindExclusive {
+			if c.Kind != backend.KindExclusive {
 				beside := mustAcquire(t, d, c.asks(name, wait))
 				wantHolders(t, d, name, 0, g, beside)
 				mustRelease(t, d, beside)
 			}
 			all := c
-			all.permits = c.limit
-			if c.kind == backend.KindShared {
+			all.Permits = c.Limit
+			if c.Kind == backend.KindShared {
 				all = exclusively()
 			}
 			if _, err := d.Acquire(t.Context(), all.asks(name, false)); !errors.Is(err, backend.ErrHeld) {
-				t.Errorf("beside %v, %v = %v, want ErrHeld", c.kind, all.kind, err)
+				t.Errorf("beside %v, %v = %v, want ErrHeld", c.Kind, all.Kind, err)
 			}
 			next := acquireLater(t, d, all.asks(name, true))
 			behind := acquireLater(t, d, c.asks(name, true))
@@ -430,14 +430,14 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 		name := fmt.Sprint("used ", i)
 		held := mustAcquire(t, d, used.asks(name, false))
 		full := used
-		full.permits = used.limit // has to wait
-		if used.kind == backend.KindShared {
+		full.Permits = used.Limit // has to wait
+		if used.Kind == backend.KindShared {
 			full = exclusively()
 		}
 		waiting := acquireLater(t, d, full.asks(name, true))
 		before := keysOf(t, d, name)
 		for _, asked := range all {
-			want, mixes := backend.ErrLimitMismatch, asked.limit == used.limit
+			want, mixes := backend.ErrLimitMismatch, asked.Limit == used.Limit
 			if mixes {
 				want = backend.ErrHeld
 			}
@@ -494,14 +494,14 @@ func (w *witness) sees(t testing.TB, c claim, g backend.Grant) {
 	taken, kinds := 0, map[claim]bool{}
 	for h, n := range w.held {
 		if n > 0 {
-			taken += n * h.permits
-			kinds[claim{kind: h.kind, limit: h.limit}] = true
+			taken += n * h.Permits
+			kinds[claim{Kind: h.Kind, Limit: h.Limit}] = true
 		}
 	}
-	if len(kinds) > 1 || taken > c.limit || c.kind == backend.KindExclusive && w.held[c] > 1 {
+	if len(kinds) > 1 || taken > c.Limit || c.Kind == backend.KindExclusive && w.held[c] > 1 {
 		t.Errorf("%+v was granted: now there are %v", c, w.held)
 	}
-	if c.kind == backend.KindExclusive {
+	if c.Kind == backend.KindExclusive {
 		if g.Token <= w.last {
 			t.Errorf("exclusive token %v after %v", g.Token, w.last)
 		}

@@ -2,10 +2,8 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -19,25 +17,22 @@ import (
 // Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the
 // wait for the others goes on.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	err := kit.ValidateSet(d.Describe(), rs)
-	if err == nil {
-		err = inOneStep(rs)
-	}
-	if err != nil {
-		return nil, d.callError("acquire", "", err)
+	name := ""
+	if len(rs) > 0 {
+		name = rs[0].Name
 	}
 	grants, err := d.acquire(ctx, rs)
-	return grants, d.callError("acquire", rs[0].Name, err)
+	return grants, d.callError("acquire", name, err)
 }
 
 // inOneStep refuses sets that one transaction cannot take.
 func inOneStep(rs []backend.Request) error {
 	comparisons := 0
 	for _, r := range rs {
-		comparisons += len(claim{kind: r.Kind, permits: r.Permits, limit: r.Limit}.free("", ""))
+		comparisons += len(claim(kit.UseOf(r)).free("", ""))
 	}
 	switch {
-	case len(rs) > 1 && rs[0].Wait:
+	case rs[0].Wait:
 		return fmt.Errorf("waiting for several names at once: %w", backend.ErrUnsupported)
 	case comparisons > opsPerTxn:
 		return fmt.Errorf("%d names in one transaction: %w", len(rs), backend.ErrUnsupported)
@@ -64,11 +59,7 @@ func (a *attempt) takeAll(ctx context.Context, s *session) error {
 	for {
 		puts := make([]clientv3.Op, len(a.wishes))
 		for i := range puts {
-			put, err := a.wishes[i].put(s.id, clientv3.WithPrevKV())
-			if err != nil {
-				return err
-			}
-			puts[i] = put
+			puts[i] = a.wishes[i].put(s.id, clientv3.WithPrevKV())
 		}
 		resp, err := a.txn(ctx, since, puts, looks)
 		if err != nil {
@@ -113,8 +104,7 @@ func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since 
 		return since, nil
 	}
 	for _, key := range stand {
-		err := a.d.deleteAsRead(ctx, key, func(*mvccpb.KeyValue) bool { return true })
-		if err != nil && !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.d.clear(ctx, key, anything); err != nil {
 			return nil, err
 		}
 	}

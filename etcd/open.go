@@ -8,12 +8,16 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
 )
+
+// quiet keeps the client that Open makes from writing to standard error; its errors reach the callers.
+var quiet = zap.NewNop()
 
 func init() { kit.Register(Open, "etcd", "etcds") }
 
@@ -50,7 +54,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 		return nil, &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, err)}
 	}
 	d := New(client, o)
-	d.own, d.conns = true, conns
+	d.conns = conns
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
 	defer cancel()
 	if err := d.Ping(ctx); err != nil {

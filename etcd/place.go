@@ -131,7 +131,12 @@ func (d *Driver) calling(key string) bool {
 }
 
 // vacant is true if there is no such key.
-func vacant(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", 0) }
+func vacant(key string) clientv3.Cmp { return created(key, 0) }
+
+// created is true if a key was created at that revision: no two lives of a key share one.
+func created(key string, revision int64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(key), "=", revision)
+}
 
 // standsFor is true if a key stands for a request. A comparison of text, since etcd has none of a part of a value.
 func standsFor(key, requestID string) []clientv3.Cmp {

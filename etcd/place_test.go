@@ -47,8 +47,8 @@ func TestKeysOfANameAreFew(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	for _, c := range []claim{exclusively(), sharing(), taking(2, 3)} {
-		t.Run(c.kind.String(), func(t *testing.T) {
-			name := "few/" + c.kind.String()
+		t.Run(c.Kind.String(), func(t *testing.T) {
+			name := "few/" + c.Kind.String()
 			const drivers, rounds = 4, 25
 			var last *Driver
 			token := uint64(0)
@@ -77,8 +77,8 @@ func TestDriversThatWantOneKey(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
-		t.Run(c.kind.String(), func(t *testing.T) {
-			name := "one/" + c.kind.String()
+		t.Run(c.Kind.String(), func(t *testing.T) {
+			name := "one/" + c.Kind.String()
 			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
 			for _, d := range []*Driver{one, two, three} {
 				d.station = 7
@@ -87,7 +87,7 @@ func TestDriversThatWantOneKey(t *testing.T) {
 			if one.Key(first) != one.dir(name)+c.part()+"7" {
 				t.Errorf("the first hold stands on %s", one.Key(first))
 			}
-			if c.kind == backend.KindExclusive {
+			if c.Kind == backend.KindExclusive {
 				waits := acquireLater(t, two, c.asks(name, true))
 				again := acquireLater(t, three, c.asks(name, true))
 				mustRelease(t, one, first)
@@ -121,7 +121,7 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 	d := newDriver(t, containers.Etcd(t).Addr())
 	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
 		for _, wait := range []bool{true, false} {
-			r := c.asks(fmt.Sprint("foreign/", c.kind, wait), wait)
+			r := c.asks(fmt.Sprint("foreign/", c.Kind, wait), wait)
 			d.station = 5
 			key := d.dir(r.Name) + c.part() + "5"
 			if _, err := d.client.Put(t.Context(), key, "foreign"); err != nil {
@@ -129,7 +129,7 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 			}
 			mustRelease(t, d, mustAcquire(t, d, r))
 			if resp, err := d.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Value) != "foreign" {
-				t.Errorf("%v: the foreign key is %v, %v", c.kind, resp, err)
+				t.Errorf("%v: the foreign key is %v, %v", c.Kind, resp, err)
 			}
 		}
 	}

@@ -25,14 +25,6 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.ask(ctx))
 }
 
-// ready probes unless that was done.
-func (d *Driver) ready(ctx context.Context) error {
-	if d.history.tokenSpace().name != "" {
-		return nil
-	}
-	return d.ask(ctx)
-}
-
 func (d *Driver) ask(ctx context.Context) error {
 	ctx, cancel := d.gate.Bind(ctx)
 	defer cancel()

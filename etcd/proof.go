@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // errOutgrown: the lease is older than the raft term.
-var errOutgrown = errors.New("the etcd lease was granted by an earlier leader")
+var errOutgrown = fmt.Errorf("%w: the etcd lease was granted by an earlier leader", backend.ErrUnavailable)
 
 // provedAt returns the instant on which the validity of every hold of the session rests.
 func (s *session) provedAt() backend.Instant {
@@ -95,14 +96,11 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 	if err != nil {
 		s.d.trouble()
 	}
-	if errors.Is(err, errSessionLost) {
-		s.end(backend.ReasonSessionExpired)
-	}
 	return err
 }
 
 // errOvertaken: whoever answered a keepalive may have been overtaken by another leader before that.
-var errOvertaken = errors.New("a leader that may have been overtaken has answered")
+var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has answered", backend.ErrUnavailable)
 
 // prolong starts the lease's time anew, or finds it gone.
 //
@@ -144,6 +142,7 @@ func (s *session) prolong(ctx context.Context) error {
 	case read.Header.GetRaftTerm() != answer.GetHeader().GetRaftTerm():
 		return errOvertaken
 	case answer.GetTTL() <= 0:
+		s.end(backend.ReasonSessionExpired)
 		return errSessionLost
 	case read.Header.GetRaftTerm() == s.term.Load():
 	case s.alone(ctx, answer.Header, read.Header):
@@ -204,9 +203,5 @@ func (s *session) keep(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), attemptTime)
 	defer cancel()
-	err := s.prolong(ctx)
-	if errors.Is(err, errSessionLost) {
-		s.end(backend.ReasonSessionExpired)
-	}
-	return err
+	return s.prolong(ctx)
 }

@@ -54,11 +54,8 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 // enter puts the key, unless the name is in use otherwise, and learns its place in the same transaction.
 func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighbours, error) {
 	for {
-		put, err := w.put(s.id)
-		if err != nil {
-			return 0, neighbours{}, err
-		}
-		mixes, look := append(w.claim.mixes(w.dir), vacant(w.key)), clientv3.OpGet(w.dir, clientv3.WithPrefix())
+		put, look := w.put(s.id), clientv3.OpGet(w.dir, clientv3.WithPrefix())
+		mixes := append(w.claim.mixes(w.dir), vacant(w.key))
 		// Ours is the last one then, and only what may keep it out matters.
 		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.claim.ahead(w.dir, 0)}, []clientv3.Op{look})
 		resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{enter})

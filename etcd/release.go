@@ -19,8 +19,8 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 }
 
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
-	if err := supported(g); err != nil {
-		return err
+	if g.Kind > backend.KindPermits || g.Hierarchical {
+		return backend.ErrUnsupported
 	}
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -32,11 +32,11 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if revision == 0 {
 		err = d.deleteRequest(ctx, key, g)
 	} else {
-		created := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", revision)}
+		cmps := []clientv3.Cmp{created(key, revision)}
 		if h == nil { // not known to be this request's
-			created = append(created, standsFor(key, g.RequestID)...)
+			cmps = append(cmps, standsFor(key, g.RequestID)...)
 		}
-		err = d.deleteIf(ctx, key, created...)
+		err = d.deleteIf(ctx, key, cmps...)
 	}
 	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		return err // the key may stand: its session goes on, and so does whoever calls again
@@ -87,16 +87,28 @@ func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.
 		if len(resp.Kvs) == 0 || !may(resp.Kvs[0]) {
 			return backend.ErrNotHeld
 		}
-		err = d.deleteIf(ctx, key, clientv3.Compare(clientv3.ModRevision(key), "=", resp.Kvs[0].ModRevision))
+		err = d.deleteIf(ctx, key, asRead(key, resp.Kvs[0].ModRevision))
 		if !errors.Is(err, backend.ErrNotHeld) {
 			return err
 		}
 	}
 }
 
+// anything is what deleteAsRead may delete where the key is known to be the caller's.
+func anything(*mvccpb.KeyValue) bool { return true }
+
+// clear is deleteAsRead where a key that is not there is as good.
+func (d *Driver) clear(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
+	err := d.deleteAsRead(ctx, key, may)
+	if errors.Is(err, backend.ErrNotHeld) {
+		return nil
+	}
+	return err
+}
+
 // deleteIf deletes a key if the comparisons, which no missing key passes, hold. Otherwise ErrNotHeld.
 func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp) error {
-	name, _, _ := d.nameOf(key)
+	name, _ := d.nameOf(key)
 	f := &flight{name: name, cmps: cmps, then: []clientv3.Op{clientv3.OpDelete(key)}, values: ctx}
 	if err := d.send(f); err != nil {
 		return err
@@ -104,10 +116,9 @@ func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp)
 	select {
 	case <-f.done:
 	case <-ctx.Done():
-		if d.withdraw(f) {
-			return ctx.Err()
+		if !d.withdraw(f) {
+			d.trouble()
 		}
-		d.trouble()
 		return ctx.Err()
 	}
 	switch {

@@ -21,35 +21,42 @@ import (
 // A grant whose TTL differs from its session's moves to the session of that TTL, to a shorter one when that cuts
 // nothing short, and a grant whose session was outgrown to its successor.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	out := make([]backend.Renewal, len(grants))
-	if err := d.begin(ctx); err != nil {
-		for i, g := range grants {
-			out[i].Err = d.callError("renew", g.Name, err)
+	r := &renewing{d: d, grants: grants, keys: make([]string, len(grants)), out: make([]backend.Renewal, len(grants))}
+	ctx, leave, err := d.beginBound(ctx)
+	if err == nil {
+		defer leave()
+		if d.history.err() == nil {
+			r.all(ctx)
 		}
-		return out
-	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
-	if d.history.err() == nil {
-		d.renewAll(ctx, grants, out)
 	}
 	lost := d.history.err() != nil
 	for i, g := range grants {
-		if lost {
-			out[i] = backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonHistoryLost}}
+		switch {
+		case err != nil:
+			r.out[i].Err = err
+		case lost:
+			r.out[i] = backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonHistoryLost}}
 		}
-		out[i].Err = d.callError("renew", g.Name, out[i].Err)
+		r.out[i].Err = d.callError("renew", g.Name, r.out[i].Err)
 	}
-	return out
+	return r.out
 }
 
-func (d *Driver) renewAll(ctx context.Context, grants []backend.Grant, out []backend.Renewal) {
+// renewing is one call of Renew. Its parts run side by side, each for grants of its own, which it knows by their number.
+type renewing struct {
+	d      *Driver
+	grants []backend.Grant
+	keys   []string // on which they stand
+	out    []backend.Renewal
+}
+
+func (r *renewing) all(ctx context.Context) {
 	bySession, byTTL := map[*session][]int{}, map[time.Duration][]int{}
 	var work sync.WaitGroup
-	holds := make([]*hold, len(grants))
-	for i, g := range grants {
-		h := d.hold(d.Key(g), g)
+	holds := make([]*hold, len(r.grants))
+	for i, g := range r.grants {
+		r.keys[i] = r.d.Key(g)
+		h := r.hold(i)
 		holds[i] = h
 		switch {
 		case h == nil, !h.stays(g.TTL):
@@ -62,23 +69,40 @@ func (d *Driver) renewAll(ctx context.Context, grants []backend.Grant, out []bac
 		}
 	}
 	for ttl, members := range byTTL {
-		work.Go(func() { d.move(ctx, ttl, grants, members, out) })
+		work.Go(func() { r.move(ctx, ttl, members) })
 	}
 	for s, members := range bySession {
-		work.Go(func() { d.renewOn(ctx, s, grants, members, out) })
+		work.Go(func() { r.on(ctx, s, members) })
 	}
 	work.Wait()
-	for i, g := range grants {
-		if out[i].Err != nil {
+	for i, g := range r.grants {
+		if r.out[i].Err != nil {
 			continue
 		}
-		if holds[i] != nil && g.TTL < out[i].TTL { // it stood on a lease with more
-			out[i].TTL = g.TTL
+		if holds[i] != nil && g.TTL < r.out[i].TTL { // it stood on a lease with more
+			r.out[i].TTL = g.TTL
 		}
-		if h := d.hold(d.Key(g), g); h != nil {
-			h.promise(out[i].SentAt.Add(out[i].TTL))
+		if h := r.hold(i); h != nil {
+			h.promise(r.out[i].SentAt.Add(r.out[i].TTL))
 		}
 	}
+}
+
+// hold returns the hold of a grant, or nil.
+func (r *renewing) hold(i int) *hold { return r.d.hold(r.keys[i], r.grants[i]) }
+
+// fail notes what kept grants from being renewed, which says nothing of the holds.
+func (r *renewing) fail(members []int, err error) {
+	for _, i := range members {
+		r.out[i].Err = err
+	}
+}
+
+// gone notes that the key of a grant is not there any more, or stands for another hold.
+func (r *renewing) gone(ctx context.Context, i int) {
+	h := r.hold(i)
+	r.out[i].Err = r.d.notHeld(ctx, r.grants[i], h)
+	r.d.dropHold(r.keys[i], h)
 }
 
 // stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens what was promised:
@@ -106,37 +130,32 @@ func (h *hold) promise(until backend.Instant) {
 // it is halved until they fit: see inParts.
 const opsPerTxn = 100
 
-// renewOn renews the grants whose numbers are in members, all on one session.
-func (d *Driver) renewOn(ctx context.Context, s *session, grants []backend.Grant, members []int, out []backend.Renewal) {
+// on renews the grants whose numbers are in members, all on one session.
+func (r *renewing) on(ctx context.Context, s *session, members []int) {
 	err := s.prove(ctx, s.ttl/6)
 	if errors.Is(err, errOutgrown) {
-		d.move(ctx, s.asked(), grants, members, out)
-		return
-	}
-	if err != nil {
-		for _, i := range members {
-			if out[i].Err = err; errors.Is(err, errSessionLost) {
-				out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: backend.ReasonSessionExpired}
-			}
-		}
+		r.move(ctx, s.asked(), members)
 		return
 	}
 	sentAt := s.provedAt()
-	attached, err := s.keys(ctx)
+	var attached map[string]bool
+	if err == nil {
+		attached, err = s.keys(ctx)
+	}
 	var missing []int
 	for _, i := range members {
 		switch {
 		case errors.Is(err, errSessionLost):
-			out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: backend.ReasonSessionExpired}
+			r.out[i].Err = &backend.NotHeldError{Name: r.grants[i].Name, Reason: backend.ReasonSessionExpired}
 		case err != nil:
-			out[i].Err = err
-		case attached[d.Key(grants[i])]:
-			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
+			r.out[i].Err = err
+		case attached[r.keys[i]]:
+			r.out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
 		default:
 			missing = append(missing, i)
 		}
 	}
-	d.inParts(missing, func(part []int) (tooMany bool) { return d.check(ctx, s, sentAt, grants, part, out) })
+	r.d.inParts(missing, func(part []int) (tooMany bool) { return r.check(ctx, s, sentAt, part) })
 }
 
 // inParts calls do with some of the members at a time, until all have had their turn. do reports whether they were too
@@ -183,84 +202,76 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 
 // check reads the keys of the grants whose numbers are in part. It also serves clients whose KV has a namespace and
 // whose Lease has not: the two name one key differently.
-func (d *Driver) check(
-	ctx context.Context, s *session, sentAt backend.Instant, grants []backend.Grant, part []int, out []backend.Renewal,
-) (tooMany bool) {
-	return d.read(ctx, grants, part, out, func(i int, e entry, found bool) {
-		g := grants[i]
-		if found && e.revision == incarnation(g) && e.lease == s.id {
-			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
-			return
+func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant, part []int) (tooMany bool) {
+	return r.read(ctx, part, func(i int, e entry, found bool) {
+		if found && e.revision == incarnation(r.grants[i]) && e.lease == s.id {
+			r.out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
+		} else {
+			r.gone(ctx, i)
 		}
-		key := d.Key(g)
-		h := d.hold(key, g)
-		out[i].Err = d.notHeld(ctx, g, h)
-		d.dropHold(key, h)
 	})
 }
 
 // move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them
 // the tokens.
-func (d *Driver) move(ctx context.Context, ttl time.Duration, grants []backend.Grant, members []int, out []backend.Renewal) {
-	members = slices.DeleteFunc(slices.Clone(members), func(i int) bool {
-		bad := incarnation(grants[i]) == 0 || d.Key(grants[i]) == "" || ttl < minTTL || ttl%time.Second != 0
-		if bad {
-			out[i].Err = &backend.NotHeldError{Name: grants[i].Name}
+func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
+	failed := func(i int) bool { return r.out[i].Err != nil }
+	for _, i := range members {
+		if incarnation(r.grants[i]) == 0 || r.keys[i] == "" || ttl < minTTL || ttl%time.Second != 0 {
+			r.out[i].Err = &backend.NotHeldError{Name: r.grants[i].Name}
 		}
-		return bad
-	})
-	stand := d.identify(ctx, grants, members, out)
-	members = slices.DeleteFunc(members, func(i int) bool { return out[i].Err != nil })
+	}
+	members = slices.DeleteFunc(slices.Clone(members), failed)
+	stand := r.identify(ctx, members)
+	members = slices.DeleteFunc(members, failed)
 	if len(members) == 0 {
 		return
 	}
-	keys := make([]string, len(grants))
+	r.d.mu.Lock()
 	for _, i := range members {
-		keys[i] = d.Key(grants[i])
+		r.d.callLocked(r.keys[i], r.grants[i].RequestID)
 	}
-	d.mu.Lock()
-	for _, i := range members {
-		d.callLocked(keys[i], grants[i].RequestID)
-	}
-	d.mu.Unlock()
+	r.d.mu.Unlock()
 	defer func() {
 		for _, i := range members {
-			d.endCall(keys[i])
+			r.d.endCall(r.keys[i])
 		}
 	}()
-	s, err := d.provedSession(ctx, ttl)
+	s, err := r.d.provedSession(ctx, ttl)
 	if err != nil {
-		for _, i := range members {
-			out[i].Err = err
-		}
+		r.fail(members, err)
 		return
 	}
 	defer s.Leave(1)
-	if err := d.adopt(s, grants, members); err != nil {
-		for _, i := range members {
-			out[i].Err = err
-		}
+	if err := r.adopt(s, members); err != nil {
+		r.fail(members, err)
 	} else {
-		d.moveAll(ctx, s, grants, stand, members, out)
+		r.d.inParts(members, func(part []int) (tooMany bool) {
+			done, tooMany := r.moveTogether(ctx, s, stand, part)
+			if !done {
+				for _, i := range part { // one has changed, and keeps no other from moving
+					r.moveTogether(ctx, s, stand, []int{i})
+				}
+			}
+			return tooMany
+		})
 	}
 	for _, i := range members {
-		if h := d.hold(keys[i], grants[i]); h != nil && h.adopted { // it did not move
-			d.dropHold(keys[i], h)
+		if h := r.hold(i); h != nil && h.adopted { // it did not move
+			r.d.dropHold(r.keys[i], h)
 		}
 	}
 }
 
 // identify reads the keys of grants, by number. Those that are gone, or of which this driver knows nothing and that
 // stand for another request, are told so.
-func (d *Driver) identify(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) []entry {
-	stand := make([]entry, len(grants))
-	d.inParts(members, func(part []int) (tooMany bool) {
-		return d.read(ctx, grants, part, out, func(i int, e entry, found bool) {
-			g, key := grants[i], d.Key(grants[i])
-			h := d.hold(key, g)
-			if !found || e.revision != incarnation(g) || h == nil && e.value.Request != g.RequestID {
-				out[i].Err = d.notHeld(ctx, g, h)
-				d.dropHold(key, h)
+func (r *renewing) identify(ctx context.Context, members []int) []entry {
+	stand := make([]entry, len(r.grants))
+	r.d.inParts(members, func(part []int) (tooMany bool) {
+		return r.read(ctx, part, func(i int, e entry, found bool) {
+			g := r.grants[i]
+			if !found || e.revision != incarnation(g) || r.hold(i) == nil && e.value.Request != g.RequestID {
+				r.gone(ctx, i)
 			}
 			stand[i] = e
 		})
@@ -269,42 +280,28 @@ func (d *Driver) identify(ctx context.Context, grants []backend.Grant, members [
 }
 
 // read reads the keys of the grants whose numbers are in part, and calls see for each, unless there was an error.
-func (d *Driver) read(
-	ctx context.Context, grants []backend.Grant, part []int, out []backend.Renewal, see func(i int, e entry, found bool),
-) (tooMany bool) {
+func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry, found bool)) (tooMany bool) {
 	ops := make([]clientv3.Op, len(part))
 	for n, i := range part {
 		// Not keys only: some versions leave out the lease then.
-		ops[n] = clientv3.OpGet(d.Key(grants[i]))
+		ops[n] = clientv3.OpGet(r.keys[i])
 	}
-	resp, err := d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
+	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
+	if err != nil {
+		r.fail(part, err)
+		return isOneOf(err, rpctypes.ErrTooManyOps)
+	}
 	for n, i := range part {
-		if out[i].Err = err; err != nil {
-			continue
-		}
+		r.out[i].Err = nil // of a larger part
 		var e entry
 		kvs := resp.Responses[n].GetResponseRange().Kvs
 		found := len(kvs) == 1
 		if found {
-			e, found = d.entryOf(kvs[0])
+			e, found = r.d.entryOf(kvs[0])
 		}
 		see(i, e, found)
 	}
-	return isOneOf(err, rpctypes.ErrTooManyOps)
-}
-
-func (d *Driver) moveAll(
-	ctx context.Context, s *session, grants []backend.Grant, stand []entry, members []int, out []backend.Renewal,
-) {
-	d.inParts(members, func(part []int) (tooMany bool) {
-		done, tooMany := d.moveTogether(ctx, s, grants, stand, part, out)
-		if !done {
-			for _, i := range part { // one has changed, and keeps no other from moving
-				d.moveTogether(ctx, s, grants, stand, []int{i}, out)
-			}
-		}
-		return tooMany
-	})
+	return false
 }
 
 // provedSession is sessionFor with a proof that is fresh.
@@ -326,16 +323,16 @@ func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session
 
 // adopt makes holds of those grants that the driver does not know, another driver's or such whose session has ended.
 // Who gives one back while it moves finds it, so that it leaves nothing.
-func (d *Driver) adopt(s *session, grants []backend.Grant, members []int) error {
+func (r *renewing) adopt(s *session, members []int) error {
 	for _, i := range members {
-		key := d.Key(grants[i])
-		if d.hold(key, grants[i]) != nil {
+		if r.hold(i) != nil {
 			continue
 		}
 		if !s.Add(1) {
 			return errSessionLost
 		}
-		d.addHold(key, grants[i].RequestID, &hold{session: s, revision: incarnation(grants[i]), adopted: true})
+		g := r.grants[i]
+		r.d.addHold(r.keys[i], g.RequestID, &hold{session: s, revision: incarnation(g), adopted: true})
 	}
 	return nil
 }
@@ -346,35 +343,32 @@ var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.E
 
 // moveTogether puts grants on a session in one transaction, all or none, if their keys are as they were read. done is
 // false if one of several is not.
-func (d *Driver) moveTogether(
-	ctx context.Context, s *session, grants []backend.Grant, stand []entry, part []int, out []backend.Renewal,
-) (done, tooMany bool) {
+func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) (done, tooMany bool) {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
 	holds := make([]*hold, len(part)) // nil: given back meanwhile
 	for n, i := range part {
-		key := d.Key(grants[i])
-		holds[n] = d.hold(key, grants[i])
-		cmps[n] = asRead(key, stand[i].modified)
-		puts[n] = clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
+		holds[n] = r.hold(i)
+		cmps[n] = asRead(r.keys[i], stand[i].modified)
+		puts[n] = clientv3.OpPut(r.keys[i], "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
 	sentAt := s.provedAt()
-	resp, err := d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
-	if err == nil && !resp.Succeeded && len(part) > 1 {
+	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
+	switch {
+	case err != nil:
+	case !resp.Succeeded && len(part) > 1:
 		return false, false
-	}
-	if err == nil && resp.Succeeded && !s.Add(len(part)) {
+	case !resp.Succeeded:
+		err = errChanged
+	case !s.Add(len(part)):
 		err = errSessionLost
 	}
-	for n, i := range part {
-		switch {
-		case err != nil:
-			out[i].Err = err
-		case !resp.Succeeded:
-			out[i].Err = errChanged
-		default:
-			d.moveHold(d.Key(grants[i]), holds[n], s)
-			out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
-		}
+	if err != nil {
+		r.fail(part, err)
+		return true, isOneOf(err, rpctypes.ErrTooManyOps)
 	}
-	return true, isOneOf(err, rpctypes.ErrTooManyOps)
+	for n, i := range part {
+		r.d.moveHold(r.keys[i], holds[n], s)
+		r.out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
+	}
+	return true, false
 }

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"sync"
@@ -48,7 +49,7 @@ type session struct {
 }
 
 // errSessionLost: the lease is gone, and with it every key on it.
-var errSessionLost = errors.New("the etcd lease is gone")
+var errSessionLost = fmt.Errorf("%w: the etcd lease is gone", backend.ErrUnavailable)
 
 // attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach
 // the next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
@@ -115,7 +116,7 @@ func (d *Driver) discard(id clientv3.LeaseID) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), attemptTime)
 		_, err := d.client.Revoke(ctx, id)
 		cancel()
-		if err == nil || !transient(err) || errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+		if err == nil || !transient(err) || isOneOf(err, rpctypes.ErrLeaseNotFound) {
 			return
 		}
 		if kit.Sleep(d.ctx, kit.RetryPause(attemptTime)) != nil {
@@ -221,7 +222,7 @@ func (s *session) revoke(ctx context.Context) error {
 		return nil
 	}
 	_, err := s.d.client.Revoke(ctx, s.id)
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) {
+	if isOneOf(err, rpctypes.ErrLeaseNotFound) {
 		return nil
 	}
 	return err

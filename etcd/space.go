@@ -65,8 +65,8 @@ func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) err
 			return err
 		}
 		put, look := clientv3.OpPut(d.spaceKey(), string(text)), clientv3.OpGet(d.spaceKey())
-		asRead := clientv3.Compare(clientv3.ModRevision(d.spaceKey()), "=", stands)
-		planted, err := d.commit(ctx, []clientv3.Cmp{asRead}, []clientv3.Op{put, look}, []clientv3.Op{look})
+		cmps := []clientv3.Cmp{asRead(d.spaceKey(), stands)}
+		planted, err := d.commit(ctx, cmps, []clientv3.Op{put, look}, []clientv3.Op{look})
 		if err != nil {
 			return err
 		}
@@ -98,23 +98,3 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 }
 
 var errSameSpace = fmt.Errorf("%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)
-
-// commitHere is commit in a store whose token space is the known one. Elsewhere nothing is done.
-func (d *Driver) commitHere(
-	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
-) (*clientv3.TxnResponse, error) {
-	resp, err := d.commit(ctx, []clientv3.Cmp{d.sameSpace()}, []clientv3.Op{clientv3.OpTxn(cmps, then, otherwise)},
-		[]clientv3.Op{clientv3.OpGet(d.spaceKey())})
-	if err != nil {
-		return nil, err
-	}
-	if resp.Succeeded {
-		inner := resp.Responses[0].GetResponseTxn()
-		inner.Header = resp.Header
-		return (*clientv3.TxnResponse)(inner), nil
-	}
-	if err := d.checkSpace(resp.Responses[0].GetResponseRange().Kvs); err != nil {
-		return nil, err
-	}
-	return nil, errSameSpace
-}

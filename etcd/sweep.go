@@ -2,13 +2,10 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-
-	"github.com/fencelock/fencelock/backend"
 )
 
 // A request that nobody answered may be carried out long after its caller gave up and after its key was looked for and
@@ -63,12 +60,8 @@ func (s *session) sweep() {
 // whether somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before
 // the reading is known, and one that writes it later is not undone.
 func (s *session) deleteUnknown(ctx context.Context, key string) error {
-	err := s.d.deleteAsRead(ctx, key, func(kv *mvccpb.KeyValue) bool {
+	return s.d.clear(ctx, key, func(kv *mvccpb.KeyValue) bool {
 		e, ours := s.d.entryOf(kv)
 		return ours && e.lease == s.id && !s.d.known(key)
 	})
-	if errors.Is(err, backend.ErrNotHeld) {
-		return nil
-	}
-	return err
 }

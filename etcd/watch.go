@@ -57,8 +57,10 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 		return backend.ErrClosed
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case isOneOf(err, rpctypes.ErrCompacted):
+		return backend.ErrCompacted
 	}
-	return compacted(err)
+	return err
 }
 
 // errLeft: the caller left its loop.
@@ -95,13 +97,6 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 		}
 	}
 	return errWatch
-}
-
-func compacted(err error) error {
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
-		return backend.ErrCompacted
-	}
-	return err
 }
 
 func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
@@ -198,7 +193,7 @@ func (f *follower) tell(ctx context.Context, e backend.Change) error {
 
 func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backend.Change {
 	return backend.Change{
-		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.kind, e.revision), Revision: revision,
+		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.Kind, e.revision), Revision: revision,
 	}
 }
 
