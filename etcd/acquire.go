@@ -16,13 +16,33 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// tries is how often an attempt without Wait is made when its answer got lost.
+// An acquire, from the call to the grant. acquire validates, and repeats once until that succeeds, is answered for
+// good, or is no longer wanted. Every repetition writes the same keys, so that however many of them are carried out
+// there is one key for each request, and its create revision, which is the token, is that of the first. once gets a
+// session and then goes one of three ways: try for a name without waiting, waitFor with waiting (queue.go), tryAll for
+// several (multi.go). All three write through txn, and end in granted.
+//
+// The common case is one transaction: "nothing that keeps me out stands there" as the comparison, the key as what is
+// written. What a comparison of ranges cannot express takes a second transaction: how many permits are left, what is a
+// foreign key, whether the request itself stands there already. insist does that.
+//
+// What an error says of what was left behind is the hard part of the contract (ErrUnavailable, ErrUnknown, or the bare
+// end of the context). The fields sent, unknown, failed and left of an attempt keep what is needed for it, and giveUp
+// decides.
+
+// tries is how often an attempt without Wait is made when its answer got lost. The client sends each to the next
+// endpoint, so that three reach every member of a usual cluster. With Wait there is no bound but ctx.
 const tries = 3
 
-// Acquire takes a lock, with a token that is higher than all that the name ever had. With Wait the request stands in
-// the name's queue, and etcd tells it when its turn comes; when ctx ends the place is given up. The same RequestID
-// again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (what the
-// request may have taken could not be given back), ErrHistoryLost (another cluster answers), or ctx's error.
+// Acquire takes a lock, with a token that is greater than all that the name ever had. Without Wait it makes one
+// attempt, which is repeated twice if the answer gets lost. With Wait the request stands in the name's queue, and etcd
+// tells it when its turn comes; when ctx ends the place is given up, in the background. The same RequestID again gets
+// the same hold, as long as that stands. A TTL is in whole seconds from 1 s to 30 days; Grant.TTL says what the server
+// made of it.
+//
+// Errors wrap backend.ErrHeld; ErrLimitMismatch; ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported for
+// what cannot be asked; ErrUnavailable (nothing was sent); ErrUnknown (what the request may have taken could not be
+// given back); ErrHistoryLost (another cluster answers); ErrClosed; or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.acquire(ctx, []backend.Request{r})
 	if err != nil {
@@ -31,7 +51,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// acquire takes one name, or all of a set.
+// acquire takes one name, or all of a set. Whatever way it ends, no call is left that could write the wishes' keys but
+// for transactions under way, which landing accounts for.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
@@ -79,7 +100,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// attempt is one Acquire or AcquireAll, over all repetitions.
+// attempt is one Acquire or AcquireAll, over all repetitions. It belongs to the goroutine of its caller. The five
+// fields at the end are what giveUp judges by.
 type attempt struct {
 	d       *Driver
 	wishes  []wish // one, or those of a set
@@ -93,7 +115,8 @@ type attempt struct {
 	left    bool     // a place in the queue may be left
 }
 
-// wish is what is asked for one name.
+// wish is what is asked for one name: the request, and the key that it is to have. Its key changes when another
+// driver's request turns out to have that key, see resettle.
 type wish struct {
 	r        backend.Request
 	claim    claim
@@ -103,6 +126,8 @@ type wish struct {
 	revision int64 // create revision of the key, once it is granted
 }
 
+// attempt prepares an acquire: every wish gets its place, and is a call of it until endCall. A request that the core
+// calls fresh was never sent before; any other may have a key that another driver wrote, which seek looks for.
 func (d *Driver) attempt(rs []backend.Request) *attempt {
 	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs))}
 	for i, r := range rs {
@@ -114,13 +139,19 @@ func (d *Driver) attempt(rs []backend.Request) *attempt {
 	return a
 }
 
-// decided reports whether err is a final answer of etcd: the request has left no key behind.
+// decided reports whether err is a final answer of etcd, after which the request has no key: repeating it would get the
+// same answer, and nothing needs to be removed.
 func decided(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) || errors.Is(err, backend.ErrUnsupported)
 }
 
-// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If
-// the outcome is not known, the caller decides: the same request again, or Release.
+// giveUp adds to err what is known about what the attempts left.
+//
+//   - A final answer, or the end of the driver, left nothing: Close revokes the lease, and the key goes with it.
+//   - A request that went unanswered may have left a key, or may yet. That is ErrUnknown, and the core decides: the
+//     same request again, or Release. It is not removed here, because a removal that finds nothing proves nothing.
+//   - A place in the queue that etcd has confirmed is removed in the background, and the error stays the context's.
+//   - If the context ended while no server could be reached, that is ErrUnavailable, with both errors in the chain.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
 		err = cause // Close revokes the lease, and the key goes with it
@@ -145,7 +176,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// once makes an attempt on a session.
+// once makes an attempt on a session, of which the caller of a successful one is a user afterwards, once for each name.
 func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	s, err := a.d.sessionFor(ctx, a.ttl)
 	if err != nil {
@@ -188,7 +219,9 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	return a.granted(s)
 }
 
-// seek looks for keys of requests that were sent before, by another driver perhaps.
+// seek looks for keys of requests that were sent before, by another driver perhaps, and takes them for the wishes' own.
+// Without it such a request would stand in the queue twice, and wait for itself. It reads each queue once, and not
+// again in repetitions: from then on only this driver writes for the request.
 func (a *attempt) seek(ctx context.Context) error {
 	for i := range a.wishes {
 		w := &a.wishes[i]
@@ -208,7 +241,8 @@ func (a *attempt) seek(ctx context.Context) error {
 	return nil
 }
 
-// granted notes the holds. Each is a user of the session.
+// granted notes the holds and returns their grants. The session may have ended since it was proved, before it knew of
+// these holds: nobody has been told then, so the attempt fails instead.
 func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	grants := make([]backend.Grant, len(a.wishes))
 	for i := range a.wishes {
@@ -228,10 +262,11 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	return grants, nil
 }
 
-// txn commits ops if every comparison holds. From here on the keys may exist.
+// txn commits then if every comparison holds, and otherwise the other operations. From here on the keys may exist.
 //
-// The end of ctx ends the wait for the answer and not the request: cancelled on its way, it could still be carried out,
-// behind the back of a Release that follows. That one waits for the answer: see flight.
+// The end of ctx ends the wait for the answer and not the request. Cancelled on its way, a request could still be
+// carried out, behind the back of a Release that follows; so it goes on as a flight, and that Release waits for it. A
+// request that has not yet departed is withdrawn, and then nothing was sent.
 func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	f, err := a.d.launch(ctx, a.session, a.wishes, cmps, then, otherwise)
 	if err != nil {
@@ -258,7 +293,9 @@ func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise 
 	return resp, err
 }
 
-// note remembers that a request which changes something was not answered.
+// note remembers that a request which changes something was not answered: the outcome of the attempt is unknown from
+// now on, and the session looks for what the request may yet write. Refusals leave nothing, and neither do requests
+// that never left.
 func (a *attempt) note(err error) {
 	a.d.trouble()
 	if !unsent(err) && !refused(err) && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
@@ -269,7 +306,9 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// try takes what nothing keeps out and returns the create revision of the key.
+// try takes the name if nothing keeps the claim out, and returns the create revision of the key. It reads the queue in
+// the same transaction where the comparison fails, so that "held" costs no second round trip. If an earlier attempt of
+// this request waits in the queue, it is taken out again: a try has no place there.
 func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
 	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{w.put(s.id)}, []clientv3.Op{look})
@@ -296,8 +335,11 @@ func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 
 // insist returns the queue with our key in it, on our lease, and the key's place. resp is the answer to the first
 // request, whose comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys,
-// nor that the key stands that the request has. It writes the key as soon as the queue, as it was read, says nothing
-// against it and has not grown since. refuse says what is against it, besides a kind that does not mix.
+// nor that the key stands that the request has. insist writes the key as soon as the queue, as it was read, says
+// nothing against it and has not grown since. refuse says what is against it, besides a kind that does not mix.
+//
+// Each turn of the loop is one transaction, and another one is needed only if somebody came at the same moment, so that
+// there is progress among all who insist.
 func (a *attempt) insist(
 	ctx context.Context, s *session, w *wish, resp *clientv3.TxnResponse, refuse func(queue []entry) error,
 ) (queue []entry, at int, err error) {
@@ -339,7 +381,8 @@ func (a *attempt) insist(
 	}
 }
 
-// lastRead returns what a transaction has read at its end, and whether it wrote.
+// lastRead returns what a transaction has read at its end, and whether it wrote. The read is the last operation of
+// either branch, of the inner transaction where there is one.
 func lastRead(resp *clientv3.TxnResponse) (kvs []*mvccpb.KeyValue, wrote bool) {
 	last := resp.Responses[len(resp.Responses)-1]
 	if inner := last.GetResponseTxn(); inner != nil {
@@ -349,7 +392,8 @@ func lastRead(resp *clientv3.TxnResponse) (kvs []*mvccpb.KeyValue, wrote bool) {
 	return last.GetResponseRange().Kvs, resp.Succeeded
 }
 
-// taken reports whether somebody else's key stands where ours would.
+// taken reports whether somebody else's key stands where ours would: that of another driver which chose the same
+// station, or a foreign one. It is asked of what was read, never of etcd again.
 func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool {
 		e, _ := a.d.entryOf(kv)
@@ -368,7 +412,8 @@ func (a *attempt) read(ctx context.Context, w *wish) ([]entry, error) {
 	return a.d.entriesOf(resp.Kvs), nil
 }
 
-// heldError tells who stands first in the queue. How long that lease lasts would cost another request: see Holder.
+// heldError tells who stands first in the queue, which is one of the holders. How long its lease lasts would cost
+// another request: see Look.
 func heldError(name string, queue []entry) error {
 	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner, HoldID: queue[0].value.HoldID}
 }

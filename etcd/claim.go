@@ -12,8 +12,17 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// claim is what a request wants of a name, see kit.Use for the rule. It stands in the request's key, between the
-// directory and the last part, so that comparisons of key ranges can tell the kinds apart without reading a value.
+// What a request wants of a name, as etcd can compare it. Package kit has the rule that decides who holds (Use,
+// Blockers, Holders); this file writes the same rule as comparisons and reads of key ranges, so that etcd applies it in
+// the transaction that writes the key. To make that possible the kind and the permits stand in the key: exclusive
+// requests directly below the name's directory, shared ones below +shared/, permits below +permits/<limit>/<permits>/.
+// Leaving them in the value would not do: a comparison orders values as a whole and cannot look into them.
+//
+// Comparisons are on the safe side: where they fail for nothing (a foreign key, permits that would fit) the queue is
+// read and insist decides; where they hold, nothing excludes the claim.
+
+// claim is what a request wants of a name, see kit.Use for the rule. Limit is 0 for exclusive and shared claims, which
+// may share a queue; permits share one only with permits of their own limit.
 type claim kit.Use
 
 // The directories below a name's own.
@@ -22,7 +31,7 @@ const (
 	permitsDir = "+permits/"
 )
 
-// part returns the path between a name's directory and the last part of a key.
+// part returns the path between a name's directory and the last part of a key. claimOf is its inverse.
 func (c claim) part() string {
 	switch c.Kind {
 	case backend.KindShared:
@@ -36,7 +45,8 @@ func (c claim) part() string {
 // limitDir is the directory of all permits of one limit.
 func (c claim) limitDir() string { return permitsDir + strconv.Itoa(c.Limit) + "/" }
 
-// claimOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive.
+// claimOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive: then
+// nobody holds beside it, which is safe whatever it means.
 func claimOf(part string) claim {
 	if part == sharedDir {
 		return claim{Kind: backend.KindShared}
@@ -53,12 +63,15 @@ func claimOf(part string) claim {
 	return claim{}
 }
 
+// use is the entry as kit.Blockers and kit.Holders want it.
 func (e entry) use() kit.Use { return kit.Use(e.claim) }
 
-// blockers are those of the entries before a claim that keep it out.
+// blockers returns which of the entries before a claim keep it out: the nearest ones, of which at least one must go. It
+// is empty if the claim holds.
 func (c claim) blockers(before []entry) []entry { return kit.Blockers(before, entry.use, kit.Use(c)) }
 
-// mismatch is an ErrLimitMismatch if the queue of a name has something that the claim does not mix with.
+// mismatch is an error that wraps ErrLimitMismatch, and names who is in the way, if the queue of a name has something
+// that the claim does not mix with. It is asked of the whole queue: also waiters decide what a name is used for.
 func (c claim) mismatch(name string, queue []entry) error {
 	for _, e := range queue {
 		switch {
@@ -73,11 +86,13 @@ func (c claim) mismatch(name string, queue []entry) error {
 	return nil
 }
 
-// holders are the entries of a queue that hold.
+// holders returns the entries of a queue that hold, which are the first ones.
 func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
 
-// free is true only if nothing in dir keeps the claim out, and key is vacant. Permits cannot be counted by comparisons:
-// it asks for an empty directory then, and what fits beside others takes a second request.
+// free returns comparisons that are true only if nothing in dir keeps the claim out, and key is vacant. For a shared
+// claim these are three: nothing before the directory of shared keys, nothing behind it, and the key. Every other claim
+// asks for an empty directory: permits cannot be counted by comparisons, and what fits beside others takes a second
+// request.
 func (c claim) free(dir, key string) []clientv3.Cmp {
 	if c.Kind == backend.KindShared {
 		return append(nothingBeside(dir, sharedDir), vacant(key))
@@ -85,7 +100,8 @@ func (c claim) free(dir, key string) []clientv3.Cmp {
 	return []clientv3.Cmp{nothingBelow(dir)}
 }
 
-// mixes is true only if nothing in dir is of a kind or limit that the claim does not mix with.
+// mixes returns comparisons that are true only if nothing in dir is of a kind or limit that the claim does not mix
+// with.
 func (c claim) mixes(dir string) []clientv3.Cmp {
 	if c.Kind == backend.KindPermits {
 		return nothingBeside(dir, c.limitDir())
@@ -93,11 +109,14 @@ func (c claim) mixes(dir string) []clientv3.Cmp {
 	return []clientv3.Cmp{nothingBelow(dir + permitsDir)}
 }
 
+// nothingBelow is true if no key begins with dir. It compares the create revision of every key in the range with 0,
+// which no key that exists has; on an empty range etcd finds it true.
 func nothingBelow(dir string) clientv3.Cmp {
 	return vacant(dir).WithPrefix()
 }
 
-// nothingBeside is true if all keys below dir are below its directory part.
+// nothingBeside is true if all keys below dir are below its directory part: nothing before that range, nothing behind
+// it.
 func nothingBeside(dir, part string) []clientv3.Cmp {
 	return []clientv3.Cmp{
 		vacant(dir).WithRange(dir + part),
@@ -110,8 +129,13 @@ func unchanged(dir string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(dir), "<", revision+1).WithPrefix()
 }
 
-// ahead reads what may keep the claim out of dir. revision is where its own key was created; 0 in the transaction that
-// creates it, which reads that key too. Foreign keys may hide what is looked for: see attempt.before.
+// ahead reads what may keep the claim out of dir: the latest keys before its own, and only as many as can matter. That
+// is one for an exclusive claim, the last exclusive one for a shared claim, and for permits as many as take too many if
+// each takes one. So the answer is as small in a queue of a thousand as in one of two, though etcd sorts the range for
+// it.
+//
+// revision is where its own key was created; 0 in the transaction that creates it, which reads that key too. Foreign
+// keys may hide what is looked for: see attempt.before.
 func (c claim) ahead(dir string, revision int64) clientv3.Op {
 	from, end, nearest := dir, clientv3.GetPrefixRangeEnd(dir), 1
 	switch c.Kind {
@@ -131,7 +155,7 @@ func (c claim) ahead(dir string, revision int64) clientv3.Op {
 	return clientv3.OpGet(from, append(options, clientv3.WithLimit(int64(nearest)))...)
 }
 
-// permitsRange holds all keys with permits of the claim's limit.
+// permitsRange is the range of all keys with permits of the claim's limit.
 func (c claim) permitsRange(dir string) (from, end string) {
 	return dir + c.limitDir(), clientv3.GetPrefixRangeEnd(dir + c.limitDir())
 }

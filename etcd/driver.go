@@ -18,10 +18,35 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
+// This file is what a Driver consists of, how it is made and closed, and which holds it knows. A call goes through
+// these steps, and the files are named for them:
+//
+//   - begin counts it in at the gate, and the first call asks who answers at all (probe.go, space.go, history.go).
+//   - An acquire gets a place, which is a key of the name (place.go, entry.go), and a session, which is an etcd lease
+//     with a keepalive loop (session.go, proof.go, stream.go). It writes the key in one transaction (acquire.go,
+//     claim.go, multi.go), which may travel with those of other callers (flight.go), and waits for its turn if it has
+//     to (queue.go).
+//   - Renew proves the session and looks for the keys on it (renew.go). Release deletes the key (release.go). What
+//     requests leave that nobody waits for any more is removed by removeOne (queue.go) and by sweep (sweep.go).
+//   - A client that Open made has connections that notice a server which does not answer (open.go, silent.go,
+//     unheard.go, token.go).
+//
+// Goroutines. One for each session, which ends with the session or with Close; one for each transaction under way and
+// one for each stream that is being opened, both bounded in time; one for each place that is being removed, until the
+// key is gone or the driver closes; one that asks the servers for their versions, once. All are counted at the gate,
+// and Close waits for them. Only the request for a password's token is not (token.go): it ends within 30 s by itself. A
+// waiter costs no goroutine of this package beside its caller's.
+//
+// Mutexes. Driver.mu may be held when kit.Sessions takes its own, never the other way round. All others are taken
+// alone: session.mu, history.mu, departures.mu, token.mu, connections.mu. None is held while a request is under way or
+// while a function of the core is called.
+
+// driverName begins every error of this driver, and is what Describe says.
 const driverName = "etcd"
 
 // The bounds of a TTL. etcd counts leases in whole seconds, and raises a TTL to one and a half election timeouts (2 s
-// by default); the grant tells what it gave. The upper bound catches mistakes of unit.
+// by default); the grant tells what it gave. The upper bound is far below what etcd allows and only catches mistakes of
+// unit, such as nanoseconds taken for seconds.
 const (
 	minTTL = time.Second
 	maxTTL = 30 * 24 * time.Hour
@@ -42,9 +67,11 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open. All methods are safe for concurrent
-// use.
+// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open; the zero value is of no use. All
+// methods are safe for concurrent use, return within 50 ms of the end of their context, and wrap backend.ErrClosed
+// after Close.
 type Driver struct {
+	// The first group is set by New or Open and never changes.
 	client *clientv3.Client
 	unfit  error        // what New found wrong; every call answers it
 	conns  *connections // of a client that Open made, which Close closes; nil with any other
@@ -52,14 +79,17 @@ type Driver struct {
 	clock  backend.Clock
 	log    *slog.Logger
 
+	// What answers have told of the cluster. All of it may be read and written by any goroutine.
 	history  history
 	single   atomic.Bool  // the cluster has one member
 	checked  atomic.Bool  // its servers were asked for their versions
 	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
 	halvings atomic.Int32 // of opsPerTxn, see inParts
 
+	// Steps on their way to the server: see flight.go.
 	departures departures
 
+	// Who is inside, and what lives on which lease.
 	gate     *kit.Gate                      // calls in flight and background work
 	ctx      context.Context                // ends with Close
 	sessions *kit.Sessions[int64, *session] // by seconds asked for; those that were outgrown are replaced
@@ -70,7 +100,14 @@ type Driver struct {
 	station  int64             // see freeKeyLocked
 }
 
-// hold is a key of ours that counts as granted.
+// hold is a granted key of this driver: what a grant of the core stands on. It is made by addHold and is the place's
+// until the hold is released, found missing, or its session ends. While it is a place's it is one user of its session,
+// which therefore is not retired.
+//
+// Only until changes, and it is atomic: renewals read it beside each other. A hold that moves to another session
+// becomes another *hold (moveHold), so that a caller with the pointer of before notices that its knowledge is old.
+// Changing the session in place would not do: a release that overtakes a renewal could not tell whether the user it
+// takes away has been moved.
 type hold struct {
 	session  *session
 	revision int64 // create revision: the token
@@ -89,9 +126,13 @@ var (
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
-// New returns a driver on client. It does no I/O; what is wrong with the server, with client or o, shows in Ping or in
-// the first call. The driver uses client.KV, client.Lease and client.Watcher, so a client whose KV and Watcher are
-// wrapped by etcd's namespace package works. It never closes client.
+// New returns a driver on client, with o or, if that is nil, the defaults. It does no I/O and never fails: what is
+// wrong with the server, with client or with o is the error of Ping and of every other call. The driver uses client.KV,
+// client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace package works. It
+// never closes client, and several drivers may share one.
+//
+// A client that New is given keeps the connections it has: none of what Open does for servers that are silent, that owe
+// an answer, or that are slow to check a password applies to it. See the package comment for what to set.
 func New(client *clientv3.Client, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -124,7 +165,10 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	return d
 }
 
-// badPrefix says why a prefix could reach into another one, or "".
+// badPrefix says why a prefix could reach into another one, or "" if it cannot. The driver's own keys begin with "+"
+// after the prefix, and no part of a prefix does. So the keys of the prefix "a/" and those of "a/b/" never meet,
+// although one is the beginning of the other. Forbidding nested prefixes would not do: no client can see which others
+// exist.
 func badPrefix(prefix string) string {
 	switch {
 	case len(prefix) > backend.MaxNameBytes:
@@ -141,11 +185,13 @@ func badPrefix(prefix string) string {
 	return ""
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
+// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment: the
+// cluster keeps its history, or what restores it raises the revision. It returns d itself.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe says what the driver can do. Its token space, and whether the cluster has one member only, are known after
-// the first call.
+// Describe says what the driver can do, without I/O. Two fields are known only after the first call that reached the
+// cluster: TokenSpace, empty before that, and Exclusion, which is ExclusionDurableServer for a cluster with one voting
+// member and ExclusionQuorum otherwise.
 func (d *Driver) Describe() backend.Description {
 	exclusion := backend.ExclusionQuorum
 	if d.single.Load() {
@@ -162,7 +208,8 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// enter counts a call or a piece of background work in; it is refused after Close.
+// enter counts a call or a piece of background work in at the gate; every success is followed by one gate.Leave. It is
+// refused with backend.ErrClosed after Close, and with what New found wrong before that.
 func (d *Driver) enter() error {
 	if d.unfit != nil && d.ctx.Err() == nil {
 		return d.unfit
@@ -170,7 +217,9 @@ func (d *Driver) enter() error {
 	return d.gate.Enter()
 }
 
-// begin is what every call does first: it is counted in, and the server is known.
+// begin starts a call: it is counted in, and the token space is known when it returns without an error. The caller
+// leaves the gate. No call goes on without the token space, because every write compares it: the first call of a driver
+// therefore pays for the probe, once.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -186,6 +235,7 @@ func (d *Driver) begin(ctx context.Context) error {
 }
 
 // beginBound is begin for a call that Close ends. The context ends with ctx and with Close; leave counts the call out.
+// Release does not use it: a release that is under way when Close begins is waited for, since it makes room for others.
 func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave func(), err error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, nil, err
@@ -194,7 +244,9 @@ func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave f
 	return bound, func() { free(); d.gate.Leave() }, nil
 }
 
-// addHold notes that the key of a request is ours. The session ends it when it ends itself.
+// addHold notes that the key of a request is granted, and takes over the one user of the session that the caller has
+// added for it. If the same request held already, on a session of before perhaps, the earlier hold is replaced and its
+// user leaves. The session's end takes the hold out again: see forget.
 func (d *Driver) addHold(key, requestID string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,8 +259,10 @@ func (d *Driver) addHold(key, requestID string, h *hold) {
 	p.hold = h
 }
 
-// moveHold notes that the hold of a key stands on s now, which has a user more for it. If the hold was given back
-// meanwhile, old is not the one of the key any more, and that user leaves.
+// moveHold notes that the hold of a key stands on s now. The caller has added a user to s for it. If old is not the
+// hold of the key any more, it was given back or its session ended while the renewal was under way, and that user
+// leaves. The key is deleted nevertheless: by the release, which does not ask for the lease, or by the core, which
+// gives back what it was told is lost.
 func (d *Driver) moveHold(key string, old *hold, s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +277,8 @@ func (d *Driver) moveHold(key string, old *hold, s *session) {
 	p.hold = moved
 }
 
-// hold returns the hold of key if it is the one that g names, or nil.
+// hold returns the hold of key if it is the one that g names, or nil. A grant without an incarnation names whatever its
+// request holds.
 func (d *Driver) hold(key string, g backend.Grant) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -237,7 +292,8 @@ func (d *Driver) hold(key string, g backend.Grant) *hold {
 	return p.hold
 }
 
-// dropHold forgets a hold, whose session it then no longer needs.
+// dropHold forgets h if it is still the hold of key, and takes its user away from the session. With nil, or a hold that
+// was replaced or has moved, it does nothing.
 func (d *Driver) dropHold(key string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,7 +304,8 @@ func (d *Driver) dropHold(key string, h *hold) {
 	}
 }
 
-// incarnation is the create revision in a grant; 0 for Request.Grant.
+// incarnation is the create revision in a grant, which names one life of a key, and 0 for Request.Grant, which names
+// none.
 func incarnation(g backend.Grant) int64 {
 	text, _, _ := strings.Cut(g.Incarnation, "@")
 	revision, err := strconv.ParseInt(text, 10, 64)
@@ -258,8 +315,13 @@ func incarnation(g backend.Grant) int64 {
 	return revision
 }
 
-// Close ends waiters with backend.ErrClosed and revokes the driver's leases, which removes whatever keys are left. It
-// closes the client only if Open made it. Close may be called again.
+// Close ends waiters with backend.ErrClosed and waits for the calls under way and for what they left to do, until ctx
+// ends. Then it revokes the driver's leases, which removes whatever keys are left; holders are told nothing, since the
+// core has released what it wants released. It closes the client only if Open made it.
+//
+// The error is ctx's, if that ended first, or what kept a lease from being revoked: then the lease ends by itself
+// within its TTL, and the rest of Close has been done nevertheless. A second call waits like the first and revokes
+// nothing.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

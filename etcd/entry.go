@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Keys. A name has a directory, and every request that holds it or waits one key there, see place:
+// What stands in etcd. A name has a directory, and every request that holds it or waits has one key there, at a place
+// of its driver (place.go):
 //
 //	fencelock/+space                       the token space, see space
 //	fencelock/+locks/orders%2F7/c4         {"fencelock":3,"request":"4f2a…","owner":"host/42/…","hold":"…"}
@@ -24,8 +25,14 @@ import (
 //	fencelock/+locks/gpu/+permits/8/2/c4   two of eight permits
 //
 // What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys
-// of one directory, by create revision, are the queue: the first ones hold the lock, see claim, and the create revision
-// is the fencing token. Names are escaped as in a URL path, so that no name's directory lies in another's.
+// of one directory, by create revision, are the queue: the first ones hold the lock (claim.go), and the create revision
+// is the fencing token. It is the revision of the whole store, so that it is greater than that of every key before,
+// deleted or not. Names are escaped as in a URL path, so that no name's directory lies in another's, and a name may
+// have any bytes that ValidateName lets pass.
+//
+// The last part of a key, its station, is a small number in hexadecimal and says nothing. The request id stands in the
+// value and not in the key, because keys are used again. What a driver cannot read is foreign: it holds nothing up, and
+// nobody deletes it.
 
 // dir returns the directory of a name, with its slash.
 func (d *Driver) dir(name string) string { return d.locksDir() + url.PathEscape(name) + "/" }
@@ -33,10 +40,11 @@ func (d *Driver) dir(name string) string { return d.locksDir() + url.PathEscape(
 // locksDir is the directory of all names.
 func (d *Driver) locksDir() string { return d.prefix + "+locks/" }
 
-// forcedKey is where ForceRelease leaves its reason.
+// forcedKey is where ForceRelease leaves its reason. It lies in the name's directory so that a watch of the name shows
+// it, and it is no entry, since it has another format.
 func (d *Driver) forcedKey(name string) string { return d.dir(name) + "forced" }
 
-// nameOf returns the name in whose directory a key is.
+// nameOf returns the name in whose directory a key is. ok is false for keys of other prefixes and for foreign ones.
 func (d *Driver) nameOf(key string) (name string, ok bool) {
 	rest, ours := strings.CutPrefix(key, d.locksDir())
 	dir, _, within := strings.Cut(rest, "/")
@@ -44,7 +52,9 @@ func (d *Driver) nameOf(key string) (name string, ok bool) {
 	return name, ours && within && err == nil
 }
 
-// value is what stands in a request's key. It begins with valueBegin and the request id.
+// value is what stands in a request's key, as JSON. It begins with valueBegin and the request id, in this order,
+// because standsFor compares that beginning as text. The request id moves the hold, so nothing that tells of a key to
+// the outside (backend.State, backend.Change, backend.HeldError) shows it.
 type value struct {
 	Format   int               `json:"fencelock"` // 3
 	Request  string            `json:"request"`
@@ -55,7 +65,7 @@ type value struct {
 
 const valueBegin = `{"fencelock":3,"request":"`
 
-// entry is a key of the queue.
+// entry is a key of the queue, as it was read. It is never changed afterwards.
 type entry struct {
 	key      string
 	claim    claim
@@ -65,7 +75,9 @@ type entry struct {
 	value    value
 }
 
-// entryOf reads a key of ours. Foreign keys in our directories are no entries: they hold nothing up.
+// entryOf reads a key, and reports whether it is one of ours. Foreign keys in our directories are no entries and hold
+// nothing up: keys without a lease, values that are not JSON, other formats. key and the revisions are set for those
+// too.
 func (d *Driver) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	e := entry{
 		key: string(kv.Key), revision: kv.CreateRevision, modified: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease),
@@ -76,13 +88,13 @@ func (d *Driver) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	return e, kv.Lease != 0 && json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 3
 }
 
-// splitKey splits the part of a key that is below its name's directory.
+// splitKey splits the part of a key that is below its name's directory: the directories of its claim, and its station.
 func splitKey(within string) (part, station string) {
 	at := strings.LastIndexByte(within, '/') + 1
 	return within[:at], within[at:]
 }
 
-// entriesOf returns the entries among kvs in the order of the queue.
+// entriesOf returns the entries among kvs in the order of the queue, whatever order they were read in.
 func (d *Driver) entriesOf(kvs []*mvccpb.KeyValue) []entry {
 	entries := make([]entry, 0, len(kvs))
 	for _, kv := range kvs {
@@ -104,15 +116,18 @@ func indexOfRequest(queue []entry, requestID string) int {
 	return slices.IndexFunc(queue, func(e entry) bool { return e.value.Request == requestID })
 }
 
-// asRead is true if a key has not been written since it was read. Whoever writes a key that stands compares this: a
-// transaction that is carried out late, on the lease of an earlier leader perhaps, must not take a key back that has
-// moved to another lease since, on which somebody believes.
+// asRead is true if a key has not been written since it was read at the revision modified; 0 if it did not stand.
+// Whatever writes a key that stands compares this: a transaction that is carried out late, on the lease of an earlier
+// leader perhaps, must not take a key back that has moved to another lease since, on which somebody believes. Two
+// elections in a row did that in a soak; TestLateMoveTakesNothingBack shows it. Comparing the lease was rejected: after
+// a move that was not answered nobody knows on which of two leases the key stands.
 func asRead(key string, modified int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", modified)
 }
 
-// put returns the operation that writes the key of a wish. On a key that exists it keeps the create revision, and with
-// it the place and the token, and moves the key to lease: this is what makes an acquire idempotent.
+// put returns the operation that writes the key of a wish on a lease. On a key that exists it keeps the create
+// revision, and with it the place and the token, and moves the key to the lease: this is what makes an acquire
+// idempotent.
 func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) clientv3.Op {
 	text, _ := json.Marshal(value{ // of text only, which can be encoded
 		Format: 3, Request: w.r.RequestID, Owner: w.r.Owner, HoldID: w.r.HoldID, Metadata: w.r.Metadata,
@@ -120,8 +135,8 @@ func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) clientv
 	return clientv3.OpPut(w.key, string(text), append(options, clientv3.WithLease(lease))...)
 }
 
-// grantOf returns the grant of a wish that holds on s. Its incarnation is where the key was created, and the last part
-// of the key.
+// grantOf returns the grant of a wish that holds on s. Its incarnation is the create revision of the key, an "@", and
+// the station: all that another driver needs to renew or release the hold, beside what is in the grant anyway.
 func grantOf(w *wish, s *session) backend.Grant {
 	g := w.r.Grant()
 	g.Token = tokenOf(w.r.Kind, w.revision)
@@ -132,7 +147,9 @@ func grantOf(w *wish, s *session) backend.Grant {
 	return g
 }
 
-// tokenOf returns the token of a hold whose key was created at revision.
+// tokenOf returns the token of a hold whose key was created at revision. Tokens of shared holds and permits come from
+// the same count and carry the mark of those that do not fence, so that they can be ordered against exclusive ones and
+// no guard accepts them.
 func tokenOf(kind backend.Kind, revision int64) fencing.Token {
 	token := fencing.Token(revision)
 	if kind != backend.KindExclusive {

@@ -10,8 +10,26 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// flight is a step that changes something: until it is answered, or attemptTime has passed. It outlives the call that
-// began it.
+// Writes on their way to the server. A step is what one call wants done atomically: comparisons, and operations for
+// either outcome. What one client's callers want at the same moment goes as one transaction, of which each step is a
+// nested one with comparisons of its own, so that it is one log entry of the cluster instead of many. Sent one by one,
+// the steps of 64 callers with a name each reached half of what two raw transactions a cycle allow; the figures and the
+// alternatives are in docs/decisions/2026-11-22-etcd-steps-travel-together.md.
+//
+// The rules: two transactions may be under way before steps wait, so that one or two callers never wait for each other;
+// what waits goes when both are answered, or after 100 ms, in order, one step of each name. Waiting a moment for more
+// to come was rejected, since every single caller would pay for it.
+//
+// Each step answers for itself. A comparison that fails is the step's own answer. What etcd refuses as a whole it has
+// not done, and each step is sent again by itself. In a store with another token space the releases are done and the
+// acquires are not. A transaction that is not answered is unanswered for each of its steps.
+//
+// A flight outlives its caller: it goes on when the caller's context ends, since a request that was cancelled may be
+// carried out nevertheless, and somebody has to know when that can no longer happen. It ends when the server answers or
+// attemptTime has passed; a late write after that is accounted for by landing, on the lease it would write to.
+
+// flight is a step that changes something: until it is answered, or attemptTime has passed. The first group of fields
+// is set before send; the results are written once, before done is closed, and read after that.
 type flight struct {
 	name            string // of the lock; "" for a step that must be a transaction of its own
 	cmps            []clientv3.Cmp
@@ -20,15 +38,13 @@ type flight struct {
 	values          context.Context // of the call
 	ended           func(*flight)   // nil, or called before done is closed
 
-	done chan struct{} // closed at the end; the fields below are valid then
+	done chan struct{} // closed by end, once
 	resp *clientv3.TxnResponse
 	err  error
 }
 
-// departures are the steps of all callers on their way to the server. What comes while others are under way waits for
-// them and is sent with them, as one transaction of which each step is a part with comparisons of its own: a log entry
-// of the cluster instead of many. A name has one step in it at most, since etcd evaluates all comparisons before it
-// does anything.
+// departures are the steps of all callers on their way to the server. A name has one step in a transaction at most,
+// since etcd evaluates all comparisons before it does anything: two steps for one name would both find it free.
 type departures struct {
 	mu      sync.Mutex // protects the following fields
 	waiting []*flight
@@ -46,7 +62,8 @@ const (
 	unansweredAlone = 100 * time.Millisecond
 )
 
-// launch begins a step that writes keys, which have places, on the lease of a session.
+// launch begins a step that writes the keys of wishes on the lease of a session. Until landing the places of these keys
+// count it, so that no other request gets the keys. An error says that the driver is closed and nothing was sent.
 func (d *Driver) launch(
 	ctx context.Context, s *session, wishes []wish, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*flight, error) {
@@ -68,7 +85,9 @@ func (d *Driver) launch(
 	return f, d.send(f)
 }
 
-// landing notes where a flight may yet write.
+// landing notes where a flight may yet write. A step that was not answered may be carried out at any later time, by a
+// node that was cut off and hands it on; it can write as long as its lease lives, which is therefore noted at the
+// places. With the end of the session the note goes: see forget.
 func (d *Driver) landing(f *flight, s *session, keys []string) {
 	late := f.err != nil && !unsent(f.err) && !refused(f.err)
 	d.mu.Lock()
@@ -87,7 +106,8 @@ func (d *Driver) landing(f *flight, s *session, keys []string) {
 	}
 }
 
-// landed waits for the end of the last step on key that is under way, if there is one.
+// landed waits for the end of the last step on key that is under way, if there is one, or for the end of ctx. A release
+// by request id waits here, so that the request it follows cannot write behind its back.
 func (d *Driver) landed(ctx context.Context, key string) error {
 	d.mu.Lock()
 	var f *flight
@@ -106,7 +126,8 @@ func (d *Driver) landed(ctx context.Context, key string) error {
 	}
 }
 
-// send begins a flight, or lets it wait for others that are under way.
+// send begins a flight, or lets it wait for others that are under way. Steps without a name never wait: a set of names,
+// which could share a name with anybody. The flight is counted in at the gate until it has ended.
 func (d *Driver) send(f *flight) error {
 	f.done = make(chan struct{})
 	if err := d.enter(); err != nil {
@@ -125,6 +146,8 @@ func (d *Driver) send(f *flight) error {
 	return nil
 }
 
+// end tells everybody who waits for a flight that its results are there. Exactly one goroutine calls it for each
+// flight.
 func (d *Driver) end(f *flight) {
 	if f.ended != nil {
 		f.ended(f)
@@ -132,7 +155,8 @@ func (d *Driver) end(f *flight) {
 	close(f.done)
 }
 
-// withdraw takes a flight back that nobody waits for. It reports false if it has departed.
+// withdraw takes a flight back that nobody waits for, and reports whether it did: if it had departed it goes on, and
+// nobody can say what becomes of it before it ends.
 func (d *Driver) withdraw(f *flight) bool {
 	out := &d.departures
 	out.mu.Lock()
@@ -150,6 +174,9 @@ func (d *Driver) withdraw(f *flight) bool {
 	return true
 }
 
+// departLocked sends steps together, in a goroutine of their own that ends with the answer or after attemptTime. The
+// others wait for that, but for no longer than unansweredAlone; the timer and the answer both call arrived, which
+// counts once. The caller holds departures.mu.
 func (d *Driver) departLocked(together []*flight) {
 	d.departures.under++
 	arrived := sync.OnceFunc(d.arrived)
@@ -165,7 +192,8 @@ func (d *Driver) departLocked(together []*flight) {
 	}()
 }
 
-// arrived lets those go that waited for the last transaction under way: in order, one of each name.
+// arrived lets those go that waited for the last transaction under way: in order, one of each name, and as many as a
+// transaction bears. What is left waits for that one in turn.
 func (d *Driver) arrived() {
 	out := &d.departures
 	out.mu.Lock()
@@ -188,8 +216,15 @@ func (d *Driver) arrived() {
 	}
 }
 
-// commitTogether commits steps in one transaction. Where that is refused each is tried by itself: it may be for the sake
-// of another one.
+// commitTogether commits steps in one transaction and writes their results. Where that is refused, each of several is
+// tried by itself: the refusal may be for the sake of another one.
+//
+// A step that acquires is nested below a comparison of the token space; in another space it is not done, and the space
+// that is there is read instead. Steps that release stand in both branches. A single release needs none of that, and
+// goes as it is, which costs the server less.
+//
+// Values of a caller's context, a trace for example, travel with a step that goes alone. Its deadline and its end never
+// do.
 func (d *Driver) commitTogether(together []*flight) {
 	values, cancellable, here := d.ctx, true, false
 	for _, f := range together {
@@ -246,6 +281,8 @@ func (d *Driver) commitTogether(together []*flight) {
 	}
 }
 
+// commitEach sends each step by itself, all at once, and returns when all are answered. If they were too many
+// operations for this server (--max-txn-ops), fewer go together from now on.
 func (d *Driver) commitEach(together []*flight, tooMany bool) {
 	if tooMany {
 		d.departures.mu.Lock()

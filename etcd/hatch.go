@@ -8,8 +8,12 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Key returns the key in etcd that a hold stands on. Later holds of the name may stand on the same one, with greater
-// create revisions.
+// For callers who want etcd itself as the guard of what they keep in etcd: the driver's keys as far as they are
+// promised.
+
+// Key returns the key in etcd that a hold stands on, without I/O, and "" for a request of which this driver knows
+// nothing. Later holds of the name may stand on the same key, with greater create revisions: so compare the revision
+// too, as OwnerCmp does.
 func (d *Driver) Key(g backend.Grant) string {
 	if _, station, ok := strings.Cut(g.Incarnation, "@"); ok {
 		return d.dir(g.Name) + claim{g.Kind, g.Permits, g.Limit}.part() + station
@@ -20,7 +24,7 @@ func (d *Driver) Key(g backend.Grant) string {
 }
 
 // OwnerCmp returns the comparison that is true as long as g is held: in the caller's own transaction it makes etcd
-// itself the guard.
+// itself the guard. It does no I/O, stays right when a renewal moves the hold, and may be used as often as one likes.
 //
 //	grant := lease.Grant()
 //	client.Txn(ctx).If(driver.OwnerCmp(grant)).Then(clientv3.OpPut("config", "new")).Commit()

@@ -11,12 +11,22 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
+// Whether this is still the cluster that the driver knows. A service that has forgotten what it acknowledged would
+// grant tokens again that guards have seen, and names that are held. etcd gives three signs of that in the header of
+// every answer (cluster id, revision, raft term), and the driver plants a fourth, the token space (space.go). Every
+// answer goes through hear. The first contradiction is final: all sessions end with backend.ReasonHistoryLost, and
+// acquires are refused with backend.ErrHistoryLost until a new driver is made, since a person has to decide what the
+// guards shall believe.
+//
+// The cluster id alone would not do: a cluster that is made anew with the same flags has the same one.
+
 // history is what answers have told of the cluster's past. What was told once must be there for ever: a cluster in
 // which it is not has been wiped, restored from a backup, or is another one, and the driver is done with it.
 //
 // Every answer names the cluster. The revision never falls from an answer to another one that was asked for later, if
-// that one is linearizable; nor does the term that one member has reached. (Two members may be of different terms: one
-// that got the others' state as a snapshot learns of the term with the next entry.)
+// that one is linearizable; nor does the term that one member has reached. The term of the cluster is no such sign: a
+// follower that was brought up to date by a snapshot says its old term until the next entry, in a linearizable answer
+// too, and would end all holds of a healthy cluster.
 type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
@@ -27,7 +37,8 @@ type history struct {
 	lost     *backend.HistoryError // the first sign
 }
 
-// mark is what was known when a request was sent.
+// mark is what was known when a request was sent: the answer must not be older than that. What became known meanwhile
+// proves nothing, since answers overtake each other.
 type mark struct {
 	revision int64
 	terms    map[uint64]uint64
@@ -50,15 +61,20 @@ func (h *history) err() error {
 	return nil
 }
 
-// greatestTerm is that of all answers so far. The cluster's is not below it.
+// greatestTerm is the greatest term of all answers so far. The cluster's is not below it.
 func (h *history) greatestTerm() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.term
 }
 
-// note takes in the header of an answer, and returns what it contradicts. since is nil if the answer is not
-// linearizable.
+// note takes in the header of an answer, and returns what it contradicts, or what an earlier one did. since is nil if
+// the answer is not linearizable (a keepalive, a watch, the list of members): then it raises what is known of the
+// member's term, and only its cluster id is compared. An answer without a cluster id, a proxy's for example, says
+// nothing.
+//
+// terms is replaced and never written to, because marks share it. That is a copy of some entries at each election, and
+// lets a mark be taken without one.
 func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryError {
 	cluster, member := header.GetClusterId(), header.GetMemberId()
 	revision, term := header.GetRevision(), header.GetRaftTerm()
@@ -92,8 +108,8 @@ func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryE
 	return h.lost
 }
 
-// hear takes in the header of an answer. If the cluster's past is lost, every hold of the driver is, and the error says
-// why.
+// hear takes in the header of an answer, and must see every one before anything is concluded from it. If the cluster's
+// past is lost, every hold of the driver is, and the error says why.
 func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
 	if lost := d.history.note(header, since); lost != nil {
 		d.loseHistory(lost)
@@ -102,7 +118,8 @@ func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
 	return nil
 }
 
-// loseHistory ends every session. New ones are not made: see sessionFor.
+// loseHistory ends every session, which tells every holder. New ones are not made: see sessionFor. The first reason
+// stays the one that is told.
 func (d *Driver) loseHistory(why *backend.HistoryError) {
 	d.history.mu.Lock()
 	if d.history.lost == nil {
@@ -114,7 +131,8 @@ func (d *Driver) loseHistory(why *backend.HistoryError) {
 	}
 }
 
-// lossOf is the reason for which a session's holds are lost.
+// lossOf is the reason for which a session's holds are lost: the loss of the cluster's past, if that is known, explains
+// any other.
 func (d *Driver) lossOf(otherwise backend.Reason) backend.Reason {
 	if d.history.err() != nil {
 		return backend.ReasonHistoryLost
@@ -122,8 +140,8 @@ func (d *Driver) lossOf(otherwise backend.Reason) backend.Reason {
 	return otherwise
 }
 
-// get, and commit of a transaction, ask a majority, and compare the answer with what was known before.
-
+// get reads linearizably, and compares the answer with what was known before. It returns the answer also beside an
+// error that says that the past is lost, for those who want to see what is there nevertheless.
 func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	since := d.history.mark()
 	resp, err := d.client.Get(ctx, key, options...)
@@ -133,6 +151,8 @@ func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOpti
 	return resp, d.hear(resp.Header, since)
 }
 
+// commit is a transaction, with the same comparison and the same two results. A transaction that writes is carried out
+// whatever the comparison says; those that grant compare the token space themselves.
 func (d *Driver) commit(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	since := d.history.mark()
 	resp, err := d.client.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()

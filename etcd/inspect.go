@@ -17,7 +17,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Look tells who holds a name and how many wait. Since is not known to etcd; ExpiresIn is in whole seconds.
+// Looking at names, and taking holds away. A name's state is its queue, read at one revision: the first entries hold,
+// the others wait. Nothing here needs a session, and nothing is refused in a cluster that has lost its past: what is
+// there can be looked at whatever came before.
+
+// Look tells who holds a name and how many wait. It takes two round trips, and one more for each further eight leases
+// on which holds stand. Holder.ExpiresIn is in whole seconds, and 0 for a lease that has just ended; Holder.Since is
+// left zero, as etcd does not know it. State.Revision is where a Watch continues without a gap. Errors wrap
+// backend.ErrInvalidName, ErrUnavailable, ErrUnknown or ErrClosed, or are ctx's.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
@@ -26,6 +33,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return info, nil
 }
 
+// holder reads the queue, and asks how long the leases of the holders last.
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
@@ -51,10 +59,12 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	return info, nil
 }
 
-// leasesAtOnce is how many leases timesToLive asks for at a time.
+// leasesAtOnce is how many leases timesToLive asks for at a time: a name that a thousand readers share must not be a
+// thousand requests at one moment.
 const leasesAtOnce = 8
 
 // timesToLive returns how long the leases of entries live unless renewed, in whole seconds; 0 for those that are gone.
+// The leader answers by its own time, without a majority: this is for people to read, and decides nothing.
 func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3.LeaseID]time.Duration, error) {
 	left := map[clientv3.LeaseID]time.Duration{}
 	for _, e := range entries {
@@ -85,7 +95,7 @@ func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3
 	return left, nil
 }
 
-// infoOf describes a name by its queue.
+// infoOf describes a name by its queue, as it was at a revision.
 func infoOf(name string, queue []entry, revision int64) backend.State {
 	info := backend.State{Name: name, Revision: uint64(revision)}
 	for _, e := range holders(queue) {
@@ -102,8 +112,9 @@ func infoOf(name string, queue []entry, revision int64) backend.State {
 // pageSize is how many keys List reads at once.
 const pageSize = 500
 
-// List yields the names in order of their escaped form. It reads page by page, all pages at the revision of the first.
-// ExpiresIn is left out: see Look.
+// List yields the names that start with prefix, all names for "", in the order of their escaped form. It reads 500 keys
+// at a time, all at the revision of the first, so that what it yields was true at one moment. ExpiresIn is left out:
+// see Look. An error is yielded last; if etcd is compacted while a long loop goes on, that is one.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
@@ -112,6 +123,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
+// list reads the range of all names with a prefix and gives each name's keys to yield as one State. The keys of a name
+// are next to each other, so one name is kept in memory at a time, however many there are.
 func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
 	if prefix != "" {
 		if err := backend.ValidateName(prefix); err != nil {
@@ -162,19 +175,22 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	}
 }
 
-// forcedFor is how long, in seconds, the reason of a ForceRelease stays for its victim to find.
+// forcedFor is how long, in seconds, the reason of a ForceRelease stays for its victims to find at their next renewal.
+// It stands on a lease of its own, so that nothing has to remove it.
 const forcedFor = 60
 
 // victimsPerTxn stays below the operations that a server allows in a transaction, counting nested ones.
 const victimsPerTxn = 50
 
-// ForceRelease ends all holds of name that it finds, some dozens at a time; waiters take their turns meanwhile. The
-// victims learn it at their next renewal, and by their tokens at once where they write. A name that nobody holds is
-// backend.ErrNotHeld.
+// ForceRelease ends all holds of name that it finds, 50 in a transaction; waiters take their turns meanwhile, and are
+// not ended. The victims learn it at their next renewal, for the reason backend.ReasonForceReleased, and by their
+// tokens at once where they write. reason is shown to those who Watch the name. A name that nobody holds is
+// backend.ErrNotHeld. After another error some of the holds may have ended.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
 }
 
+// forceRelease reads the queue and ends its holders, until it has ended one of them or finds none.
 func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -204,7 +220,8 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	}
 }
 
-// endForced deletes the victims' keys and leaves the reason. It reports whether it deleted any.
+// endForced deletes the victims' keys and leaves the reason, in the same transactions, so that nobody finds the one
+// without the other. Each deletion compares which life of the key it means. It reports whether it deleted any.
 func (d *Driver) endForced(ctx context.Context, name, reason string, victims []entry) (ended bool, err error) {
 	trace := forced{Revision: victims[0].revision, Reason: reason}
 	if last := victims[len(victims)-1].revision; last != trace.Revision {

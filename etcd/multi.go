@@ -11,8 +11,18 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
+// Several names in one step. The transaction compares for each name what a single acquire compares, and writes all keys
+// or none; so it can take what is free, and cannot wait. If it fails, judge reads from the same answer which name is in
+// the way, or with which comparisons it can be tried again: as in insist, a comparison may have failed for nothing.
+//
+// A set that has to wait, or does not fit one transaction, is refused with ErrUnsupported before anything is sent. The
+// core then takes the names one after the other, in one order for all callers
+// (docs/decisions/2026-11-21-several-names-in-order.md).
+
 // AcquireAll takes all names in one step or none, for sets that do not wait and fit one transaction: 100 names, of
-// which shared ones count twice. Others are backend.ErrUnsupported, also where the server allows less.
+// which shared ones count three times. Others are backend.ErrUnsupported, also where the server allows less, and
+// nothing was done. Grants come in the order of rs. Errors are as for Acquire; a *backend.HeldError names the first
+// name that is in the way.
 //
 // Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the
 // wait for the others goes on.
@@ -25,7 +35,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, d.callError("acquire", name, err)
 }
 
-// inOneStep refuses sets that one transaction cannot take.
+// inOneStep refuses sets that one transaction cannot take, by the number of their comparisons. A shared name needs
+// three: see claim.free.
 func inOneStep(rs []backend.Request) error {
 	comparisons := 0
 	for _, r := range rs {
@@ -40,7 +51,8 @@ func inOneStep(rs []backend.Request) error {
 	return nil
 }
 
-// tryAll takes all names in one transaction, or none.
+// tryAll is takeAll with a refusal for the size of the transaction told as ErrUnsupported, so that the core goes on
+// with one name after the other.
 func (a *attempt) tryAll(ctx context.Context, s *session) error {
 	err := a.takeAll(ctx, s)
 	if isOneOf(err, rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge) {
@@ -49,6 +61,8 @@ func (a *attempt) tryAll(ctx context.Context, s *session) error {
 	return err
 }
 
+// takeAll writes the keys of all names in one transaction, and notes their create revisions. It repeats only if
+// somebody came at the same moment or a comparison failed for nothing.
 func (a *attempt) takeAll(ctx context.Context, s *session) error {
 	var since []clientv3.Cmp
 	var looks []clientv3.Op

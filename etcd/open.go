@@ -16,15 +16,19 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
+// Open makes the client too, and so decides what New has to leave to its caller: how long a server may be silent
+// (silent.go), when a member is left that answers others but not us (unheard.go), how often a password is checked
+// (token.go), and what an error says when no connection stood.
+
 // quiet keeps the client that Open makes from writing to standard error; its errors reach the callers.
 var quiet = zap.NewNop()
 
 func init() { kit.Register(Open, "etcd", "etcds") }
 
-// Open dials etcd and checks that a majority answers. Close closes the connections. A connection is closed also when
-// its server owes an answer for 2 s and says nothing, or for 1 s when another server has answered a later request; up to
-// eight times that after one was too slow to check the password. The client goes on with another server. Proxies that
-// the environment names are not used.
+// Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the connections.
+// A connection is closed also when its server owes an answer for 2 s and says nothing, or for 1 s when another server
+// has answered a later request; up to eight times that after one was too slow to check the password. The client goes on
+// with another server. Proxies that the environment names are not used.
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
 //
@@ -37,7 +41,8 @@ func init() { kit.Register(Open, "etcd", "etcds") }
 //	timeout         how long Open may take, 5s by default
 //
 // A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable
-// with what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured.
+// with what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured. The password stands
+// in no error.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, err := parseURL(rawURL)
 	if err != nil {
@@ -67,11 +72,14 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
+// syntax is what Open reads beside the options that all drivers have.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"etcd"}, Secure: []string{"etcds"}, Port: "2379", User: true,
 	Options: []string{"prefix"}, Timeout: 5 * time.Second,
 }
 
+// parseURL reads a URL into the settings of the client and of the driver. gRPC's own keepalive is switched on as the
+// last resort: it also notices a server to which only a watch is open.
 func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	u, err := syntax.ParseURL(rawURL)
 	if err != nil {
@@ -101,7 +109,7 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	return config, o, nil
 }
 
-// expectName expects a name of its own in the server's certificate, where gRPC expects the one that was dialled,
+// expectName expects a name of its own in the server's certificate. gRPC would expect the one that was dialled,
 // whatever the TLS settings say.
 type expectName struct {
 	credentials.TransportCredentials

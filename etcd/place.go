@@ -7,12 +7,27 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// place is a key that a request of this driver has, or may come to have. As long as it is kept no other request of the
-// driver gets the key; when it has gone, the next one does.
+// Which key a request gets. Keys are few and are used again: a driver starts from one number, its station, which it
+// uses for every name, and takes another one only if a request of its own or of another driver has that key. So a name
+// has at most some 256 keys in etcd's index, however many requests and processes came and went.
 //
-// etcd keeps a key that was deleted in its index until the next compaction, and a comparison of a range visits it. With
-// a key of its own for each request, an acquire would cost what all earlier ones of the name have left: 22 ms after
-// 65,000. So the keys are few, and used again and again. Which request one stands for is in its value.
+// The reason is what etcd does with keys that were deleted: they stay in its index until the next compaction, which
+// plain etcd never does by itself, and a comparison of a range visits them. With a key of its own for each request, an
+// acquire cost 1.7 ms at first and 23.6 ms after 65,000, spent where etcd applies its log, for all its users.
+//
+// What was rejected, and why: a head key for each name, which the next in the queue would have to write, one
+// transaction more at every change of hands; keys named for their driver, with which short-lived processes would fill
+// the index as requests did; compacting, which is the operator's, since other users' watches need the past. The whole
+// story is in docs/decisions/2026-11-22-etcd-keys-are-used-again.md.
+//
+// A key that is used again must not be mistaken for what it was before. A transaction that writes a key for the first
+// time compares that it is vacant; releases and moves compare its create revision, which no two lives of a key share;
+// and a key that an unanswered transaction may yet write is given to no other request before the lease of that
+// transaction is gone. The counts in place say when that is.
+
+// place is a key that a request of this driver has, or may come to have. As long as it is kept no other request of the
+// driver gets the key; when nothing needs it any more tidyLocked drops it, and the key is free. Driver.mu protects its
+// fields. Each count is raised before the thing it counts can begin, and lowered when it has ended.
 type place struct {
 	requestID string
 	hold      *hold             // what was granted
@@ -23,11 +38,13 @@ type place struct {
 	doubts    map[*session]bool // on whose leases a transaction that was not answered may yet write it
 }
 
-// stations is how many keys of a name all drivers use, unless more of them want it at once.
+// stations is how many keys of a name all drivers use, unless more of them want it at once. With fewer, drivers would
+// meet more often, and each encounter costs a transaction; with more, more would stay in etcd's index.
 const stations = 256
 
-// freeKeyLocked returns a key below the directory within that no request of this driver has. The first choice is the
-// same for all names, and changes when another driver turns out to use it: see attempt.resettle.
+// freeKeyLocked returns a key below the directory within that no request of this driver has. Whether another driver's
+// request has it only etcd knows: the transaction compares. taken is how often that turned out to be so. The first
+// choice is the same for all names, and changes when another driver turns out to use it: see resettle.
 func (d *Driver) freeKeyLocked(within string, taken int) string {
 	for n := d.station; ; taken++ {
 		key := within + strconv.FormatInt(n, 16)
@@ -38,10 +55,12 @@ func (d *Driver) freeKeyLocked(within string, taken int) string {
 	}
 }
 
-// randomStation chooses among the more the more were found taken.
+// randomStation chooses among the more numbers the more were found taken, so that a thousand drivers at one name end
+// their search after a few turns, while the numbers stay small as long as that suffices.
 func randomStation(taken int) int64 { return rand.Int64N(stations << min(2*taken, 32)) }
 
-// callLocked notes that a call of a request may write a key; endCall ends that.
+// callLocked notes that a call of a request may write a key; endCall ends that. The caller holds Driver.mu. The
+// request's latest key is the one that Key tells.
 func (d *Driver) callLocked(key, requestID string) {
 	p := d.places[key]
 	if p == nil {
@@ -53,6 +72,7 @@ func (d *Driver) callLocked(key, requestID string) {
 	d.requests[requestID] = key
 }
 
+// endCall ends what callLocked began, and gives the key free if nobody else needs it.
 func (d *Driver) endCall(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,7 +80,9 @@ func (d *Driver) endCall(key string) {
 	d.tidyLocked(key)
 }
 
-// tidyLocked gives a key free that nobody needs any more.
+// tidyLocked drops a place that nobody needs any more: it has no hold, no call may write its key, none is removing it,
+// no transaction is under way to it, and none can come late. Whatever lowers one of those counts calls it. The caller
+// holds Driver.mu.
 func (d *Driver) tidyLocked(key string) {
 	p := d.places[key]
 	if p == nil || p.hold != nil || p.calls > 0 || p.removals > 0 || p.flights > 0 || len(p.doubts) > 0 {
@@ -72,7 +94,8 @@ func (d *Driver) tidyLocked(key string) {
 	}
 }
 
-// settle gives a wish its key: the one that its request has in this driver, which is known then, or a free one.
+// settle gives a wish its key: the one that its request has in this driver, which is known then, or a free one. It
+// counts as a call of the key, which endCall ends.
 func (d *Driver) settle(w *wish) (known bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,7 +107,8 @@ func (d *Driver) settle(w *wish) (known bool) {
 	return known
 }
 
-// resettle gives a wish another key, because somebody else's stands there.
+// resettle gives a wish another key, because somebody else's stands there. The driver chooses another station for all
+// that comes later, since the other driver will be there for every name.
 func (d *Driver) resettle(w *wish) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,6 +130,7 @@ func (d *Driver) settleAt(w *wish, key string) {
 	}
 }
 
+// moveCallLocked moves the call of a wish to another key. The key of before is free if nothing else needs it.
 func (d *Driver) moveCallLocked(w *wish, key string) {
 	before := w.key
 	w.key = key
@@ -114,7 +139,8 @@ func (d *Driver) moveCallLocked(w *wish, key string) {
 	d.tidyLocked(before)
 }
 
-// known reports whether key is a hold, or may become one.
+// known reports whether this driver has a hold on key or a call that may write it. What sweep and removeOne find and
+// this does not know may be deleted.
 func (d *Driver) known(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +148,7 @@ func (d *Driver) known(key string) bool {
 	return p != nil && (p.hold != nil || p.calls > 0)
 }
 
-// calling reports whether a call may write key.
+// calling reports whether a call may write key, so that who wants it gone must wait for what the call makes of it.
 func (d *Driver) calling(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -130,15 +156,16 @@ func (d *Driver) calling(key string) bool {
 	return p != nil && p.calls > 0
 }
 
-// vacant is true if there is no such key.
+// vacant is true if there is no such key: etcd takes its create revision for 0.
 func vacant(key string) clientv3.Cmp { return created(key, 0) }
 
-// created is true if a key was created at that revision: no two lives of a key share one.
+// created is true if a key was created at that revision. No two lives of a key share one.
 func created(key string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(key), "=", revision)
 }
 
-// standsFor is true if a key stands for a request. A comparison of text, since etcd has none of a part of a value.
+// standsFor is true if a key stands for a request. etcd compares whole values only, and by their order: the value lies
+// between its known beginning with the quotation mark that ends the id, and the same with the next character.
 func standsFor(key, requestID string) []clientv3.Cmp {
 	begin := valueBegin + requestID
 	return []clientv3.Cmp{

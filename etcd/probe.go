@@ -13,10 +13,17 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Ping reports whether a majority of the cluster answers, with the past that the driver knows. The first one learns the
-// token space, or makes it in a cluster that has none. The error wraps backend.ErrUnavailable, backend.ErrMisconfigured
-// for a user without rights, or backend.ErrHistoryLost. Servers with known lease defects are reported to
-// Options.Logger, not refused.
+// Who answers, and is it fit for locks. The first call of a driver asks (begin, ask): a linearizable read that shows
+// that a majority is there and that the user may read below the prefix, then the list of members, which tells a proxy
+// from etcd and a single server from a cluster, then the token space. A goroutine asks the servers for their versions
+// meanwhile, and only warns. Ping asks the same again at any time.
+//
+// The rest of the file is how every request is made: with which bound, and whether it asks its server to have a leader.
+
+// Ping reports whether a majority of the cluster answers, with the past that the driver knows. It returns when ctx
+// ends; the first one learns the token space, or makes it in a cluster that has none. The error wraps
+// backend.ErrUnavailable, backend.ErrMisconfigured for a user without rights or a proxy, backend.ErrHistoryLost, or
+// backend.ErrClosed. Servers with known lease defects are reported to Options.Logger, not refused.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return d.callError("ping", "", err)
@@ -25,6 +32,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.ask(ctx))
 }
 
+// ask is Ping for a call that is counted in. Every failure that is neither a setting nor the loss of the past counts as
+// ErrUnavailable, even if something was sent: what it did, if anything, locks nothing.
 func (d *Driver) ask(ctx context.Context) error {
 	ctx, cancel := d.gate.Bind(ctx)
 	defer cancel()
@@ -63,8 +72,8 @@ func (d *Driver) askSpace(ctx context.Context) error {
 	return nil
 }
 
-// askMembers learns whether a single server is all there is, and whether it is etcd that answers. Who may not ask for
-// the members goes on as if there were several.
+// askMembers learns whether a single server is all there is, and whether it is etcd that answers. It takes a second at
+// most. A client that gets no answer, or may not ask for the members, goes on as if there were several.
 func (d *Driver) askMembers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -88,8 +97,8 @@ func (d *Driver) askMembers(ctx context.Context) error {
 	return nil
 }
 
-// checkVersions asks each endpoint for its version, and warns. A server that does not answer is not this check's
-// concern.
+// checkVersions asks each endpoint for its version, and warns. A server that does not answer within 2 s is not this
+// check's concern. It runs once for each driver, counted in at the gate, and ends with Close.
 func (d *Driver) checkVersions() {
 	for _, endpoint := range d.client.Endpoints() {
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
@@ -125,15 +134,16 @@ func leaseDefects(version string) (fixed string, ok bool) {
 	return "3.6.5", false
 }
 
-// troubleLasts is for how long after a failure every request asks its server to have a leader.
+// troubleLasts is for how long after a failure every request asks its server to have a leader. It is longer than an
+// election.
 const troubleLasts = 30 * time.Second
 
-// trouble remembers that something failed just now.
+// trouble remembers that something failed just now. Everything that gives a request up calls it; it costs a store.
 func (d *Driver) trouble() { d.troubled.Store(int64(d.clock.Now().Add(troubleLasts))) }
 
 // request returns the context for one request. A server that lost its leader lets requests hang unless they ask it to
-// have one; asking costs a tenth of a request on both sides, so it is done only after something has failed. Keepalives
-// and watches always ask, and notice.
+// have one. Asking costs a tenth of a request on both sides, so it is done only after something has failed. Keepalives
+// and watches always ask, and notice first.
 func (d *Driver) request(ctx context.Context) context.Context {
 	if int64(d.clock.Now()) < d.troubled.Load() {
 		return clientv3.WithRequireLeader(ctx)
@@ -141,13 +151,13 @@ func (d *Driver) request(ctx context.Context) context.Context {
 	return ctx
 }
 
-// unhurried is a context without the deadline that it ends at: gRPC would send it along, and the server would time it
-// too.
+// unhurried is a context without the deadline that it ends at. gRPC would send the deadline along, and the server would
+// run a timer for it too; the end of the context reaches it anyway.
 type unhurried struct{ context.Context }
 
 func (unhurried) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// bounded returns the context for one request that is repeated if it takes longer than attemptTime.
+// bounded returns the context for one request that is repeated if it takes longer than attemptTime, and what frees it.
 func (d *Driver) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(d.request(ctx), attemptTime)
 	return unhurried{ctx}, cancel

@@ -14,18 +14,36 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// errOutgrown: the lease is older than the raft term.
+// What makes a holder believe. A hold is valid for the TTL from the instant before the last keepalive was sent that was
+// confirmed, and this file says what a confirmation is. prove is what acquires and renewals call: it makes sure that
+// the proof is young enough, and lets all who ask at once share one keepalive. prolong is one keepalive with its
+// confirmation, and holds the argument why it proves anything. outgrow and alone are what follows when the raft term
+// has changed.
+//
+// Two faults shaped it, both found by the cluster fault leader-pause and reproduced each by a test of its own: a leader
+// that stood still while another was elected answers keepalives that mean nothing (overlap of 55 ms,
+// TestOvertakenLeaderProvesNothing), and when it goes on it has leases revoked that were prolonged by its successor
+// (overlap of 14 ms, TestOvertakenLeaderEndsNoHold). A safety margin was rejected as the answer to either: a process
+// that was frozen does not know for how long.
+
+// errOutgrown: the lease is older than the raft term, so that no keepalive can prove it. It is no loss: keys stand as
+// long as the lease is kept alive, and holds and waiters move to the session that takes this one's place.
 var errOutgrown = fmt.Errorf("%w: the etcd lease was granted by an earlier leader", backend.ErrUnavailable)
 
-// provedAt returns the instant on which the validity of every hold of the session rests.
+// provedAt returns the instant on which the validity of every hold of the session rests: just before the last confirmed
+// keepalive, or the request for the lease, was sent.
 func (s *session) provedAt() backend.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.proved
 }
 
-// prove makes sure that the lease was confirmed by a request sent not more than age ago. Concurrent callers share one
-// request.
+// prove makes sure that the lease was confirmed by a request that was sent not more than age ago, and sends a keepalive
+// if it was not. Callers that come while one is under way wait for that one, and look again. It fails with
+// errSessionLost, errOutgrown, ctx's error, or what kept the keepalive from being confirmed.
+//
+// The caller that sends does so under its own context, not in the background: its deadline is the one that counts. If
+// it gives up, the others are woken, and one of them sends the next one after a pause.
 func (s *session) prove(ctx context.Context, age time.Duration) error {
 	for {
 		s.mu.Lock()
@@ -70,7 +88,11 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 	}
 }
 
-// keepAliveOnce sends one keepalive and waits for its proof.
+// keepAliveOnce sends one keepalive for everybody who waits in prove, and waits for its proof. done is s.proving, which
+// the caller has just made: it is closed here, after the result was stored, and by nobody else.
+//
+// The time for it is a sixth of the TTL, at least 1 s and at most attemptTime: one that hangs must leave time for
+// another.
 func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), attemptTime))
 	defer cancel()
@@ -99,25 +121,31 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 	return err
 }
 
-// errOvertaken: whoever answered a keepalive may have been overtaken by another leader before that.
+// errOvertaken: the leader that answered a keepalive may have been overtaken by another one before that. It says
+// nothing about the lease. One more attempt follows at once, since it is also what the first keepalive after an
+// election looks like on a member that has not yet applied an entry of the new term.
 var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has answered", backend.ErrUnavailable)
 
-// prolong starts the lease's time anew, or finds it gone.
+// prolong starts the lease's time anew and returns nil if that is proved, or says why it is not: errSessionLost, after
+// it has ended the session; errOutgrown; errOvertaken; the loss of the cluster's past; or that nobody answered.
 //
-// The answer to a keepalive alone proves nothing: a leader gives it without asking anybody, also when it stood still
-// while another one was elected and has not heard of that yet. The lease ends by the other's time then, or one that was
-// granted since is not known here. So a linearizable read follows, and both answers must be of one term. A header bears
-// the term of the last entry that its server had applied: the keepalive's before the lease was looked up, thus not
-// above the term of the leader who did that, and the read's afterwards, thus not below the term of the leader who
-// confirmed it with a majority. If they are equal so are those two, and the one who answered for the lease led when it
-// did.
+// The answer to a keepalive alone proves nothing. A leader gives it without asking anybody, also when it stood still
+// while another one was elected and has not heard of that yet. By then the lease may have ended by the other's time,
+// and a lease that the other has granted is not known here. So a linearizable read follows, and both answers must be of
+// one term. A header bears the term of the last entry that its server had applied. The keepalive's is read before the
+// lease is looked up, so it is not above the term of the leader that looked. The read's is read afterwards, so it is
+// not below the term of the leader that confirmed the read with a majority. If they are equal, so are those two, and
+// the one that answered for the lease led when it did. The key that is read is the token space, which tells for the
+// same price whether this is still the store in which the hold was granted.
 //
-// Nor does the lease live on for sure if its term is over. A leader that stood still ends, when it goes on, the leases
-// that ran out by its own clock meanwhile: etcd asks it only whether it ticks, and it hands the revocations on to the
-// leader of the time. It knows the leases of its term and before. So a proof must be of the term in which the lease was
-// granted: then it came from the only leader that could do this, who will not before a TTL has passed since. What
-// stands on a lease of an earlier term moves to another, which that leader has never heard of. Where nobody else can have
-// led, the lease goes on: see alone.
+// Nor is it certain that a lease lives on when its term is over. A leader that stood still ends, when it goes on, the
+// leases that ran out by its own clock meanwhile: etcd 3.7.3 asks it only whether it ticks, and it hands the
+// revocations on to the leader of the time. It knows the leases of its own term and of those before. So a proof must be
+// of the term in which the lease was granted: then it came from the only leader that could do this, and that one will
+// not before a TTL has passed since. What stands on a lease of an earlier term moves to another lease, which that
+// leader has never heard of. Where nobody else can have led, the lease goes on: see alone.
+//
+// Watching the holder's own key was rejected: it tells the holder after its rival may hold.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
 	since := s.d.history.mark()
@@ -153,10 +181,13 @@ func (s *session) prolong(ctx context.Context) error {
 	return nil
 }
 
-// alone reports whether the member that granted the lease is the only one that votes, and has given these answers. It
-// elects itself when it is started again, and in no other case; the process before it has ended by then, since it keeps
-// the data locked. So there is no leader of an earlier term that could end the lease, which then need not move: moving
-// takes writes, and a server whose quota is used up refuses them.
+// alone reports whether the member that granted the lease is the only one that votes, and has given these answers. Such
+// a member elects itself when it is started again, and in no other case; the process before it has ended by then, since
+// it keeps the data locked. So no leader of an earlier term is left that could end the lease, and the lease need not
+// move. That matters because moving takes writes, and a server whose quota is used up refuses them
+// (TestFullServerKeepsHolds).
+//
+// An error counts as no: the hold then moves, which is always right.
 func (s *session) alone(ctx context.Context, answers ...*pb.ResponseHeader) bool {
 	for _, header := range answers {
 		if header.GetMemberId() != s.granter {
@@ -171,7 +202,8 @@ func (s *session) alone(ctx context.Context, answers ...*pb.ResponseHeader) bool
 	return len(voters) == 1 && voters[0].ID == s.granter
 }
 
-// missing ends a session whose lease etcd does not know. It asks for the past first, which may be what is missing.
+// missing is called when etcd refused a write because it does not know the lease. It ends the session, unless what is
+// missing is the cluster's past: then all sessions end, for that reason.
 func (s *session) missing(ctx context.Context) error {
 	if _, err := s.d.get(ctx, s.d.spaceKey()); errors.Is(err, backend.ErrHistoryLost) {
 		return err
@@ -180,6 +212,7 @@ func (s *session) missing(ctx context.Context) error {
 	return errSessionLost
 }
 
+// isOutgrown reports whether another session has taken the place of s, or will with the next acquire.
 func (s *session) isOutgrown() bool {
 	select {
 	case <-s.outgrown:
@@ -189,14 +222,17 @@ func (s *session) isOutgrown() bool {
 	}
 }
 
-// outgrow lets another session take the place of s, which lives on until all have moved.
+// outgrow lets another session take the place of s: the next one who asks for this TTL makes it. s lives on, unproved,
+// until all have moved and its loop finds it unused.
 func (d *Driver) outgrow(s *session) {
 	if d.sessions.Replace(s) {
 		close(s.outgrown)
 	}
 }
 
-// keep prolongs the lease: an outgrown one so that its keys stay until they have moved.
+// keep is the keepalive of the session's own loop. An outgrown lease is prolonged too, and the result does not count as
+// a proof: the keys on it must stay until they have moved, and in a cluster that refuses writes they stay for as long
+// as it does.
 func (s *session) keep(ctx context.Context) error {
 	if !s.isOutgrown() {
 		return s.prove(ctx, s.ttl/3-s.ttl/20)

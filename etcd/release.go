@@ -12,12 +12,25 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Release gives a hold back, and costs one transaction. It is tried also in a cluster that has lost its past, where
-// what a backup brought back may stand.
+// How a key is given back, and how somebody learns that it is gone. But for those of ForceRelease all deletions of
+// requests' keys come through deleteIf, and none deletes a key blindly: each compares which life of the key it means
+// (created), or that nobody has written it since it was read (asRead). Hence a deletion that is carried out late spares
+// whatever came after it. etcd's own recipe unlocks by the name of the key, and a repeated unlock deletes the next lock
+// of the same session (TestRepeatedReleaseSparesTheNextHold).
+
+// Release gives a hold back, in one transaction, and returns when etcd has confirmed it or ctx has ended. With the
+// Grant of a request it removes whatever the request has, its hold or its place in the queue, which takes a read more.
+// It is tried also in a cluster that has lost its past, where what a backup brought back may stand.
+//
+// Errors wrap backend.ErrNotHeld, with the reason, if the hold was over; ErrUnavailable or ErrUnknown, after which the
+// caller may try again; ErrUnsupported, ErrClosed, or ctx's error. A hold that was not given back goes on until its
+// session ends.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, g))
 }
 
+// release forgets the hold only when its key is known to be gone. Until then the key may stand, so the hold stays a
+// user of the session, whose keepalives go on, and the caller may try again.
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits || g.Hierarchical {
 		return backend.ErrUnsupported
@@ -48,8 +61,9 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// deleteRequest deletes the key of a request, which is "" if this driver knows of none. ErrNotHeld if there is no such
-// key.
+// deleteRequest deletes the key of a request, which is "" if this driver knows of none, or returns ErrNotHeld if there
+// is no such key. It waits for the last transaction of the request first, because what that may leave is known only
+// when it has ended. A key that another driver wrote is looked for in the name's directory.
 func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant) error {
 	// What the request may leave is known only when it is answered.
 	if err := d.landed(ctx, key); err != nil {
@@ -74,9 +88,10 @@ func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant)
 	})
 }
 
-// deleteAsRead deletes a key as it reads it, if it may. It never deletes what is written later, however late its own
-// request arrives: a request with the same id that is sent again writes the key again. ErrNotHeld if there is no key,
-// or it may not.
+// deleteAsRead deletes a key as it reads it, if may allows that, and returns ErrNotHeld if there is no key or may does
+// not. It never deletes what is written later, however late its own request arrives: a request with the same id that is
+// sent again writes the key again (TestLateDeleteSparesTheSameRequestSentAgain). If somebody wrote between the read and
+// the deletion, it reads again.
 func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
 	for {
 		resp, err := d.get(unhurried{d.request(ctx)}, key)
@@ -106,7 +121,8 @@ func (d *Driver) clear(ctx context.Context, key string, may func(*mvccpb.KeyValu
 	return err
 }
 
-// deleteIf deletes a key if the comparisons, which no missing key passes, hold. Otherwise ErrNotHeld.
+// deleteIf deletes a key if the comparisons hold, and returns ErrNotHeld if not. One of them must fail for a key that
+// is missing. When ctx ends first the deletion may be carried out nevertheless, unless it had not yet departed.
 func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp) error {
 	name, _ := d.nameOf(key)
 	f := &flight{name: name, cmps: cmps, then: []clientv3.Op{clientv3.OpDelete(key)}, values: ctx}
@@ -131,18 +147,25 @@ func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp)
 	return nil
 }
 
-// forced is what ForceRelease leaves behind for its victims: those created from Revision to Through.
+// forced is what ForceRelease leaves behind for its victims: those created from Revision to Through. A victim learns of
+// its end as a key that is missing, and finds the reason here.
 type forced struct {
 	Revision int64  `json:"revision"`
 	Through  int64  `json:"through,omitempty"` // missing: one victim
 	Reason   string `json:"reason"`
 }
 
+// names reports whether a hold was among the victims.
 func (f forced) names(revision int64) bool {
 	return f.Revision <= revision && revision <= max(f.Revision, f.Through)
 }
 
-// notHeld tells why a hold is gone. It asks for the trace of a ForceRelease; without an answer it is content with less.
+// notHeld tells why a hold is gone, as a *backend.NotHeldError. h is what the driver knew of it, or nil. It asks etcd
+// for the trace of a ForceRelease and for the token space, in one transaction, and takes a second at most: without an
+// answer the reason is less exact, and the hold as much gone.
+//
+// A key that is missing while its session lives was taken away (ReasonEvicted). A hold that the driver did not know, or
+// has only just adopted, went with its session (ReasonSessionExpired).
 func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 	e := &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonEvicted}
 	if h == nil || h.adopted {

@@ -18,13 +18,24 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the
-// cluster has another raft term than the one in which the lease was granted: then it is outgrown, see prolong, and they
-// move to another.
+// A session is an etcd lease with its keepalive loop, and everything that happens to it: it is made when somebody needs
+// a lease of a TTL for which there is none (sessionFor, create), kept alive (keepAlive, and proof.go for what a
+// keepalive proves), given up when nobody has used it for a TTL, and declared lost when etcd does not know it any more
+// (end). Package kit counts its users and knows which session is the current one of a TTL.
 //
-// The client library's own loop (KeepAlive, concurrency.Session) will not do: it counts the lease from the receipt of
-// an answer and looks once a second, so it tells of the end after a rival has got the lock. Its KeepAliveOnce repeats
-// without a pause while the server is away.
+// One lease for all locks with one TTL was chosen because it makes a renewal cost the same for one lock and for ten
+// thousand: about four round trips in a renewal interval, with 1,000 holds (bench hold1k). A lease for each lock would
+// cost a grant, a keepalive and a revocation each, all of them log entries of the cluster but the keepalives. The price
+// is that a key which a late request writes does not end with its caller: see sweep.go.
+
+// session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the
+// cluster has another raft term than the one in which the lease was granted. Then the session is outgrown (see
+// prolong), and they move to its successor.
+//
+// The client library's own loop (KeepAlive, concurrency.Session) was rejected: it counts the lease from the receipt of
+// an answer and looks once a second, so it tells of the end after a rival has got the lock;
+// TestLossIsToldBeforeTheRivalHolds logs by how much. Its KeepAliveOnce repeats without a pause while the server is
+// away.
 type session struct {
 	kit.Session
 	d       *Driver
@@ -32,30 +43,43 @@ type session struct {
 	ttl     time.Duration // as granted
 	seconds int64         // as asked for: the key in Driver.sessions
 
+	// The stream that the keepalives go out on. create stops it when the loop has ended.
 	keepAlives *keepAlives
 
+	// Where the lease comes from. A keepalive proves the lease in this term only, for the reasons given at prolong.
+	// term rises where nobody but the granter can have led since.
 	granter uint64        // the member that granted the lease, or handed the request on
-	term    atomic.Uint64 // the lease was granted in this raft term, or a later one; or nobody else has led since: see alone
+	term    atomic.Uint64 // of the grant, or a later one
 
-	outgrown chan struct{} // closed when the lease can no longer be proved
+	// Closed by Driver.outgrow, at most once, when the lease can no longer be proved. Waiters select on it: they move
+	// to another session without being told by anybody else.
+	outgrown chan struct{}
 
 	mu      sync.Mutex      // protects the following fields; taken after Driver.mu, never before
 	proved  backend.Instant // just before the last confirmed request was sent
 	proving chan struct{}   // not nil while a keepalive is in flight; closed when it ends
 	result  error           // of the last keepalive
 
-	doubtful bool          // a request was not answered: see sweep
-	doubted  chan struct{} // wakes the loop when that happens
+	// A request on this lease went unanswered, so that a key may appear on it that nobody knows: see sweep. It stays
+	// set for the rest of the session's life. doubted has room for one signal, is never closed, and wakes the loop.
+	doubtful bool
+	doubted  chan struct{}
 }
 
-// errSessionLost: the lease is gone, and with it every key on it.
+// errSessionLost: the lease is gone, and with it every key on it. As an answer about a hold it is a loss; as the answer
+// to a request that was to write on the lease it says that nothing was done, and another session may do better.
 var errSessionLost = fmt.Errorf("%w: the etcd lease is gone", backend.ErrUnavailable)
 
-// attemptTime bounds one request that is not bounded more tightly: long enough for an election, short enough to reach
-// the next endpoint within a lease. What it cut off is asked again with the same key, which makes that harmless.
+// attemptTime bounds one request that is not bounded more tightly: long enough for an election, whose timeout is 1 s by
+// default, and short enough to reach the next endpoint within a lease. What it cut off is asked again with the same
+// key, which makes that harmless.
 const attemptTime = 3 * time.Second
 
-// sessionFor returns the session for ttl, or makes one, and counts one more user of it.
+// sessionFor returns the session for ttl, in whole seconds, and adds a user to it; the caller takes it away with Leave.
+// If there is none it is created, once for all callers that come meanwhile. Each waits for as long as its own ctx
+// allows.
+//
+// No session is made after the cluster's past was lost, or after Close.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	seconds := int64(ttl / time.Second)
 	return d.sessions.Join(ctx, seconds, func() *session {
@@ -77,8 +101,17 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	})
 }
 
-// create asks for the lease, in the background: the end of one caller's context must not fail the others. The lease's id
-// is our own choice, so that one which was granted without our hearing of it can be revoked.
+// create asks for the lease, lets in who waits for the session, and goes on as its keepalive loop. It runs in the
+// background because the end of one caller's context must not fail the others. It was counted in at the gate by
+// sessionFor, and leaves when the loop has ended.
+//
+// The id of the lease is drawn here and not by the server, so that a lease whose grant was not answered can be revoked:
+// a TTL may be 30 days, and every repetition would leave another one. The library's Grant offers no such choice, hence
+// the request by hand. The validity counts from sent, which is read before the request leaves.
+//
+// The term is noted before the request is sent and not read from the answer, whose header bears the term that the
+// member had applied when it answered: an election after the grant could have raised it, and the lease would then be
+// believed to be of a later leader than the one who granted it. A term that is too low only costs a move.
 func (s *session) create() {
 	sent := s.d.clock.Now()
 	s.term.Store(s.d.history.greatestTerm())
@@ -110,7 +143,8 @@ func (s *session) create() {
 	}
 }
 
-// discard revokes a lease that may have been granted, until that is known or the driver is closed.
+// discard revokes a lease that may have been granted, until etcd says that it is gone or the driver is closed. Close
+// does not revoke it: no key stands on it, and it ends by itself.
 func (d *Driver) discard(id clientv3.LeaseID) {
 	for {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), attemptTime)
@@ -125,10 +159,18 @@ func (d *Driver) discard(id clientv3.LeaseID) {
 	}
 }
 
-// asked is the TTL that was asked for. The server may have granted more.
+// asked is the TTL that was asked for, and the key of the session among the driver's. ttl is what the server granted,
+// which is more for TTLs below one and a half election timeouts.
 func (s *session) asked() time.Duration { return time.Duration(s.seconds) * time.Second }
 
-// keepAlive runs while the session lives. A session without users is given up after one TTL.
+// keepAlive is the loop of an open session. It sends a keepalive a third of the TTL after the last one that was
+// confirmed, and sooner after one that failed; after each it sweeps, if there is anything in doubt. It ends when the
+// session has ended, when the driver closes (which revokes the lease), or when nobody has used the session for one TTL:
+// then it revokes the lease itself, so that an idle client leaves the cluster alone.
+//
+// A keepalive that fails does not end the session, not even for longer than the TTL: only etcd's own answer does.
+// Waiters would lose their places for nothing, since a cluster without a leader prolongs its leases, and holders do not
+// depend on it: the core stops believing in a hold at its deadline, whatever the session does.
 func (s *session) keepAlive() {
 	defer s.d.gate.Leave()
 	timer := time.NewTimer(s.ttl / 3)
@@ -178,7 +220,9 @@ func (s *session) keepAlive() {
 	}
 }
 
-// end declares the lease gone and tells every holder on it.
+// end declares the lease gone and tells the holder of every hold on it, once, in the goroutine of whoever found out.
+// The functions of the core do not block. They are called without any mutex, since a holder may call back into the
+// driver.
 func (s *session) end(reason backend.Reason) {
 	if !s.d.sessions.End(s) {
 		return
@@ -188,7 +232,10 @@ func (s *session) end(reason backend.Reason) {
 	}
 }
 
-// forget takes the holds of a session that has ended out of the driver, and returns the functions that tell the holders.
+// forget takes the holds of a session that has ended out of the driver, and returns the functions that tell the
+// holders. It walks over all places, which is the price of not keeping a list of holds for each session on the path of
+// every acquire and release. Places that were kept only because a late write on this lease was possible become free:
+// what comes late finds no lease.
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -206,7 +253,8 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 	return tell
 }
 
-// dropHolds is for Close, which tells nobody.
+// dropHolds takes all holds out of a driver that closes. Unlike forget it tells nobody: who closes has asked for the
+// end.
 func (d *Driver) dropHolds() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -216,7 +264,8 @@ func (d *Driver) dropHolds() {
 	}
 }
 
-// revoke ends the lease in etcd; every key on it goes with it.
+// revoke ends the lease in etcd; every key on it goes with it. A lease that is gone already, or was never granted, is
+// no error.
 func (s *session) revoke(ctx context.Context) error {
 	if s.id == 0 {
 		return nil

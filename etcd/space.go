@@ -13,31 +13,43 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
+// The token space is the name under which guards know this cluster's count of tokens. It cannot be derived from the
+// cluster: the id of a cluster that was wiped and made anew with the same flags is the same, and a guard once saw token
+// 2 after 302 in one space. So it is random, and a key holds it
+// (docs/decisions/2026-11-22-an-etcd-token-space-is-a-key.md).
+//
+// The first call of a driver learns it, or plants it in a store that has none (learnSpace). From then on every
+// transaction that may grant compares the key (sameSpace), and every proof of a lease reads it (checkSpace). A
+// surviving client that plants the key again was rejected: then nobody would notice that it was gone.
+
 // space is the token space: random, made once by the first driver that finds none, and kept in a key. A driver plants
 // it when it begins and never again: one that has seen the cluster's past must not name a new one after it.
-//
-// Every transaction that writes a request's key compares it, so that nothing is granted in a store that has another.
 type space struct {
 	name string // empty until it is known
 	text string // the whole value of its key
 }
 
-// spaceValue is what stands in the key of the token space.
+// spaceValue is what stands in the key of the token space. Cluster is where it was planted: a backup that is restored
+// as another cluster names another one, and the first driver there plants a new space.
 type spaceValue struct {
 	Format  int    `json:"fencelock"` // 1
 	Space   string `json:"space"`
-	Cluster string `json:"cluster"` // where it was planted: a backup that is restored as another cluster gets another space
+	Cluster string `json:"cluster"` // the id, in hexadecimal
 }
 
+// spaceKey is the key of the token space. Whoever deletes everything below the prefix deletes it too: see checkSpace.
 func (d *Driver) spaceKey() string { return d.prefix + "+space" }
 
+// tokenSpace returns the token space; its name is empty until the first call has learnt it.
 func (h *history) tokenSpace() space {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.space
 }
 
-// learnSpace reads the token space, or plants it if the cluster has none. Only what drivers do first calls it.
+// learnSpace learns the token space from resp, which is a read of its key, or plants it if the store has none of this
+// cluster. Drivers that begin at once agree, because each plants only over what it has read. Only what drivers do first
+// calls it.
 func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) error {
 	kvs, cluster := resp.Kvs, strconv.FormatUint(resp.Header.ClusterId, 16)
 	for {
@@ -74,13 +86,15 @@ func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) err
 	}
 }
 
-// sameSpace is true if the store has the token space that the driver knows.
+// sameSpace is true if the store has the token space that the driver knows. The value is compared whole.
 func (d *Driver) sameSpace() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(d.spaceKey()), "=", d.history.tokenSpace().text)
 }
 
-// checkSpace compares what stands in the key of the token space with what is known of it. Whoever deletes the key, with
-// all others for example, ends the time of those who knew it: they cannot tell this from a cluster that was made anew.
+// checkSpace compares what stands in the key of the token space with what is known of it, and ends all sessions if that
+// differs. Somebody who deletes the key, with all others for example, ends the time of those who knew it: they cannot
+// tell this from a cluster that was made anew. Going on where the revisions show that it is the same cluster was
+// rejected: that works until the next compaction only, and needs a second mechanism for those who were idle meanwhile.
 func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	known, now := d.history.tokenSpace(), "gone"
 	if len(kvs) > 0 {
@@ -97,4 +111,6 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	return lost
 }
 
+// errSameSpace: the comparison failed, and the read in the other branch of the same transaction shows the same value.
+// etcd never answers that; it is an error to repeat the step by, and not a silent success.
 var errSameSpace = fmt.Errorf("%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)

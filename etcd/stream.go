@@ -9,12 +9,16 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// keepAlives is the stream on which a session sends keepalives, one at a time, each answered before the next one is
-// sent. One stream each was rejected: with a user and a password a client that is given to New authenticates for every
-// stream, which costs the server a slow hash and the cluster a proposal.
+// The stream that a session's keepalives go out on. The library's two ways would not do: KeepAlive decides by itself
+// when to send, and KeepAliveOnce opens a stream for each keepalive. Here one stream serves the session, and each
+// answer belongs to the keepalive that was sent last, because there never is more than one under way.
+
+// keepAlives is that stream. Keepalives are sent one at a time, each answered before the next one is sent. One stream
+// each was rejected: with a user and a password a client that is given to New authenticates for every stream, which
+// costs the server a slow hash and the cluster a proposal (TestKeepalivesAuthenticateOnce).
 //
-// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later
-// one.
+// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later one
+// (TestSlowKeepaliveTakesItsStreamWithIt). Everything ends with stop, which the session calls when its loop has ended.
 type keepAlives struct {
 	d    *Driver
 	ctx  context.Context // of the session
@@ -26,6 +30,7 @@ type keepAlives struct {
 	cancel  context.CancelFunc // ends stream, or the opening
 }
 
+// opened is how the opening of a stream has ended.
 type opened struct {
 	stream pb.Lease_LeaseKeepAliveClient
 	err    error
@@ -35,13 +40,15 @@ type opened struct {
 // to check a password would be asked to begin anew again and again.
 const openTime = 3 * attemptTime
 
+// newKeepAlives returns a stream that is opened by the first keepalive. It asks its server to have a leader.
 func newKeepAlives(d *Driver) *keepAlives {
 	k := &keepAlives{d: d, turn: make(chan struct{}, 1)}
 	k.ctx, k.stop = context.WithCancel(clientv3.WithRequireLeader(d.ctx))
 	return k
 }
 
-// ask sends a keepalive and returns the answer to it.
+// ask sends a keepalive and returns the answer to it. It waits for its turn, and for the answer, until ctx ends. A
+// stream that was opened with a token that the server has forgotten is replaced once.
 func (k *keepAlives) ask(ctx context.Context, lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
 	select {
 	case k.turn <- struct{}{}:
@@ -56,7 +63,9 @@ func (k *keepAlives) ask(ctx context.Context, lease clientv3.LeaseID) (*pb.Lease
 	return answer, err
 }
 
-// open makes sure that there is a stream. If ctx ends first, the next call finds the opening under way.
+// open makes sure that there is a stream. If ctx ends first, the next call finds the opening under way: it runs in a
+// goroutine of its own, counted in at the gate, which ends when the stream stands, openTime has passed, or stop is
+// called. Its result waits in a channel with room for it, whether anybody comes for it or not.
 func (k *keepAlives) open(ctx context.Context) error {
 	if k.stream != nil {
 		return nil
@@ -88,6 +97,8 @@ func (k *keepAlives) open(ctx context.Context) error {
 	}
 }
 
+// exchange sends one keepalive on the stream and receives its answer. gRPC's streams know no deadline for a single
+// message, so the end of ctx ends the stream; so does every error.
 func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
 	if err := k.open(ctx); err != nil {
 		return nil, err
@@ -104,6 +115,7 @@ func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.
 	return answer, err
 }
 
+// sendAndReceive blocks until the stream has an answer or ends.
 func (k *keepAlives) sendAndReceive(lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
 	if err := k.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)}); err != nil {
 		if _, why := k.stream.Recv(); why != nil { // Send only says that the stream has ended

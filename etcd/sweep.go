@@ -8,18 +8,26 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// A request that nobody answered may be carried out long after its caller gave up and after its key was looked for and
-// not found: a node that was cut off hands it on when it is back. The key then stands on a lease that the other locks
-// keep alive, and would close the name for as long as they do. So once a request on a session went unanswered, the
-// session's loop looks whether it keeps keys that nobody here knows, and deletes them: soon, since most late requests
-// are late by milliseconds (another node was faster), then after each keepalive.
+// Keys that late requests leave. A request that nobody answered may be carried out long after its caller gave up and
+// after its key was looked for and not found: a node that was cut off hands it on when it is back. The key then stands
+// on a lease that the other locks keep alive, and would close the name for as long as they do: for good, in a busy
+// client (TestRequestThatANodeHandsOnLateClosesNothing). Exclusion and tokens are not in danger.
 //
-// Looking only for a while was rejected: nothing bounds how late a request arrives.
+// So once a request on a session went unanswered, the session's loop looks whether its lease has keys that nobody here
+// knows, and deletes them: soon, since most late requests are late by milliseconds (another node was faster), then
+// after each keepalive, for the rest of the session's life. A session without an unanswered request pays nothing.
+//
+// Looking only for a while was rejected: nothing bounds how late a request arrives. So was a lease for each acquire,
+// which the late write would need and not find: every lock would cost two more writes and a keepalive. So was a
+// tombstone that each acquire compares: exact, but one more comparison for everybody, and a key that must be cleaned up
+// itself.
 
-// firstSweep is how long after an unanswered request the first look follows; each further one takes twice as long.
+// firstSweep is how long after an unanswered request the first look follows; each further one takes twice as long,
+// until the keepalives take over.
 const firstSweep = 50 * time.Millisecond
 
-// doubt notes that a request on the session was not answered.
+// doubt notes that a request on the session was not answered, and wakes the loop. A signal that is there already is
+// enough.
 func (s *session) doubt() {
 	s.mu.Lock()
 	s.doubtful = true
@@ -30,7 +38,8 @@ func (s *session) doubt() {
 	}
 }
 
-// sweep deletes the keys on the lease that nobody here knows. What fails is tried again after the next keepalive.
+// sweep deletes the keys on the lease that nobody here knows. What fails is tried again after the next keepalive. It
+// runs in the session's loop only, and in less time than the next keepalive has.
 func (s *session) sweep() {
 	s.mu.Lock()
 	doubtful := s.doubtful

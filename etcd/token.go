@@ -13,11 +13,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// token is what the servers have given a client for its password. The client library asks for one for every stream it
-// opens, and a server checks a password with a slow hash: servers that are busy would fall behind by as many as there
-// are streams, answer nobody in time, and be asked for more by those who left them. So one is asked for when there is
-// none, or a server did not know the last one, by one request at a time; and who waits for it no longer does not end
-// that. All members know it.
+// Passwords. etcd gives a client a token for its password and wants the token with everything. The client library asks
+// for one for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a
+// processor. Servers that are busy would fall behind by as many as there are streams, answer nobody in time, and be
+// asked for more by those who left them. So here one is asked for when there is none, or when a server did not know the
+// last one; by one request at a time, which the end of the waiter's context does not end. All members know a token.
+
+// token is what the servers have given a client for its password. It takes the place of the library's requests for one,
+// as interceptors of the client that Open makes.
 type token struct {
 	conns *connections
 
@@ -27,17 +30,19 @@ type token struct {
 	asking *asking // not nil while one is asked for
 }
 
-// asking is one request for a token.
+// asking is one request for a token, for everybody who wants one meanwhile.
 type asking struct {
 	done   chan struct{} // closed when the answer is there
 	answer *pb.AuthenticateResponse
 	err    error
 }
 
-// askingTime bounds a request for a token. A server that is silent is left before: see connections.
+// askingTime bounds a request for a token, whose caller's context does not. A server that is silent is left before: see
+// connections.
 const askingTime = 30 * time.Second
 
-// authenticate takes the place of a request for a token.
+// authenticate takes the place of a request for a token: it answers with the one that is known, or waits for the
+// request under way, which it begins if there is none. ctx ends the wait only.
 func (t *token) authenticate(ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error) error {
 	t.mu.Lock()
 	if t.text != "" {
@@ -61,6 +66,8 @@ func (t *token) authenticate(ctx context.Context, reply *pb.AuthenticateResponse
 	}
 }
 
+// ask is that request, in a goroutine of its own that ends within askingTime. It is not counted at the gate: it belongs
+// to the client, and closing the client ends it.
 func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, any) error) {
 	ctx, cancel := context.WithTimeout(ctx, askingTime)
 	defer cancel()
@@ -76,14 +83,15 @@ func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, a
 	close(a.done)
 }
 
-// inUse is the number of the token that a request bears which is sent now.
+// inUse is the number of the token that a request bears which is sent now. Numbers tell an old refusal from a new one.
 func (t *token) inUse() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.number
 }
 
-// forget drops a token that a server does not know.
+// forget drops a token that a server does not know, unless another one has been given since: many requests that bore
+// the same token are refused at once, and shall ask for one new token between them.
 func (t *token) forget(number int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,8 +100,8 @@ func (t *token) forget(number int) {
 	}
 }
 
-// unary and stream make a client use t.
-
+// unary is the interceptor of single requests. One that is refused for its token drops it; the client library then asks
+// for another, and sends the request again.
 func (t *token) unary(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
@@ -110,6 +118,7 @@ func (t *token) unary(
 	return err
 }
 
+// stream is the interceptor of streams. It returns when the stream stands; end frees its context when the stream ends.
 func (t *token) stream(
 	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -123,12 +132,12 @@ func (t *token) stream(
 	return &tokenStream{ClientStream: s, token: t, number: number, end: end}, nil
 }
 
-// ofToken reports whether a request was refused for its token.
+// ofToken reports whether a request was refused for its token, which says nothing of the password.
 func ofToken(err error) bool {
 	return isOneOf(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
 }
 
-// tokenStream was opened with a token.
+// tokenStream was opened with a token, and ends when that is refused.
 type tokenStream struct {
 	grpc.ClientStream
 	token  *token
@@ -136,8 +145,9 @@ type tokenStream struct {
 	end    context.CancelFunc
 }
 
-// RecvMsg ends the stream also when a watch on it is refused for its token. The client library would open more on it,
-// which are refused too; so it opens another one, for all of its watches.
+// RecvMsg receives a message. It ends the stream also when a watch on it is refused for its token: the client library
+// would open more watches on the same stream, which are refused too. As it is, the library opens another stream for all
+// of them.
 func (s *tokenStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if watch, ok := m.(*pb.WatchResponse); ok && err == nil && watch.Canceled {

@@ -13,11 +13,15 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// A member that the leader does not hear, or that is far behind, is not silent: it greets, and tells watchers what it
-// learns. But it answers none of the requests that take a majority. A third of all would hang beside it until they are
-// given up, and what takes several would seldom come to its end: places in the queue whose requests have left would
-// become more than are removed. So a member that owes an answer is left when another one has answered what was asked
-// later. When nobody answers, as in an election, nobody is left for it.
+// Members that answer, but not us. One that the leader does not hear, or that is far behind, is not silent: it greets,
+// and tells watchers what it learns. But it answers none of the requests that take a majority. A third of all would
+// hang beside it until they are given up, and what takes several would seldom come to its end: places in the queue
+// whose callers have left would become more than are removed. So a member that owes an answer is left when another one
+// has answered what was asked later. When nobody answers, as in an election, nobody is left for it
+// (TestNobodyIsLeftWhileNobodyAnswers).
+//
+// A bound on the time alone would not do: when the machine is busy, or the cluster elects, all members are slow at
+// once, and leaving them all helps nobody.
 
 // unheardOut is for how long no connection is made to a member that was left; twice as long each further time, up to
 // mostUnheardOut, until it answers again.
@@ -26,24 +30,29 @@ const (
 	mostUnheardOut = 8 * unheardOut
 )
 
+// errUnheard is why a connection is refused meanwhile; gRPC tries again by itself.
 var errUnheard = errors.New("it owes an answer, and another server has answered a later request")
 
-// member is what is known of the server at an address. Times are those of connections.now.
+// member is what is known of the server at an address. Times are those of connections.now, connections.mu protects
+// them. It is kept for the life of the client, one for each address that was ever dialled.
 type member struct {
 	answered int64 // when the latest request was sent that it answered
 	left     int64
 	out      time.Duration // for how long it is left alone then; zero if it has answered since
 }
 
-// question is a request that takes a majority.
+// question is a request that takes a majority, from before it is sent until it is answered or given up.
 type question struct {
 	sent int64
 	on   atomic.Pointer[connection] // nil until one stands
 }
 
+// questionKey is where a context carries its question, for departed to find.
 type questionKey struct{}
 
-// asking begins a question, if a request of method is one. It has been answered, or given up, when end is called.
+// asking begins a question, if a request of method is one. It has been answered, or given up, when end is called. In
+// between a timer looks, every eighth of what a server may be silent, whether the member that owes the answer is to be
+// left. From its first look on it is a goroutine, which ends with end, or when it has left the member.
 func (c *connections) asking(ctx context.Context, method string) (asking context.Context, end func(error)) {
 	if !strings.HasPrefix(method, "/etcdserverpb.KV/") {
 		return ctx, func(error) {}
@@ -64,6 +73,8 @@ func (c *connections) asking(ctx context.Context, method string) (asking context
 	}
 }
 
+// noteAnswer notes that a member has answered a question. One that was left and answers what was asked since is like
+// any other again. A question on a connection that is not ours, or on none, says nothing.
 func (c *connections) noteAnswer(q *question) {
 	conn := q.on.Load()
 	if conn == nil {
@@ -78,8 +89,10 @@ func (c *connections) noteAnswer(q *question) {
 	}
 }
 
-// leave closes the connections to the member that owes the answer to q for a second, if another one has answered what
-// was asked later, and it has not. One that was left before, and has not answered since, gets a quarter of that.
+// leave closes the connections to the member that owes the answer to q, if all of this is true: it has owed it for half
+// of what a server may be silent, or an eighth if it was left before and has not answered since; another member has
+// answered what was asked later; and this one has not, for one slow answer among others is no reason
+// (TestServerThatIsSlowOnceIsKept).
 func (c *connections) leave(q *question) (left bool) {
 	conn := q.on.Load()
 	if conn == nil {
@@ -114,6 +127,7 @@ func (c *connections) leave(q *question) (left bool) {
 	return true
 }
 
+// memberLocked returns what is known of the server at an address. The caller holds connections.mu.
 func (c *connections) memberLocked(addr string) *member {
 	m := c.members[addr]
 	if m == nil {
@@ -131,7 +145,8 @@ func (c *connections) leftAlone(addr string) bool {
 	return m.out > 0 && c.now() < m.left+int64(m.out)
 }
 
-// admit lets connections to all members be made again.
+// admit lets connections to all members be made again. It is called when no connection stands: then any member is
+// better than none.
 func (c *connections) admit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,19 +155,20 @@ func (c *connections) admit() {
 	}
 }
 
-// local is the address of our side of a connection, by which gRPC tells which one a request goes out on.
+// local is the address of our side of a connection, by which gRPC's statistics tell which one a request goes out on.
 type local struct {
 	net.Addr
 	of *connection
 }
 
-// LocalAddr implements net.Conn.
+// LocalAddr returns the address with the connection in it. It is net.Conn's.
 func (c *connection) LocalAddr() net.Addr { return local{c.Conn.LocalAddr(), c} }
 
-// departed is told by gRPC which connection a request goes out on.
+// departed is told by gRPC which connection a request goes out on. It is a stats.Handler of which only HandleRPC does
+// anything.
 type departed struct{}
 
-// HandleRPC implements stats.Handler.
+// HandleRPC notes at a question which connection it goes out on, when gRPC writes its header there.
 func (departed) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	if out, ok := s.(*stats.OutHeader); ok {
 		q, asked := ctx.Value(questionKey{}).(*question)
@@ -162,11 +178,11 @@ func (departed) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// TagRPC implements stats.Handler.
+// TagRPC adds nothing to the context of a request.
 func (departed) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// TagConn implements stats.Handler.
+// TagConn adds nothing to the context of a connection.
 func (departed) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements stats.Handler.
+// HandleConn is told of connections that begin and end, which dial and Close know already.
 func (departed) HandleConn(context.Context, stats.ConnStats) {}

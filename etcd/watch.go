@@ -15,9 +15,18 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Watch yields what happens to a name from now on, or since any revision that etcd has not compacted; one that it has
-// is backend.ErrCompacted. A hold that ended is reported as released while its lease lives, and as expired when the
-// lease has gone too. The loop ends with an error when ctx ends, or with Close.
+// What happens to a name, as events. etcd's watch tells which keys came and went; a follower keeps the queue up to date
+// with that, revision by revision, and compares who holds before and after. A place in the queue that comes or goes is
+// no event, and neither is a hold that moves to another lease.
+
+// Watch yields what happens to a name from now on (since 0), or after any revision that etcd has not compacted; one
+// that it has is backend.ErrCompacted. A hold that ended is told as released while its lease lives, as expired when the
+// lease has gone too, and as force-released, with the reason, after a ForceRelease. Within one revision the ends come
+// before the beginnings.
+//
+// The loop ends with an error: ctx's, backend.ErrClosed, ErrHistoryLost, or ErrUnavailable when the watch was cut off,
+// after which the caller goes on from the last revision it has seen. The body of the loop may call the driver, and may
+// close it. A body that is slow delays nobody else; the client library keeps the events meanwhile.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, int64(since), func(e backend.Change) bool { return yield(e, nil) }); err != nil {
@@ -26,6 +35,8 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 	}
 }
 
+// watch follows a name until ctx or the driver ends, or yield returns false. While yield runs the call is not counted
+// in, since the body of the caller's loop may call Close, which waits for all that are.
 func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -66,6 +77,8 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 // errLeft: the caller left its loop.
 var errLeft = errors.New("the loop was left")
 
+// follow reads the queue as it was at the revision since, and lets f apply what the watch tells from then on. It
+// returns only with an error, errLeft included.
 func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	// The queue as it was at that revision is what the events change.
 	resp, err := d.get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
@@ -99,6 +112,7 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	return errWatch
 }
 
+// byRevision splits events, which come in order, into those of one revision each: one transaction.
 func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
 	var steps [][]*clientv3.Event
 	for _, e := range events {
@@ -111,7 +125,7 @@ func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
 	return steps
 }
 
-// follower turns changes of the queue into changes of the lock.
+// follower turns changes of the queue into changes of the lock. It belongs to the goroutine of the caller's loop.
 type follower struct {
 	d       *Driver
 	name    string
@@ -120,7 +134,8 @@ type follower struct {
 	yield   func(backend.Change) bool
 }
 
-// step applies the events of one revision.
+// step applies the events of one revision to the queue, and tells who holds no longer and who does now. It fails rather
+// than guess: how a hold ended is asked of etcd, and no answer ends the watch.
 func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 	revision := uint64(events[0].Kv.ModRevision)
 	var forcedAway *forced
@@ -191,13 +206,15 @@ func (f *follower) tell(ctx context.Context, e backend.Change) error {
 	return nil
 }
 
+// event is a change of a hold at a revision.
 func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backend.Change {
 	return backend.Change{
 		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.Kind, e.revision), Revision: revision,
 	}
 }
 
-// leaseGone asks for each lease once a step: known remembers.
+// leaseGone reports whether a lease has ended. It asks for each lease once a step: known remembers. A lease that was
+// revoked, by Close for example, counts like one that ran out: etcd keeps nothing by which to tell them apart.
 func (f *follower) leaseGone(ctx context.Context, lease clientv3.LeaseID, known map[clientv3.LeaseID]bool) (bool, error) {
 	if gone, asked := known[lease]; asked {
 		return gone, nil
