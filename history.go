@@ -1,12 +1,20 @@
 package fencelock
 
+// What the core does when the lock service has forgotten. Locks that it acknowledged are free again then, and tokens
+// that guards have seen may be issued again, so going on could admit two holders. There are two signs: a driver that
+// says so (ErrHistoryLost, or a pushed loss), and a token or a token space that the client itself has seen otherwise
+// (internal/history). Both end the same way: every hold is lost, and nothing is granted through this client any more. A
+// person has to make sure that no earlier holder runs; a client that began anew by itself would take that decision away
+// from them.
+
 import (
 	"errors"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// forgot takes note that the service has lost its history: every hold is lost, and nothing is granted any more.
+// forgot takes note that the service has lost its history: every hold is lost with ReasonHistoryLost, and nothing is
+// granted any more. The first call does it; later ones find it done. The caller holds no mutex.
 func (c *Client) forgot(err error) {
 	if !c.history.Lose(err) {
 		return
@@ -18,7 +26,13 @@ func (c *Client) forgot(err error) {
 	}
 }
 
-// accept looks at a grant before it becomes a lease. Whoever gets an error gives it back.
+// accept looks at a grant before it becomes a lease: whether the driver still excludes as the tier needs it, whether
+// the token is there and of the right kind, and whether it is greater than what was granted for the name before sent.
+// The caller gives the grant back after an error. In the efficiency tier nothing depends on tokens, and every grant
+// will do.
+//
+// sent is what history.Now said before the request was sent: an answer that was overtaken by a later one is no sign of
+// a service that forgot.
 func (c *Client) accept(r *backend.Request, g *backend.Grant, sent uint64) error {
 	if c.tier != Correctness {
 		return nil
@@ -37,7 +51,8 @@ func (c *Client) accept(r *backend.Request, g *backend.Grant, sent uint64) error
 	return c.history.Judge(sent, g, d.TokenSpace)
 }
 
-// remember makes an answer of the driver that its service has lost its history known to the whole client.
+// remember makes an answer of the driver that its service has lost its history known to the whole client. Any other
+// error means nothing here.
 func (c *Client) remember(err error) {
 	if errors.Is(err, ErrHistoryLost) {
 		c.forgot(err)

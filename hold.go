@@ -1,5 +1,14 @@
 package fencelock
 
+// The hold behind a lease: what the core believes of one entry in the service, from the grant to the end. Renewal and
+// loss by time are heart's (renew.go); this file has the state itself, the one way in (start) and the one way out
+// (end).
+//
+// Locks. hold.mu comes first; heart.mu, cleaner.mu, repeats.mu, work.mu and telling.mu may be taken under it, and none
+// of them is held while a hold's is taken. Nothing that belongs to a caller runs under hold.mu: contexts are cancelled
+// after it is released, because cancelling one runs whatever the caller has hung on it. Of the driver only Describe is
+// called under a lock.
+
 import (
 	"context"
 	"errors"
@@ -18,17 +27,24 @@ type instant = backend.Instant
 // hold is one hold in the service, and what the core believes of it. Usually one lease stands for it; with Reentrant
 // there are several, and with RequestID a later one may replace an earlier one.
 //
-//	new ──► held ──► ended (cause: released, or lost and why)
+//	new ──start──► held ──end──► ended (cause: released, or lost and why)
 //
-// A held one is believed until its deadline, which only a proof moves, and only to later; the holder alone may shorten
-// it (Extend). The end is final. Whether renewals fail meanwhile is an event and no state.
+// A new one is known to its acquire only; pushedLoss may meet it, and is remembered. A held one stands in heart's heap
+// and is believed until its deadline, which only a proof moves, and only to later; the holder alone may shorten it
+// (Extend). The end is final: whatever arrives later finds a cause and changes nothing. Whether renewals fail meanwhile
+// is an event and no state, since nothing is decided by it.
+//
+// cause and deadline are atomic, so that Lease.Err takes no lock while the lease is held (TestErrTakesNoLock): a
+// renewal round that holds locks must not delay the last question before a write.
 type hold struct {
+	// client, name, renew, values and repeat are set before the hold is shared, and never change.
 	client *Client
 	name   string          // without the namespace
 	renew  bool            // by itself, not only for Extend
 	values context.Context // the acquire's: for events
 	repeat *repeat         // what the client finds it by; nil without RequestID
 
+	// deadline is written under mu and read without it.
 	deadline atomic.Int64          // an instant: local and conservative, the hold is not believed beyond
 	cause    atomic.Pointer[error] // set once, at the end
 
@@ -54,7 +70,8 @@ type hold struct {
 	index int // in heart's heap, and protected by its lock; -1 if not there
 }
 
-// newLease returns a lease with a hold of its own, which is not granted yet.
+// newLease returns a lease with a hold of its own, which is not granted yet. Both are one piece of memory, and the list
+// of leases has room for the one that is usual: a client may hold a hundred thousand (TestWhatLeasesCost).
 func (c *Client) newLease(l line, name string, renew bool) *Lease {
 	both := &struct {
 		lease Lease
@@ -67,7 +84,8 @@ func (c *Client) newLease(l line, name string, renew bool) *Lease {
 	return &both.lease
 }
 
-// token returns the token as the tier shows it. The caller holds mu, or the hold has begun: it never changes then.
+// token returns the token as the tier shows it: the efficiency tier shows none, also where the driver could fence, so
+// that a guard in front of data refuses its leases. The caller holds mu, or the hold has begun: it never changes then.
 func (h *hold) token() fencing.Token {
 	if h.client.tier != Correctness {
 		return 0
@@ -75,24 +93,31 @@ func (h *hold) token() fencing.Token {
 	return h.grant.Token
 }
 
+// believedUntil is the deadline. It needs no lock.
 func (h *hold) believedUntil() instant { return instant(h.deadline.Load()) }
 
 // validity is how long after its sending a proof of ttl is believed: the more holds the client has, the less, so that
-// all who lose together can be told in time.
+// all who lose together can be told within the margin. It takes no more than an eighth, so that leases of a short TTL
+// keep most of their time in a client of many.
 func (h *hold) validity(ttl time.Duration) time.Duration {
 	c := h.client
 	v := c.set.validity(c.driver.Describe(), ttl)
 	return v - min(time.Duration(c.heart.size.Load()/1000)*tellThousand, v/8)
 }
 
-// believe moves the deadline. The caller holds mu.
+// believe moves the deadline, and the instant at which the service's own TTL is over. The caller holds mu and has
+// decided that the deadline may move.
 func (h *hold) believe(until, gone instant) {
 	h.deadline.Store(int64(until))
 	h.gone = gone
 }
 
-// start puts a granted hold under watch, and calls granted, if not nil, before anything else can happen to it. A
-// *LostError: it has ended already; ErrClosed: the client has been closed.
+// start puts a granted hold under watch, and calls granted, if not nil, before anything else can happen to it: the
+// observer hears of the grant before it can hear of a loss.
+//
+// A *LostError: it has ended already, because the driver told of a loss before it told of the grant, or because the
+// grant took so long that its validity is over. ErrClosed: the client has been closed. In both cases the hold is not in
+// the heap, and the caller gives the grant back.
 func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
 	c := h.client
 	h.mu.Lock()
@@ -105,7 +130,8 @@ func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
 	case h.pushed != "":
 		return h.lostFor(h.pushed, nil)
 	case now >= deadline:
-		return h.lostFor(ReasonExpired, &overError{driver: c.driver.Describe().Name, sent: g.SentAt, ttl: g.TTL, now: now})
+		return h.lostFor(ReasonExpired,
+			&overError{driver: c.driver.Describe().Name, sent: g.SentAt, ttl: g.TTL, now: now})
 	}
 	at, early := h.renewalDue(g.SentAt, c.spread())
 	if !c.heart.schedule(h, at, early, now) {
@@ -118,12 +144,14 @@ func (h *hold) start(g *backend.Grant, granted func(*hold)) error {
 	return nil
 }
 
-// lostFor makes the error of a loss.
+// lostFor makes the error of a loss. err is what the driver answered, if the loss was learnt from an answer.
 func (h *hold) lostFor(reason Reason, err error) error {
 	return &LostError{Name: h.name, Token: h.token(), Reason: reason, Err: err}
 }
 
 // ended returns why the hold is over, and nil while it is held. It reads the clock, and takes no lock while it is held.
+// If the deadline has passed and the timer was late, the caller itself ends the hold here: nobody is told "held" after
+// the deadline because a goroutine was not scheduled.
 func (h *hold) ended() error {
 	if cause := h.cause.Load(); cause != nil {
 		return *cause
@@ -139,6 +167,7 @@ func (h *hold) ended() error {
 	return h.causeOrNil()
 }
 
+// causeOrNil returns the cause without looking at the clock.
 func (h *hold) causeOrNil() error {
 	if cause := h.cause.Load(); cause != nil {
 		return *cause
@@ -155,7 +184,8 @@ func (h *hold) expire(now instant) ending {
 	return h.end(h.lostFor(ReasonExpired, h.lastErr))
 }
 
-// lose ends the hold if it is held. The caller is as with expire.
+// lose ends the hold if it is held, for what the service or the driver said. The caller holds mu, and hands the result
+// to heart.announce after unlocking.
 func (h *hold) lose(reason Reason, err error) ending {
 	if !h.began || h.cause.Load() != nil {
 		return ending{}
@@ -163,14 +193,19 @@ func (h *hold) lose(reason Reason, err error) ending {
 	return h.end(h.lostFor(reason, err))
 }
 
-// ending is a hold that has just ended, and what ends the contexts of its leases. The zero value: none has.
+// ending is a hold that has just ended, and what ends the contexts of its leases. The zero value: none has. It is made
+// under hold.mu and carried out without it, in two steps: cancel, which tells the holders, and heart.settleEnding,
+// which does what nobody waits for.
 type ending struct {
-	hold   *hold
-	cause  error
+	hold  *hold
+	cause error
+	// first is apart from others, so that the usual single lease costs no slice.
 	first  context.CancelCauseFunc
 	others []context.CancelCauseFunc
 }
 
+// cancel ends the contexts. After a release the cause is context.Canceled, as of any context that is done with; after a
+// loss it is the *LostError.
 func (e *ending) cancel() {
 	if e.first == nil {
 		return
@@ -185,7 +220,9 @@ func (e *ending) cancel() {
 	}
 }
 
-// end is the one way for a hold to end. The caller holds mu and has seen that it is held.
+// end is the one way for a hold to end. The caller holds mu and has seen that it is held. It stores the cause first, so
+// that everybody who looks from now on sees the end; takes the hold out of the heap and out of the table of request
+// ids; and answers the Extends that wait. It cancels nothing: see ending.
 func (h *hold) end(cause error) ending {
 	if cause == ErrNotHeld { //nolint:errorlint // released, and not lost for another reason
 		h.cause.Store(&errNotHeld)
@@ -205,7 +242,7 @@ func (h *hold) end(cause error) ending {
 	return told
 }
 
-// take collects what ends the contexts of leases.
+// take collects what ends the contexts of leases. A lease whose context nobody has asked for has nothing to end.
 func (e *ending) take(leases []*Lease) {
 	for _, l := range leases {
 		switch {
@@ -219,8 +256,11 @@ func (e *ending) take(leases []*Lease) {
 }
 
 // renewalDue returns when a renewal should follow a proof that was sent at sent, and how much earlier it may ride along
-// with others: a third of the validity later, or up to a fifth of that sooner; the deadline for a hold that is not
-// renewed. The caller holds mu.
+// with others. The caller holds mu.
+//
+// A renewal is due a third of the validity later, or up to a fifth of that sooner: there is time to repeat an attempt
+// that fails, and clients that began together drift apart. An Extend that waits is due at once. A hold that is not
+// renewed is due at its deadline.
 func (h *hold) renewalDue(sent instant, spread float64) (at instant, early time.Duration) {
 	deadline := h.believedUntil()
 	switch {
@@ -234,6 +274,8 @@ func (h *hold) renewalDue(sent instant, spread float64) (at instant, early time.
 }
 
 // pushedLoss is what the driver calls when it learns by itself of the loss of what was granted to the attempt with key.
+// It may come before the grant: then start finds it. It may come for an earlier attempt of the same acquire, whose key
+// differs: then it means nothing any more.
 func (h *hold) pushedLoss(key string, reason Reason) {
 	h.mu.Lock()
 	if h.key != key { // an earlier attempt's
@@ -251,21 +293,22 @@ func (h *hold) pushedLoss(key string, reason Reason) {
 	}
 }
 
-// leave takes l out of the leases that live. The caller holds mu.
+// leave takes l out of the leases that live, while others go on with the hold. The caller holds mu.
 func (h *hold) leave(l *Lease) {
 	if i := slices.Index(h.leases, l); i >= 0 {
 		h.leases = slices.Delete(h.leases, i, i+1)
 	}
 }
 
-// enter and exit count the functions of Do and Lead that run under the hold. What Close ended is given back by the last
-// of them: until then its function may be stopping.
+// enter and exit count the functions of Do and Lead that run under the hold. A hold that Close has ended is given back
+// by the last of them: until then its function may still be writing.
 func (h *hold) enter() {
 	h.mu.Lock()
 	h.bodies++
 	h.mu.Unlock()
 }
 
+// exit is the end of enter.
 func (h *hold) exit() {
 	h.mu.Lock()
 	h.bodies--
@@ -280,7 +323,7 @@ func (h *hold) returnIfClosed() {
 	}
 }
 
-// returned is the grant as it is given back.
+// returned is the grant as it is given back: without its minimum if nobody has worked under it.
 func (h *hold) returned() backend.Grant {
 	if h.unused {
 		return withoutMinimum(h.grant)
@@ -288,8 +331,8 @@ func (h *hold) returned() backend.Grant {
 	return h.grant
 }
 
-// clean has the hold given back in the background, after a while; at once if it waits for that already. The caller
-// holds mu.
+// clean has the hold given back in the background, after a while; at once if it waits for that already and after is not
+// positive. There is one job for a hold, however many reasons. The caller holds mu.
 func (h *hold) clean(after time.Duration) *cleanJob {
 	if h.cleaning == nil {
 		h.cleaning = h.client.cleaner.add(h.values, h.returned(), granted, after)

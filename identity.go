@@ -1,5 +1,15 @@
 package fencelock
 
+// Request ids of callers. An id that a caller gives with RequestID makes a repetition through the same client
+// idempotent, and is never sent: the service gets a random key for each attempt.
+//
+//	free ──find──► in flight ──settle(hold)──► of a hold ──drop──► free
+//	                   └──────settle(nil)─────────────────────────► free
+//
+// The simpler way, to send the caller's id as the key, was wrong in two respects: another client with the same id got
+// the same hold with the same token, so that a guard could not tell the two apart; and a Release for the first attempt
+// that was delivered late took the hold of the second (TestALateReleaseMeetsOnlyItsOwnAttempt).
+
 import (
 	"context"
 	"errors"
@@ -16,16 +26,19 @@ type repeats struct {
 	by map[repeatKey]*repeat
 }
 
+// repeatKey is the whole name, with the namespace, and the caller's id: one id may be in use for several names.
 type repeatKey struct{ name, requestID string }
 
 // repeat is one id in use: by a call in flight, and then by its hold.
 type repeat struct {
-	key  repeatKey
-	done chan struct{} // closed when the call has ended
-	hold *hold         // what it got
+	key repeatKey
+	// done is closed by settle, under repeats.mu, when the call that owns the id has ended; hold is set before that.
+	done chan struct{}
+	hold *hold // what it got
 }
 
-// find returns the place of an id that is in use, or makes one: the caller owns it then, and calls settle.
+// find returns the place of an id that is in use, or makes one: the caller owns it then, and has to call settle, also
+// after a panic, or every later call with the id would wait until its context ends.
 func (rs *repeats) find(key repeatKey) (r *repeat, owner bool) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -40,7 +53,8 @@ func (rs *repeats) find(key repeatKey) (r *repeat, owner bool) {
 	return r, true
 }
 
-// settle ends the call that owns a place. h is nil if it failed.
+// settle ends the call that owns a place, and lets those in who wait for it. h is nil if it failed. A hold that has
+// ended meanwhile frees the id at once, since its drop may have come first.
 func (rs *repeats) settle(r *repeat, h *hold) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -51,7 +65,7 @@ func (rs *repeats) settle(r *repeat, h *hold) {
 	}
 }
 
-// drop frees the id of a hold that has ended.
+// drop frees the id of a hold that has ended. The caller holds h.mu.
 func (rs *repeats) drop(h *hold) {
 	if h.repeat == nil {
 		return
@@ -63,6 +77,7 @@ func (rs *repeats) drop(h *hold) {
 	}
 }
 
+// remove frees a place, unless another one has the id already. The caller holds mu.
 func (rs *repeats) remove(r *repeat) {
 	if rs.by[r.key] == r {
 		delete(rs.by, r.key)
@@ -70,7 +85,8 @@ func (rs *repeats) remove(r *repeat) {
 }
 
 // repeated waits for the call that has the id already, and returns a lease of its hold. Nil and no error: the id is
-// free again.
+// free again, because that call failed or its hold has ended. TryAcquire does not wait: a call that is in flight is
+// somebody who may hold the lock, so it is ErrHeld with SameRequest.
 func (c *Client) repeated(ctx context.Context, p *repeat, l line, r *backend.Request) (*Lease, error) {
 	select {
 	case <-p.done:
@@ -93,8 +109,9 @@ func (c *Client) repeated(ctx context.Context, p *repeat, l line, r *backend.Req
 	return h.replace(l, r)
 }
 
-// replace hands the hold to a new lease; those that had it before are lost with ReasonReplaced. Nil and no error: the
-// hold has ended.
+// replace hands the hold to a new lease; those that had it before are lost with ReasonReplaced, and their Release does
+// nothing then: it must not end the hold under the lease that has it now. To the observer one lease is lost and another
+// begins. Nil and no error: the hold has ended.
 func (h *hold) replace(l line, r *backend.Request) (*Lease, error) {
 	h.mu.Lock()
 	if h.cause.Load() != nil {
@@ -121,7 +138,7 @@ func (h *hold) replace(l line, r *backend.Request) (*Lease, error) {
 	return lease, nil
 }
 
-// fits reports whether the hold is what r asks for. The caller holds mu.
+// fits returns ErrLimitMismatch unless the hold is what r asks for. The caller holds mu.
 func (h *hold) fits(r *backend.Request) error {
 	g := &h.grant
 	if g.Kind != r.Kind || g.Permits != r.Permits || g.Limit != r.Limit || g.Hierarchical != r.Hierarchical {
@@ -131,7 +148,7 @@ func (h *hold) fits(r *backend.Request) error {
 }
 
 // sameRequest marks the error of meeting a holder that has the same request id, in another client or in an earlier life
-// of this process.
+// of this process. They are recognized by HoldID, a hash of the id, which is all that others see.
 func sameRequest(err error, r *backend.Request) {
 	if held := (*HeldError)(nil); errors.As(err, &held) && held.HoldID == r.HoldID && r.HoldID != "" {
 		held.SameRequest = true

@@ -1,5 +1,14 @@
 package fencelock
 
+// Renewal, and loss by time. One heart per client looks after all of its holds:
+//
+//	timer ─► tick ─┬─ deadline passed ─► endAll: every loser is told ──► settleEnding: clean-up, events
+//	               └─ renewal due ─────► batches ─► renew ─► Driver.Renew ─► settle ─► schedule
+//
+// Goroutines. tick runs on the timer's own goroutine, and each batch on one of its own; heart.rounds counts both. They
+// end by themselves: a tick waits for nothing of the service, and a renewal for maxAttempt at most. Close stops the
+// timer, ends their context and waits for them for a moment. There is no goroutine and no timer for a lease.
+
 import (
 	"context"
 	"errors"
@@ -18,10 +27,11 @@ import (
 // All holds stand in one heap, ordered by the instant at which something is due: a renewal, or the deadline. One timer
 // serves the heap, and one call of Driver.Renew serves up to a thousand holds that are due together, so that ten
 // thousand leases cost no goroutine and no timer each. A renewal runs beside the timer: however long it hangs, the
-// deadline fires.
+// deadline fires. So a hold whose renewal is in flight stays in the heap, due at its deadline.
 //
-// Losses have a budget, the safety margin: within it all who lost must have been told, however many. So a tick tells
-// every loser first, then starts the renewals, and only then does what nobody waits for: it queues clean-up and events.
+// Losses have a budget, the safety margin: within it every loser must have been told, however many there are
+// (TestLossesAreToldWithinTheMargin). So a tick tells every loser first, then starts the renewals, and only then does
+// what nobody waits for: it queues clean-up and events.
 type heart struct {
 	client *Client
 
@@ -31,6 +41,7 @@ type heart struct {
 	timerAt instant // when the timer fires; zero: not armed
 	closed  bool
 
+	// size is read for validity without the lock; a figure that is a moment old will do.
 	size   atomic.Int64    // of due, roughly
 	rounds sync.WaitGroup  // ticks and renewals under way
 	ctx    context.Context // ends the renewals in flight
@@ -51,15 +62,18 @@ const (
 	tellThousand = 8 * time.Millisecond
 )
 
+// init starts nothing: the timer is made with the first hold.
 func (b *heart) init(c *Client) {
 	b.client = c
 	b.ctx, b.stop = context.WithCancel(context.Background())
 }
 
-// spread is a factor from 0.8 to 1: clients that began together do not renew together for ever.
+// spread is a factor from 0.8 to 1: clients that began together, after a deployment or an outage, do not renew together
+// for ever (TestAFleetSpreadsItsRenewals).
 func (c *Client) spread() float64 { return 0.8 + 0.2*c.chance() }
 
-// schedule says when a hold is due, unless the client has been closed. The caller holds h.mu, as with drop.
+// schedule says when a hold is due, and puts it into the heap if it is not there. It is false, and does nothing, when
+// the client has been closed: then nobody would ever look at the hold. The caller holds h.mu, as with drop.
 func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +90,8 @@ func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) 
 	return true
 }
 
-// drop takes a hold out of the heap.
+// drop takes a hold out of the heap. The timer stays as it is: a tick that finds nothing due costs less than arming the
+// timer anew at every release. The caller holds h.mu.
 func (b *heart) drop(h *hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,7 +100,8 @@ func (b *heart) drop(h *hold) {
 	}
 }
 
-// arm makes the timer fire when the first hold is due, but within maxSleep. The caller holds mu.
+// arm makes the timer fire when the first hold is due, but within maxSleep. A timer that fires earlier than that stays.
+// The caller holds mu.
 func (b *heart) arm(now instant) {
 	b.size.Store(int64(len(b.due)))
 	if b.closed || len(b.due) == 0 {
@@ -105,7 +121,8 @@ func (b *heart) arm(now instant) {
 	}
 }
 
-// tick ends what has reached its deadline and starts the renewals that are due.
+// tick ends what has reached its deadline and starts the renewals that are due. It arms the timer again before it does
+// either, so that a tick that takes long does not delay the next one. It holds mu only while it looks at the heap.
 func (b *heart) tick() {
 	b.mu.Lock()
 	b.timerAt = 0
@@ -144,6 +161,9 @@ func (b *heart) tick() {
 
 // takeDue returns the holds whose deadline has passed, taken out of the heap, and those whose renewal is due, left
 // there for their deadline. The caller holds mu.
+//
+// A renewal that is due takes others along that would be due soon, since one call serves them all: so the holds of a
+// client stay together in few calls. An Extend and a repetition take nobody along; they come out of turn.
 func (b *heart) takeDue(now instant) (over, due []*hold) {
 	carried := false // a renewal is due that takes others along; an Extend and a repetition do not
 	isDue := func(s *slot) bool { return s.at <= now || carried && s.at <= now.Add(s.early) }
@@ -173,7 +193,10 @@ func (b *heart) takeDue(now instant) (over, due []*hold) {
 }
 
 // endAll ends holds for the cause that why returns, and tells their holders: all of them before anything else, side by
-// side if they are many. A nil cause leaves a hold alone. What remains to be done is settleEnding.
+// side if they are many. A nil cause leaves a hold alone. What remains to be done is settleEnding, for each of the
+// result.
+//
+// It waits for the goroutines that it starts. why runs under the hold's mutex.
 func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 	part := func(holds []*hold) []ending {
 		told := make([]ending, 0, len(holds))
@@ -211,7 +234,8 @@ func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 	return told
 }
 
-// announce tells the holder of a hold that has just ended, if it has, and then does the rest.
+// announce tells the holder of a hold that has just ended, if it has, and then does the rest. The caller holds no
+// mutex.
 func (b *heart) announce(end *ending, now instant) {
 	if end.hold != nil {
 		end.cancel()
@@ -239,7 +263,7 @@ func (b *heart) settleEnding(end *ending, now instant) {
 	}
 }
 
-// batch is the holds of one Driver.Renew call.
+// batch is the holds of one Driver.Renew call. grants are copies, with the TTL that each holder wants now.
 type batch struct {
 	holds   []*hold
 	grants  []backend.Grant
@@ -250,9 +274,12 @@ type batch struct {
 // batches are those of one round that are not full.
 type batches []*batch
 
-// enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. Holds whose deadlines
-// are near do not share a call with those that have much time: each call is bounded by its nearest deadline. Up to more
-// holds will follow.
+// enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. A hold whose renewal
+// is in flight is left out: there is one owner of its outcome at a time.
+//
+// Holds whose deadlines are near do not share a call with those that have much time, by more than a factor of four:
+// each call is bounded by its nearest deadline, so one hold in need would cut the time of all
+// (TestRenewalsAreBoundedByTheirDeadlines). Up to more holds will follow; it is for the room that a batch is made with.
 func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -283,7 +310,8 @@ func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 }
 
 // renew makes one attempt for a batch. It is bounded by a third of the time that is left to the nearest of the current
-// deadlines, so that an attempt that hangs leaves time for others.
+// deadlines, so that an attempt that hangs leaves time for others. The answer is applied to each hold by itself;
+// renewals that the driver left out are faults.
 func (b *heart) renew(x *batch) {
 	ctx, cancel := context.WithTimeout(b.ctx, min(x.least/3, maxAttempt))
 	defer cancel()
@@ -301,15 +329,18 @@ func (b *heart) renew(x *batch) {
 	}
 }
 
+// errTooFew is the fault of a driver that broke the contract; it is no loss, because the service has said nothing.
 var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was asked for", ErrUnknown)
 
-// outcome is what the renewals of one call have in common: they succeed, or are repeated, together.
+// outcome is what the renewals of one call have in common: they succeed, or are repeated, together. Holds that each
+// drew their own time for the next attempt would come back as a thousand calls.
 type outcome struct {
 	now    instant
 	took   time.Duration
 	spread float64
 	retry  float64
-	floor  time.Duration
+	// floor is the least time until a repetition, see retryIn.
+	floor time.Duration
 }
 
 // retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s.
@@ -321,6 +352,14 @@ func (o *outcome) retryIn(left time.Duration) time.Duration {
 
 // settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, one without an answer
 // changes nothing, and the deadline is the latest of all that were proved.
+//
+//	cause there already          nothing: there is no un-losing
+//	nil                          the deadline moves (prove); EventRenewed
+//	ErrNotHeld, ErrHistoryLost   lost, with the driver's reason
+//	anything else                tried again before the deadline; EventSuspect
+//
+// An answer that will be the same next time (final) is the answer to an Extend, whose length is taken back; for the
+// hold itself it is a fault like others.
 func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	now, event := round.now, Event{Took: round.took}
 	h.mu.Lock()
@@ -360,6 +399,11 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 }
 
 // prove takes a confirmed renewal over. The caller holds h.mu.
+//
+// A proof counts from the instant before its request was sent, and for no longer than the length in force: if Extend
+// has shortened it since, the holder was told so already. A proof that is older than what is known moves nothing (a
+// driver with sessions may answer with an earlier keepalive). It is not followed by another renewal at once, or a
+// driver that only has old proofs would be asked without a pause.
 func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	granted := r.TTL
 	if ttl != h.ttl { // Extend has changed the length since this was sent
@@ -379,7 +423,8 @@ func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *out
 	b.schedule(h, min(at, h.believedUntil()), early, round.now)
 }
 
-// answer ends the Extends that wait. The caller holds mu.
+// answer ends the Extends that wait. Each channel has room for its one answer, so this never blocks. The caller holds
+// mu.
 func (h *hold) answer(err error) {
 	for _, x := range h.extends {
 		x.done <- err
@@ -387,7 +432,8 @@ func (h *hold) answer(err error) {
 	h.extends = nil
 }
 
-// reasonOf tells why a hold is gone by what the driver answered.
+// reasonOf tells why a hold is gone by what the driver answered. A driver that gives no reason has found the entry
+// missing.
 func reasonOf(err error) Reason {
 	notHeld := (*backend.NotHeldError)(nil)
 	switch {
@@ -399,14 +445,15 @@ func reasonOf(err error) Reason {
 	return ReasonEvicted
 }
 
-// all returns the holds of the heap.
+// all returns the holds of the heap, for what concerns all of them. Some may have ended when the caller looks at them.
 func (b *heart) all() []*hold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.due.holds()
 }
 
-// close stops the timer, takes in nothing more and returns the holds.
+// close stops the timer, takes in nothing more and returns the holds, whose index means nothing any more. A tick that
+// is on its way finds closed set and does nothing. Renewals in flight go on until their context ends.
 func (b *heart) close() []*hold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
