@@ -1,5 +1,18 @@
 package fencelock
 
+// The way of an acquire, from the checked request to the lease that begins:
+//
+//	acquire ─► under (nested.go) ─► begin ─► acquireObserved ─► acquireOnce ─► obtain ─► Driver.Acquire
+//	                                                                            │
+//	            lease ◄─ sealed ◄─ hold.start ◄─ accept (history.go) ◄─ Grant ◄─┘
+//
+// Every way out that does not end in a lease gives back what the service may have: failed after an error that leaves
+// doubt, undo after a grant that is of no use, sealed after a resource that refused. None of them waits longer than the
+// caller's context.
+//
+// The two contexts. ctx is the caller's. bounded is made of it by begin, and also ends with Close and after WaitAtMost;
+// its cause tells which of them it was. The hold depends on neither.
+
 import (
 	"context"
 	"errors"
@@ -12,17 +25,19 @@ import (
 )
 
 // lateGrace is how long a call goes on with a context that has already ended: long enough for a healthy service, short
-// enough to count as "at once".
+// enough to count as "at once" for a caller who has stopped waiting.
 const lateGrace = 40 * time.Millisecond
 
-// lookAfterWait is how long an acquire that WaitAtMost ended asks who holds the lock.
+// lookAfterWait is how long an acquire that WaitAtMost ended asks who holds the lock. The caller's own context lives
+// then, so there is more time than lateGrace.
 const lookAfterWait = 500 * time.Millisecond
 
 // maxOver is how many grants in a row may be over when they arrive, before an acquire gives up: one is a process that
 // was paused, three are a driver or a clock that is wrong.
 const maxOver = 3
 
-// overError says that a grant was over when it arrived.
+// overError says that a grant was over when it arrived. It names what was compared, because the usual cause is a driver
+// that leaves SentAt zero or reads another clock, and the author of the driver has to see that.
 type overError struct {
 	driver    string
 	sent, now instant
@@ -30,13 +45,16 @@ type overError struct {
 }
 
 func (e *overError) Error() string {
-	return fmt.Sprintf("driver %s granted a hold that was over on arrival: SentAt %d, TTL %v, and the clock reads %d ns, "+
-		"%v later", e.driver, e.sent, e.ttl, e.now, e.now.Sub(e.sent))
+	return fmt.Sprintf(
+		"driver %s granted a hold that was over on arrival: SentAt %d, TTL %v, and the clock reads %d ns, "+
+			"%v later", e.driver, e.sent, e.ttl, e.now, e.now.Sub(e.sent))
 }
 
 // errWaitedEnough is the cause of a context that WaitAtMost ended.
 var errWaitedEnough = errors.New("waited as long as WaitAtMost allows")
 
+// acquire is Acquire and TryAcquire. What can be refused without the service is refused first, in this order: bad
+// options, an ended context, a deadlock with a lease that the caller holds already, a closed client.
 func (c *Client) acquire(ctx context.Context, name string, wait bool, opts []AcquireOption) (*Lease, error) {
 	r, o, err := c.request(name, wait, opts)
 	if err != nil {
@@ -65,7 +83,9 @@ func (c *Client) acquire(ctx context.Context, name string, wait bool, opts []Acq
 	return lease, nil
 }
 
-// acquireObserved is acquireOnce with the events of it.
+// acquireObserved is acquireOnce with the events of it, and with the error that its caller gets to see. ctx is for the
+// events, bounded for the work. Without an observer it does not read the clock, which costs as much as the rest of the
+// core.
 func (c *Client) acquireObserved(
 	ctx, bounded context.Context, line line, name string, r *backend.Request, o *acquireOptions,
 ) (lease *Lease, err error) {
@@ -85,7 +105,9 @@ func (c *Client) acquireObserved(
 	return lease, err
 }
 
-// acquireOnce sees to it that one request id is acquired once.
+// acquireOnce sees to it that one request id is acquired once at a time: the first call with an id owns its place and
+// goes on to the driver, others wait for that and get a lease of its hold. Without an id it is obtain. A place whose
+// call failed, or whose hold has ended, is removed, and the id looked up again.
 func (c *Client) acquireOnce(
 	bounded context.Context, line line, name string, r *backend.Request, o *acquireOptions, granted func(*hold),
 ) (*Lease, error) {
@@ -122,7 +144,8 @@ func (c *Client) acquireOnce(
 	}
 }
 
-// endOf is ctx.Err() with its cause, such as the loss of the lease under which a call is made.
+// endOf is ctx.Err() with its cause, such as the loss of the lease under which a call is made. The caller branches on
+// either. Nil if ctx lives.
 func endOf(ctx context.Context) error {
 	err := ctx.Err()
 	if cause := context.Cause(ctx); err != nil && !errors.Is(cause, err) {
@@ -132,7 +155,8 @@ func endOf(ctx context.Context) error {
 }
 
 // begin counts a call in, or refuses it after Close. The context that it returns ends with the call's own, with Close
-// and after waitAtMost, if that is not zero. done follows.
+// (cause ErrClosed) and after waitAtMost (cause errWaitedEnough), if that is not zero. done has to follow unless there
+// is an error.
 func (c *Client) begin(ctx context.Context, f *flight, waitAtMost time.Duration) (context.Context, error) {
 	bounded, cancel := context.WithCancelCause(ctx)
 	f.cancel = cancel
@@ -146,6 +170,7 @@ func (c *Client) begin(ctx context.Context, f *flight, waitAtMost time.Duration)
 	return bounded, nil
 }
 
+// done ends what begin began: the timer, the place among the flights, and the context.
 func (c *Client) done(f *flight) {
 	if f.stop != nil {
 		f.stop()
@@ -155,7 +180,13 @@ func (c *Client) done(f *flight) {
 }
 
 // obtain asks the driver until it has a grant that is still of use, and starts the lease; granted is called when the
-// hold has begun. Every attempt has a key of its own.
+// hold has begun. Every attempt has a key of its own, so that what is given back in between can only meet the attempt
+// it belongs to.
+//
+// A grant is of no use if it was over on arrival, or overtaken by a later one: the process was paused. It is given back
+// before the next attempt is made, which would otherwise wait for it. After maxOver such grants in a row the acquire
+// fails instead of asking for ever: a driver that leaves SentAt zero would be asked without a pause
+// (TestGrantsThatAreOverEndTheAcquire).
 func (c *Client) obtain(
 	bounded context.Context, lease *Lease, r *backend.Request, o *acquireOptions, granted func(*hold),
 ) (*Lease, error) {
@@ -191,7 +222,9 @@ func (c *Client) obtain(
 	}
 }
 
-// sealed shows the claim of a new lease to the resource, if Seal asks for that, and gives the lease back if that fails.
+// sealed shows the claim of a new lease to the resource, if Seal asks for that, and gives the lease back if that fails
+// or panics. The lease is held meanwhile, and renewed unless NoRenew forbids it; the context of show ends with the
+// lease. Nobody has worked under a lease that could not be sealed, so its minimum hold is not kept.
 func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (err error) {
 	if o.seal == nil {
 		return nil
@@ -217,7 +250,8 @@ func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (e
 	return nil
 }
 
-// again decides whether an acquire asks again after a grant that was of no use, and returns the error if not.
+// again decides whether an acquire asks again after a grant that was of no use, and returns the error if not: the
+// context has ended, the error is of another kind, it was one attempt, or it was the last of maxOver tries.
 func (c *Client) again(bounded context.Context, r *backend.Request, err error, tries int) error {
 	useless := errors.Is(err, ErrLost) || errors.Is(err, history.ErrOvertaken)
 	switch {
@@ -234,7 +268,8 @@ func (c *Client) again(bounded context.Context, r *backend.Request, err error, t
 	return nil
 }
 
-// failed looks after what a failed acquire may have left.
+// failed looks after what a failed acquire may have left: nothing, unless the answer leaves doubt. It does not wait;
+// the job goes on after the acquire has returned.
 func (c *Client) failed(ctx context.Context, err error, grants ...backend.Grant) {
 	c.remember(err)
 	if !ambiguous(err) {
@@ -245,8 +280,8 @@ func (c *Client) failed(ctx context.Context, err error, grants ...backend.Grant)
 	}
 }
 
-// withoutMinimum is for a grant that nobody ran under: its name need not stay closed. Released by request alone, it
-// does not.
+// withoutMinimum is for a grant that nobody ran under: its name need not stay closed. Released by request alone,
+// without token and incarnation, it does not.
 func withoutMinimum(g backend.Grant) backend.Grant {
 	if g.MinHoldUntil != 0 {
 		g.MinHoldUntil, g.Token, g.Incarnation = 0, 0, ""
@@ -255,7 +290,7 @@ func withoutMinimum(g backend.Grant) backend.Grant {
 }
 
 // undo gives back grants that a call will not use, and waits for that as long as ctx allows: the next request of the
-// same call must not meet it.
+// same call must not meet them. What is not done by then goes on in the background.
 func (c *Client) undo(ctx, values context.Context, grants ...backend.Grant) {
 	jobs := make([]*cleanJob, len(grants))
 	for i, g := range grants {
@@ -270,7 +305,9 @@ func (c *Client) undo(ctx, values context.Context, grants ...backend.Grant) {
 	}
 }
 
-// bind makes the request the n-th one for a hold.
+// bind makes the request the n-th one for a hold: with a key of its own from the second on, without what the driver
+// does not declare, and with the callback for losses. The callback carries the key, so that a loss that is told late is
+// known to belong to an earlier attempt.
 func (c *Client) bind(h *hold, r *backend.Request, n int) {
 	if n > 1 {
 		r.RequestID = backend.NewRequestID()
@@ -290,7 +327,8 @@ func (c *Client) bind(h *hold, r *backend.Request, n int) {
 }
 
 // ambiguous reports whether a failed acquire may have left something in the service: if the driver says so, and if it
-// gave an answer that is none of the contract's.
+// gave an answer that is none of the contract's. The latter costs a needless Release now and then; trusting an unknown
+// error would cost a name that is closed for a TTL.
 func ambiguous(err error) bool {
 	if errors.Is(err, ErrUnknown) {
 		return true
@@ -308,6 +346,11 @@ func ambiguous(err error) bool {
 
 // explain completes the error of an acquire whose context has ended: with the reason, and with the holder that it
 // waited for. What the driver answered stays if it is more than that the context ended.
+//
+// A wait that ends is the same event whether the caller's context ends it or WaitAtMost, so both answers contain
+// ErrHeld with the holder. Doubt about the outcome is added to that and not put in its place: ErrUnknown alone would
+// hide from the caller that somebody has the lock (TestTheEndOfAWaitHidesNoAnswer). After Close the answer is ErrClosed
+// and nothing else.
 func (c *Client) explain(
 	bounded context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
 ) error {
@@ -341,7 +384,10 @@ func (c *Client) explain(
 }
 
 // heldBy tells who holds one of the names that were waited for in vain; nil if nobody does, or if the service cannot be
-// reached.
+// reached. It asks with a context of its own, since the caller's has usually ended, and briefly.
+//
+// Where the driver cannot tell, a wait that ended is taken for a sign that somebody holds the name, except where the
+// error says that the service did not answer.
 func (c *Client) heldBy(
 	ctx context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
 ) *HeldError {
@@ -375,7 +421,11 @@ func (c *Client) heldBy(
 }
 
 // tellOfWait tells the observer that an acquire waits, if it does so for a moment, and for whom. The function that it
-// returns ends that.
+// returns ends that, and has to be called; no EventWaiting follows it, so none comes after the EventAcquired of the
+// same acquire. It may be called again.
+//
+// The question is asked on the timer's goroutine, which counts as a flight: Close waits for it. It ends with bounded,
+// or after a second for each name.
 func (c *Client) tellOfWait(ctx, bounded context.Context, names []string, rs []backend.Request) (over func()) {
 	if !c.observed() || !rs[0].Wait {
 		return func() {}
@@ -411,7 +461,7 @@ func (c *Client) tellOfWait(ctx, bounded context.Context, names []string, rs []b
 	}
 }
 
-// inspector returns the driver's side of Look, or nil.
+// inspector returns the driver's side of Look, or nil if the driver does not declare it.
 func (c *Client) inspector() backend.Inspector {
 	if c.need(backend.CapInspect) != nil {
 		return nil
@@ -419,7 +469,7 @@ func (c *Client) inspector() backend.Inspector {
 	return as[backend.Inspector](c)
 }
 
-// holderOf looks who holds a name, for an event.
+// holderOf looks who holds a name, for an event; nil if nobody does or it cannot be known within a second.
 func (c *Client) holderOf(ctx context.Context, full string) *Holder {
 	inspector := c.inspector()
 	if inspector == nil {
@@ -433,7 +483,8 @@ func (c *Client) holderOf(ctx context.Context, full string) *Holder {
 	return nil
 }
 
-// tellOfGrant tells the observer that a lease begins. The caller holds mu.
+// tellOfGrant tells the observer that a lease begins, and notes it: a hold of which the observer never heard ends
+// without an event, too. The caller holds mu.
 func (h *hold) tellOfGrant(began instant) {
 	h.told = true
 	if h.client.observed() {
@@ -441,7 +492,8 @@ func (h *hold) tellOfGrant(began instant) {
 	}
 }
 
-// tellOfFailure tells the observer that an acquire ended without the lock.
+// tellOfFailure tells the observer that an acquire ended without the lock: EventContended if somebody else has it, else
+// EventFailed.
 func (c *Client) tellOfFailure(ctx context.Context, name string, r *backend.Request, began instant, err error) {
 	if !c.observed() {
 		return

@@ -1,5 +1,14 @@
 package fencelock
 
+// Several names, all or none. The driver is asked first (atOnce); one that cannot take this set in one step answers
+// ErrUnsupported and has done nothing, and the core then takes the names one after the other in one order for all
+// clients (oneByOne). That keeps the first names closed while it waits for the last one. To try all and back off,
+// keeping nothing, would be kinder to others; but under contention nobody would ever get a large set (see
+// docs/decisions, several-names-in-order).
+//
+// Callers of AcquireAll never deadlock among themselves, because their order is the same. Beside calls that nest single
+// acquires in another order they can: Options.Order catches those.
+
 import (
 	"cmp"
 	"context"
@@ -14,11 +23,12 @@ import (
 )
 
 // Leases are what AcquireAll returns: one for each name, in the order of the names. Each is a lease of its own, renewed
-// and lost by itself.
+// and lost by itself; the methods here are for those who need all of them or none.
 type Leases []*Lease
 
-// Context returns a context that ends when the first of the leases does, with its cause. The same leases have one
-// context, however often it is asked for.
+// Context returns a context that ends when the first of the leases does, with its cause: a *LostError if it was lost,
+// context.Canceled if it was released. The same leases have one context, however often it is asked for. Of no leases it
+// is a context that has ended.
 func (ls Leases) Context() context.Context {
 	switch len(ls) {
 	case 0:
@@ -50,7 +60,8 @@ func (ls Leases) Context() context.Context {
 	return first
 }
 
-// joint is the context of several leases, kept at the last of them.
+// joint is the context of several leases, kept at the last of them under its hold's mutex, so that asking again makes
+// nothing (TestTheContextOfLeasesIsMadeOnce).
 type joint struct {
 	of  Leases
 	ctx context.Context
@@ -75,7 +86,8 @@ func (ls Leases) names() string {
 	return listed(names)
 }
 
-// Err returns nil while all leases are held, else the error of the first that is not.
+// Err returns nil while all leases are held, else the error of the first that is not. It reads the clock for each, as
+// Lease.Err does.
 func (ls Leases) Err() error {
 	for _, l := range ls {
 		if err := l.Err(); err != nil {
@@ -85,7 +97,8 @@ func (ls Leases) Err() error {
 	return nil
 }
 
-// Release gives all of them back, side by side, and joins what Lease.Release answers.
+// Release gives all of them back, side by side, and joins what Lease.Release answers. It returns as Lease.Release does:
+// at most a second after the end of ctx, whatever their number.
 func (ls Leases) Release(ctx context.Context) error {
 	if len(ls) == 1 {
 		return ls[0].Release(ctx)
@@ -101,21 +114,32 @@ func (ls Leases) Release(ctx context.Context) error {
 
 // AcquireAll waits until it holds all names, or holds none: with an error nothing is kept. Callers of AcquireAll never
 // deadlock among themselves, whatever the order of their names. The context and the options are those of Acquire, for
-// each of the names; RequestID and Reentrant are not for several. Names are distinct.
+// each of the names; RequestID and Reentrant are not for several. Names are distinct; there is at least one.
 //
 // A driver with CapMultiAcquire takes them in one step where it can. Otherwise they are taken one after the other in
 // the order of Options.Order, or else of their bytes, and given back when one cannot be had: those that come first are
-// then held while it waits for the rest.
+// then held while it waits for the rest. If one of them is lost meanwhile, it begins again.
+//
+//	leases, err := locks.AcquireAll(ctx, []string{"accounts/1", "accounts/2"})
+//	if err != nil {
+//		return err
+//	}
+//	defer leases.Release(ctx)
+//	return transfer(leases.Context(), leases.Claims())
+//
+// Errors are those of Acquire, with the names in a CallError; ErrInvalidOption for a name that is there twice.
 func (c *Client) AcquireAll(ctx context.Context, names []string, opts ...AcquireOption) (Leases, error) {
 	return c.acquireAll(ctx, names, true, opts)
 }
 
-// TryAcquireAll is AcquireAll without a wait: if one of the names is held by somebody else, the error is ErrHeld.
+// TryAcquireAll is AcquireAll without a wait: if one of the names is held by somebody else, the error is ErrHeld, and
+// none is kept.
 func (c *Client) TryAcquireAll(ctx context.Context, names []string, opts ...AcquireOption) (Leases, error) {
 	return c.acquireAll(ctx, names, false, opts)
 }
 
-// DoAll is Do with several names. The context that fn gets ends when the first of the leases is lost.
+// DoAll is Do with several names: it acquires all of them, runs fn and releases them. The context that fn gets ends
+// when ctx does, or when the first of the leases is lost.
 func (c *Client) DoAll(
 	ctx context.Context, names []string, fn func(ctx context.Context, leases Leases) error, opts ...AcquireOption,
 ) error {
@@ -129,6 +153,7 @@ func (c *Client) DoAll(
 	return c.run(ctx, leases, func(ctx context.Context) error { return fn(ctx, leases) })
 }
 
+// acquireAll is takeAll with the names in the error.
 func (c *Client) acquireAll(ctx context.Context, names []string, wait bool, opts []AcquireOption) (Leases, error) {
 	leases, err := c.takeAll(ctx, names, wait, opts)
 	if err != nil {
@@ -137,7 +162,7 @@ func (c *Client) acquireAll(ctx context.Context, names []string, wait bool, opts
 	return leases, nil
 }
 
-// listed names several names in an error.
+// listed names several names in an error: all of three, and two of more.
 func listed(names []string) string {
 	if len(names) > 3 {
 		return names[0] + ", " + names[1] + " and " + strconv.Itoa(len(names)-2) + " more"
@@ -152,6 +177,7 @@ func listed(names []string) string {
 	return s
 }
 
+// takeAll does for several names what acquire does for one, in the same order.
 func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []AcquireOption) (Leases, error) {
 	rs, o, err := c.requests(names, wait, opts)
 	if err != nil {
@@ -194,7 +220,7 @@ func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []
 	return leases, nil
 }
 
-// several is one AcquireAll.
+// several is one AcquireAll: what its two ways have in common.
 type several struct {
 	c     *Client
 	line  line
@@ -205,7 +231,7 @@ type several struct {
 	over  func() // ends the telling of the wait
 }
 
-// requests resolves names and options into what the driver gets.
+// requests resolves names and options into what the driver gets, one request for each name, each with a key of its own.
 func (c *Client) requests(names []string, wait bool, opts []AcquireOption) ([]backend.Request, acquireOptions, error) {
 	var o acquireOptions
 	if len(names) == 0 {
@@ -231,7 +257,8 @@ func (c *Client) requests(names []string, wait bool, opts []AcquireOption) ([]ba
 	return rs, o, nil
 }
 
-// newLeases makes leases of which each has those before it in its line.
+// newLeases makes leases of which each has those before it in its line: the set is one line of work, and the context of
+// the last lease stands for all.
 func (a *several) newLeases() Leases {
 	leases := make(Leases, len(a.names))
 	for i, name := range a.names {
@@ -240,7 +267,8 @@ func (a *several) newLeases() Leases {
 	return leases
 }
 
-// atOnce leaves it to the driver. ErrUnsupported: it does not do that, or not for this set.
+// atOnce leaves it to the driver. ErrUnsupported: it does not do that, or not for this set. Grants that are of no use
+// are given back and asked for again as in obtain, all of them together.
 func (a *several) atOnce(bounded context.Context) (Leases, error) {
 	c := a.c
 	multi, ok := backend.As[backend.MultiAcquirer](c.driver)
@@ -283,7 +311,8 @@ func (a *several) atOnce(bounded context.Context) (Leases, error) {
 	}
 }
 
-// start puts all holds under watch, or none.
+// start puts all holds under watch, or none. Every grant is looked at before the first hold begins, so that the client
+// remembers the tokens of all.
 func (a *several) start(leases Leases, sent []backend.Request, grants []backend.Grant, seen uint64) error {
 	var err error
 	for i := range grants {
@@ -302,7 +331,8 @@ func (a *several) start(leases Leases, sent []backend.Request, grants []backend.
 	return err
 }
 
-// granted tells the observer that the leases begin.
+// granted tells the observer that the leases begin, when all of them have: for a set that is rolled back it hears of no
+// lease.
 func (a *several) granted(leases Leases) {
 	a.over()
 	for _, l := range leases {
@@ -312,7 +342,8 @@ func (a *several) granted(leases Leases) {
 	}
 }
 
-// forget ends leases that nobody has seen, without an event. Those that are lost already stay so.
+// forget ends leases that nobody has seen, without an event, and gives nothing back. Those that are lost already stay
+// so.
 func (ls Leases) forget() {
 	for _, l := range ls {
 		l.left.Store(true)
@@ -327,7 +358,8 @@ func (ls Leases) forget() {
 }
 
 // oneByOne acquires one name after the other, in an order that is the same for all, and rolls back if one cannot be
-// had, or if one is lost while it waits for the others.
+// had. If one is lost while it waits for the others, it begins again with new keys, for as long as it may wait: the
+// caller asked to wait, and the loss is not the answer to that (TestAcquireAllNoticesALossWhileItWaits).
 func (a *several) oneByOne(bounded context.Context) (Leases, error) {
 	c := a.c
 	order := c.set.Order
@@ -359,7 +391,8 @@ func (a *several) oneByOne(bounded context.Context) (Leases, error) {
 	}
 }
 
-// each makes one round of oneByOne, and returns what it took. It ends early if one of those is lost.
+// each makes one round of oneByOne, and returns what it took. It ends early if one of those is lost, by ending the
+// context of the wait for the next.
 func (a *several) each(bounded context.Context, leases Leases, sorted []int, round int) (taken Leases, err error) {
 	bounded, cancel := context.WithCancelCause(bounded)
 	defer cancel(nil)

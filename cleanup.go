@@ -1,5 +1,18 @@
 package fencelock
 
+// Clean-up in the background. It is in the core, and not in each driver, because the loop is the same for all of them
+// and Close has to wait for it in one place. A tombstone in the service, which refuses a request that arrives late,
+// would be exact, but would cost one more command in every acquire, for a case that is rare and bounded by one TTL
+// anyway (see docs/decisions, the-core-cleans-up).
+//
+//	add ─► waiting (timer) ─► ready (fresh or again) ─► under way ─► finish
+//	            ▲                                            │
+//	            └──────────── judge: not yet ────────────────┘
+//
+// Goroutines and timers. Each call of Driver.Release runs on a goroutine of its own, for cleanTimeout at most; a job
+// that waits has one timer and no goroutine. close stops them all, and cleaner.running counts the calls that are still
+// out.
+
 import (
 	"context"
 	"errors"
@@ -16,7 +29,9 @@ import (
 //
 // A few calls run at once, and none while there is nothing to do. A call that hangs makes room for others after a
 // moment, and those that are tried again stand behind those that were never tried: one part of a service that does not
-// answer keeps nobody else's name closed.
+// answer keeps nobody else's name closed (TestHungReleasesDelayNobodyElse).
+//
+// mu is a leaf but for telling.mu: nothing else is locked under it, and the driver is called without it.
 type cleaner struct {
 	client *Client
 
@@ -45,6 +60,8 @@ const (
 	maybeInFlight
 )
 
+// cleanJob is one entry that has to go. It is in exactly one place: waiting for its timer, in one of the queues, or
+// under way; and in cleaner.jobs in all three. When it has ended, err is the last answer, and done is closed.
 type cleanJob struct {
 	grant   backend.Grant
 	known   certainty
@@ -60,26 +77,32 @@ type cleanJob struct {
 }
 
 const (
-	maxQuickCleans    = 32
-	maxCleans         = 1024                   // with the slow ones
+	// maxQuickCleans bounds the calls that have begun within slowClean: a service that answers is not asked for more at
+	// once.
+	maxQuickCleans = 32
+	// maxCleans bounds all calls, the slow ones among them. Beyond that even fresh jobs wait.
+	maxCleans         = 1024
 	slowClean         = 100 * time.Millisecond // when a call is one
 	cleanTimeout      = 5 * time.Second        // of one call
 	firstCleanBackoff = 100 * time.Millisecond
 	maxCleanBackoff   = 30 * time.Second
-	maxCleanJobs      = 1 << 17
+	// maxCleanJobs bounds the jobs. More are given up at once, and told to the observer: their names open with their
+	// TTL.
+	maxCleanJobs = 1 << 17
 	// afterlife is how long after the TTL a job goes on: the entry ends by its TTL, but a service with sessions may
 	// keep it for as long as the session lives.
 	afterlife = time.Minute
 )
 
+// init starts nothing.
 func (c *cleaner) init(client *Client) {
 	c.client = client
 	c.jobs = map[*cleanJob]struct{}{}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 }
 
-// add starts a job for g after a delay. ctx is that of the acquire, for events. Nobody needs the minimum hold of what
-// goes this way, unless it was released.
+// add starts a job for g after a delay. ctx is that of the acquire, for events. The minimum hold is kept if g says so,
+// see withoutMinimum. After close the job has ended when it is returned, with ErrClosed. The caller may hold hold.mu.
 func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, delay time.Duration) *cleanJob {
 	job := &cleanJob{grant: g, known: known, ctx: ctx, done: make(chan struct{})}
 	job.started = c.client.set.Clock.Now().Add(delay)
@@ -102,9 +125,10 @@ func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, del
 	return job
 }
 
+// errTooManyCleans is the error of EventAbandoned beyond maxCleanJobs.
 var errTooManyCleans = errors.New("too many releases wait already")
 
-// hurry lets a job that waits for a later try go ahead now.
+// hurry lets a job that waits for a later try go ahead now. If its timer has fired already, it is on its way by itself.
 func (c *cleaner) hurry(job *cleanJob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +146,7 @@ func (c *cleaner) enqueueAfter(job *cleanJob, d time.Duration) {
 	})
 }
 
-// enqueue makes job ready. The caller holds mu.
+// enqueue makes job ready, unless it is ready or has ended. The caller holds mu.
 func (c *cleaner) enqueue(job *cleanJob) {
 	job.timer = nil
 	if job.ended || job.ready {
@@ -137,7 +161,7 @@ func (c *cleaner) enqueue(job *cleanJob) {
 	c.start()
 }
 
-// start begins calls for the jobs that are ready, as many as may run. The caller holds mu.
+// start begins calls for the jobs that are ready, as many as may run: fresh ones first. The caller holds mu.
 func (c *cleaner) start() {
 	for c.ctx.Err() == nil && c.quick < maxQuickCleans && c.quick+c.slow < maxCleans {
 		queue := &c.fresh
@@ -162,7 +186,8 @@ func (c *cleaner) start() {
 	}
 }
 
-// run makes one call for job.
+// run makes one call for job, on its own goroutine. After slowClean the call counts as slow and another one may begin;
+// the counters are changed exactly once each way, whichever of the call's end and the timer comes first.
 func (c *cleaner) run(job *cleanJob) {
 	defer c.running.Done()
 	isSlow := false
@@ -196,6 +221,13 @@ func (c *cleaner) run(job *cleanJob) {
 }
 
 // judge decides after a call whether the job is done. The caller holds mu.
+//
+//	nil                                 done
+//	ErrNotHeld                          done if the entry was granted, if Close waits, or if a TTL has passed
+//	an answer that stays the same       given up, and told (EventAbandoned)
+//	anything, a minute after the TTL    given up, and told
+//	anything, when close has given up   done
+//	anything else                       again, after a pause that doubles up to 30 s
 func (c *cleaner) judge(job *cleanJob, err error, now instant) {
 	job.attempts++
 	job.err = err
@@ -213,11 +245,11 @@ func (c *cleaner) judge(job *cleanJob, err error, now instant) {
 	}
 }
 
-// final reports whether an answer will be the same next time.
+// final reports whether an answer will be the same next time, so that asking again is useless.
 func final(err error) bool {
 	for _, definite := range []error{
-		ErrUnsupported, ErrMisconfigured, ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrLimitMismatch, ErrHistoryLost,
-		ErrClosed, ErrTier,
+		ErrUnsupported, ErrMisconfigured, ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrLimitMismatch,
+		ErrHistoryLost, ErrClosed, ErrTier,
 	} {
 		if errors.Is(err, definite) {
 			return true
@@ -226,7 +258,8 @@ func final(err error) bool {
 	return false
 }
 
-// abandon ends a job that has not come to its end. The caller holds mu.
+// abandon ends a job that has not come to its end, and tells the observer: the name may be closed until the TTL, and
+// somebody may want to know. The caller holds mu.
 func (c *cleaner) abandon(job *cleanJob, err error) {
 	c.client.tell(job.ctx, Event{
 		Type: EventAbandoned, Name: strings.TrimPrefix(job.grant.Name, c.client.set.prefix), Kind: job.grant.Kind,
@@ -235,7 +268,7 @@ func (c *cleaner) abandon(job *cleanJob, err error) {
 	c.finish(job, err)
 }
 
-// finish ends job. The caller holds mu.
+// finish ends job, for those who wait for it and for close. The caller holds mu.
 func (c *cleaner) finish(job *cleanJob, err error) {
 	job.err, job.ended = err, true
 	delete(c.jobs, job)
@@ -246,7 +279,9 @@ func (c *cleaner) finish(job *cleanJob, err error) {
 	}
 }
 
-// close tries every waiting job at once and goes on until all are done or ctx ends. It returns how many are left.
+// close tries every waiting job at once and goes on until all are done or ctx ends. It returns how many are left; those
+// end with ErrClosed, and their names open with their TTL. Jobs that are added meanwhile are tried at once, too; those
+// added afterwards end at once.
 func (c *cleaner) close(ctx context.Context) (left int) {
 	c.mu.Lock()
 	c.closing = true

@@ -1,5 +1,20 @@
 package fencelock
 
+// What is under way in a client, and Close, which owns all of it. Close goes through these steps, and ctx bounds them
+// together:
+//
+//  1. Acquires are refused from now on, and those that wait end with ErrClosed.
+//  2. Every lease is lost with ReasonClosed. A hold under which nothing runs is given back; one under which a function
+//     of Do or Lead runs is given back when that returns.
+//  3. Close waits until all calls and functions have returned. When ctx ends it ends the releases among them.
+//  4. The clean-up tries what is left, at once.
+//  5. Renewals in flight are ended. The observer gets what it has not seen yet.
+//  6. The driver is closed, unless another client uses it.
+//
+// Each step is carried out also when ctx has ended; only the waiting ends then. What Close starts ends by itself: two
+// goroutines that wait for renewals and for the driver, which outlive Close only if the driver does not return within
+// its context.
+
 import (
 	"context"
 	"fmt"
@@ -11,7 +26,8 @@ import (
 )
 
 // work is everything that is under way in a client on a caller's goroutine: acquires, releases, functions of Do and
-// Lead.
+// Lead, and looks for an event. It is a set and not a counter, because Close ends acquires at once, releases later, and
+// functions never: a function ends itself when its context does.
 type work struct {
 	mu      sync.Mutex // protects the following fields and those of all flights
 	flights map[*flight]struct{}
@@ -20,9 +36,10 @@ type work struct {
 	idle    chan struct{} // made by Close; closed when nothing is under way
 }
 
-// flight is one of these.
+// flight is one of these. It belongs to work from enter or begin to leave.
 type flight struct {
-	kind   flightKind
+	kind flightKind
+	// cancel and stop are what end uses. Both are nil for a function, and for a look, which ends with its acquire.
 	cancel context.CancelCauseFunc // of an acquire
 	stop   context.CancelFunc      // of a release; of the timer of WaitAtMost
 }
@@ -36,14 +53,15 @@ const (
 	looking // for an event
 )
 
-// enter counts a release in.
+// enter counts a release in. It is never refused: a lock has to be given back also while the client closes. The caller
+// holds hold.mu.
 func (w *work) enter(f *flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.add(f)
 }
 
-// begin counts an acquire or a run in, or refuses it after Close.
+// begin counts an acquire, a run or a look in, or refuses it with ErrClosed once Close has begun.
 func (w *work) begin(f *flight) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,6 +72,7 @@ func (w *work) begin(f *flight) error {
 	return nil
 }
 
+// add is for enter and begin. The caller holds mu.
 func (w *work) add(f *flight) {
 	if w.flights == nil {
 		w.flights = map[*flight]struct{}{}
@@ -61,7 +80,7 @@ func (w *work) add(f *flight) {
 	w.flights[f] = struct{}{}
 }
 
-// bound says what ends a release when Close does not wait any longer.
+// bound says what ends a release when Close does not wait any longer. If that is so already, it is ended here.
 func (w *work) bound(f *flight, stop context.CancelFunc) {
 	w.mu.Lock()
 	f.stop = stop
@@ -72,6 +91,7 @@ func (w *work) bound(f *flight, stop context.CancelFunc) {
 	}
 }
 
+// leave takes a flight out, and tells Close when it was the last one.
 func (w *work) leave(f *flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +104,7 @@ func (w *work) leave(f *flight) {
 }
 
 // close refuses acquires from now on, ends those under way, and reports whether it is the first to do so. idle is
-// closed when nothing is under way.
+// closed when nothing is under way; it is nil for all but the first.
 func (w *work) close() (idle chan struct{}, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +135,7 @@ func (w *work) end(kind flightKind) {
 	}
 }
 
-// giveUp ends the releases under way, and returns how many of each kind are left.
+// giveUp ends the releases under way, and those that follow, and returns how many of each kind are left.
 func (w *work) giveUp() (left [4]int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,12 +149,16 @@ func (w *work) giveUp() (left [4]int) {
 
 // Close ends waiting acquires with ErrClosed and every lease with ReasonClosed, waits until the functions of Do and
 // Lead have returned, gives all locks back, finishes the clean-up of ambiguous outcomes, and closes the driver; a
-// driver that several clients use is closed by the last of them.
+// driver that several clients use is closed by the last of them. It does not close a service's client that was handed
+// to the driver.
 //
-// ctx bounds all of it. The error tells what was not done by then: locks that could not be given back end with their
-// TTL. A lease that was acquired without Do is given back at once, so work that runs under it should be stopped before.
-// Calls after Close answer ErrClosed. A repeated Close waits for the first and returns the same. No event is delivered
-// after it.
+// ctx bounds all of it: Close returns at most some 100 ms after its end. The error tells what was not done by then, and
+// wraps ErrUnknown: locks that could not be given back end with their TTL. A lease that was acquired without Do is
+// given back at once, so work that runs under it should be stopped before.
+//
+// Calls after Close answer ErrClosed. A repeated Close waits for the first, until its own ctx ends, and returns the
+// same. No event is delivered after it has returned. It may be called from any goroutine, also from an observer; not
+// from a function of Do or Lead, for which it would wait until ctx ends.
 func (c *Client) Close(ctx context.Context) error {
 	if c.zero() {
 		return callError("close", "", errZeroClient)
@@ -153,6 +177,7 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
+// shutDown is the first Close. The steps are told at the top of this file.
 func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	now := c.set.Clock.Now()
 	holds := c.heart.close()
@@ -188,8 +213,9 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	driver := c.closeDriver(ctx, patience)
 	switch unreleased := jobs + left[releasing] + left[running]; {
 	case unreleased+left[acquiring] > 0:
-		err := fmt.Errorf("%w: %d locks could not be given back and end with their TTL; %d functions of Do and Lead and %d "+
-			"acquires have not returned: %w", ErrUnknown, unreleased, left[running], left[acquiring], endOf(ctx))
+		err := fmt.Errorf(
+			"%w: %d locks could not be given back and end with their TTL; %d functions of Do and Lead and %d "+
+				"acquires have not returned: %w", ErrUnknown, unreleased, left[running], left[acquiring], endOf(ctx))
 		if driver != nil {
 			err = fmt.Errorf("%w; %w", err, driver)
 		}
@@ -201,7 +227,8 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 }
 
 // closeDriver closes the driver if no other client uses it. It waits for that until ctx ends, and a moment longer for a
-// driver that is about to return.
+// driver that is about to return. Driver.Close runs on a goroutine of its own, because a driver that ignores its
+// context must not hold Close up.
 func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
 	if !drivers.release(c.driver) {
 		return nil
@@ -222,9 +249,12 @@ func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
 	}
 }
 
-// drivers counts the clients of each driver in the process.
+// drivers counts the clients of each driver in the process, so that two clients over one driver (two namespaces, two
+// tiers) can be closed in any order (TestASharedDriverIsClosedByTheLastClient).
 var drivers sharers
 
+// sharers counts users by driver. Drivers whose type does not compare cannot be counted, and are closed by every
+// client.
 type sharers struct {
 	mu sync.Mutex // protects the following field
 	of map[backend.Driver]int
@@ -233,6 +263,7 @@ type sharers struct {
 // counts reports whether drivers of that type can be told apart.
 func (s *sharers) counts(d backend.Driver) bool { return reflect.ValueOf(d).Comparable() }
 
+// use counts a client in.
 func (s *sharers) use(d backend.Driver) {
 	if !s.counts(d) {
 		return
@@ -245,7 +276,7 @@ func (s *sharers) use(d backend.Driver) {
 	s.of[d]++
 }
 
-// release reports whether the caller was the last user of d.
+// release counts a client out, and reports whether it was the last user of d.
 func (s *sharers) release(d backend.Driver) bool {
 	if !s.counts(d) {
 		return true

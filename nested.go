@@ -1,5 +1,15 @@
 package fencelock
 
+// What an acquire under other leases is. A line of work is known by its context: the one that Do hands out, or
+// Lease.Context, carries the leases under which work with it happens. Three things go by that and by nothing else:
+// Reentrant, Options.Order, and the holds that a request is made under, by which a service with CapDeadlock finds
+// cycles.
+//
+// Goroutine ids would not do, since work moves between goroutines. Nor would the client as the holder, as sessions
+// suggest: two requests of one server process would stand for each other, and a wait that ends would be refused as a
+// deadlock. A missed deadlock is ended by a TTL or a context; a false alarm is ended by nothing. Work that does not
+// pass its context on gets no reentrancy and no warning (see docs/decisions, a-line-of-work-is-its-context).
+
 import (
 	"context"
 	"errors"
@@ -12,7 +22,9 @@ import (
 type lineKey struct{}
 
 // line is one line of work: the leases under which a context's work happens, of any client. It is a value of its own,
-// and not a chain of contexts, so that a lease that was released is no longer kept or looked at.
+// and not a chain of contexts, so that a lease that was released is no longer kept or looked at: lock coupling, where
+// each lock is taken under the one before, costs the same in every step (TestLockCouplingIsLinear,
+// TestAHeldLeasePinsNoOther). A line never changes once it is in a context.
 type line struct {
 	leases []*Lease        // the innermost last
 	base   context.Context // the values of what the innermost was acquired with, less the lines of the core
@@ -25,7 +37,8 @@ func lineOf(ctx context.Context) *line {
 	return l
 }
 
-// newLine returns the line of an acquire with ctx: those of its leases that have not been released.
+// newLine returns the line of an acquire with ctx: those of its leases that have not been released. The copy is made at
+// the acquire, so that a lease which is released later is looked at no more by those that follow.
 func newLine(ctx context.Context) line {
 	l := line{base: ctx}
 	outer := lineOf(ctx)
@@ -43,7 +56,8 @@ func newLine(ctx context.Context) line {
 	return l
 }
 
-// with returns the line of the work under one more lease.
+// with returns the line of the work under more leases. It copies: two branches of work under one lease must not write
+// into one array.
 func (l *line) with(leases ...*Lease) line {
 	all := make([]*Lease, 0, len(l.leases)+len(leases))
 	return line{leases: append(append(all, l.leases...), leases...), base: l.base}
@@ -54,7 +68,8 @@ func (l *line) within(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lineKey{}, l)
 }
 
-// under returns the context of the work under lease, which was taken along the line. Its end is the caller's matter.
+// under returns the context of the work under lease, which was taken along the line: with the values of the acquire's
+// context, and without its end. Ending it is the caller's matter.
 func (l *line) under(lease *Lease) (context.Context, context.CancelCauseFunc) {
 	inner := new(line)
 	*inner = l.with(lease)
@@ -64,7 +79,12 @@ func (l *line) under(lease *Lease) (context.Context, context.CancelCauseFunc) {
 }
 
 // under looks at the leases under which a request is made before it goes out. It returns another lease of a hold that
-// there is already, if the options allow that; an error if the request must fail; and neither to go on.
+// there is already, if the options allow that; an error if the request must fail; and neither to go on. Leases of other
+// clients do not count: they may be of another service, and only their own client knows their names.
+//
+// It fails where waiting could never end: for a name that a lease of this very line keeps
+// (TestWaitingForOneselfIsADeadlock), or against Options.Order. It puts the live holds into r.Under, the innermost
+// first, for drivers that find longer cycles.
 func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptions) (*Lease, error) {
 	var same *Lease
 	var held []string
@@ -106,17 +126,21 @@ func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptio
 	return nil, nil
 }
 
+// excludesItself reports whether a second request of a line would wait for what the line has. Shared beside shared does
+// not, and permits may be free for both.
 func excludesItself(held, wanted backend.Kind) bool {
 	return held != backend.KindPermits && wanted != backend.KindPermits &&
 		(held == backend.KindExclusive || wanted == backend.KindExclusive)
 }
 
-// deadlockWith is the error of waiting for what the waiter's own lease keeps.
+// deadlockWith is the error of waiting for what the waiter's own lease keeps: a cycle of one.
 func deadlockWith(l *Lease) error {
 	return &DeadlockError{Cycle: []backend.DeadlockEdge{{Owner: l.Owner(), Holds: l.Name(), Wants: l.Name()}}}
 }
 
-// reenter returns one more lease of the hold that l is of.
+// reenter returns one more lease of the hold that l is of. The hold stays as it was granted, so a request for more than
+// it is fails: a shared hold cannot become exclusive, since two readers who wanted that would wait for each other, and
+// permits are taken in their number. An exclusive hold serves a shared request.
 func (c *Client) reenter(taken line, l *Lease, r *backend.Request) (*Lease, error) {
 	h := l.of
 	h.mu.Lock()
