@@ -2,6 +2,16 @@
 // else can hold it, a waiter leaves nothing behind, and where a double run would corrupt data, nothing but a lock with
 // fencing tokens is accepted.
 //
+//	locks, err := fencelock.ForCorrectness(etcd.New(client, nil), nil) // once per process
+//	if err != nil {
+//		return err
+//	}
+//	defer locks.Close(ctx)
+//
+//	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
+//		return guard.Tx(ctx, lease.Claim("accounts/42"), debit) // ctx ends before somebody else can hold the lock
+//	})
+//
 // # Tiers
 //
 // Callers say what a double run would cost them.
@@ -20,13 +30,23 @@
 //	lease.Context ◄─ lease.go, renew.go ◄─ Grant{Token, SentAt} ◄────────┘
 //	lease.Token ──► your write ──► fencing.Guard.Check ─► admitted | ErrStale
 //
+// # Which call
+//
+//   - [Client.Do] runs a function under a lock, and is right for most programs: it releases, also after a panic, and
+//     its result tells of a loss.
+//   - [Client.Acquire] and [Client.TryAcquire] return a [Lease], for locks that outlive a function. `defer
+//     lease.Release(ctx)` is right also when ctx has ended.
+//   - [Client.DoAll] and [Client.AcquireAll] take several names or none, without deadlocks among themselves.
+//   - [Client.Lead] runs a function on one of all candidates at a time.
+//   - [Client.Look], [Client.List] and [Client.Watch] show locks to people; nothing that they show lets anybody move
+//     one.
+//
 // # Kinds of lock
 //
 // An acquire takes the name for itself, unless an option says otherwise: [Shared] beside other readers, [Permits] for
-// some of a number, [Hierarchical] for a path and all below. [Client.AcquireAll] takes several names or none, and
-// [Client.Lead] runs a function on one of all candidates at a time. Each needs a driver that declares it, or is built
-// from what every driver has; what a driver cannot do is [ErrUnsupported] and changes nothing. Fencing tokens protect
-// exclusive holds only: the others carry one for order, marked so that guards refuse it.
+// some of a number, [Hierarchical] for a path and all below. Each needs a driver that declares it; what a driver cannot
+// do is [ErrUnsupported] and changes nothing. Fencing tokens protect exclusive holds only: the others carry one for
+// order, marked so that guards refuse it.
 //
 // One line of work is known by its context: an acquire with the context that a lease gives out happens under that
 // lease. [Reentrant] gets another lease of the same hold that way, a wait that could never end is [ErrDeadlock], and
@@ -41,8 +61,19 @@
 // covers. [Lease.Context] ends at the deadline at the latest, whatever any network call is doing. A failed renewal is
 // no loss: renewals are retried until the deadline.
 //
+//	sent ──► granted              renewed: the deadline moves             not renewed: lost here
+//	  │◄────────────────── TTL ─────┼─────────────────────────────────────────│─ margin ─►│ the service lets others in
+//
+// Elapsed time is measured by a clock that runs on while the machine is suspended. No wall clock decides anything.
+//
 // # Context
 //
 // The context of Acquire bounds the wait and not the hold. The context of Do bounds both. Releases and clean-up do not
 // depend on the caller's context: a cancelled request never leaves its lock behind.
+//
+// # Failure
+//
+// Every error can be branched on with errors.Is, keeps its cause, and names the call and the lock. An outcome that is
+// not known is [ErrUnknown] and is cleaned up in the background; the lock is never kept for a caller who was told that
+// it has none.
 package fencelock

@@ -1,5 +1,17 @@
 package fencelock
 
+// What a call can answer. The sentinels and most types are those of package backend under the same names, so that a
+// program that uses locks imports this package alone, and an error that a driver made matches without a translation.
+// What belongs to tiers and leases is here: ErrLost, ErrTier, LostError and CapabilityError.
+//
+//	err := locks.Do(ctx, "accounts/42", fn)
+//	switch {
+//	case errors.Is(err, fencelock.ErrLost):        // fn was stopped: somebody else may have gone on
+//	case errors.Is(err, fencelock.ErrHeld):        // waited in vain
+//	case errors.Is(err, fencelock.ErrUnavailable): // try again later; nothing was done
+//	case errors.Is(err, fencelock.ErrUnknown):     // the same, and the clean-up is under way
+//	}
+
 import (
 	"errors"
 	"fmt"
@@ -10,26 +22,32 @@ import (
 
 // What a call can answer, to branch on with errors.Is. The context's own error stays in the chain beside them.
 var (
-	// ErrHeld: somebody else holds the lock. A *HeldError is in the chain.
+	// ErrHeld: somebody else holds the lock, or is before us in the queue. A *HeldError is in the chain.
 	ErrHeld = backend.ErrHeld
-	// ErrLost: the hold ended against its holder's will. A *LostError is in the chain.
+	// ErrLost: the hold ended against its holder's will. A *LostError is in the chain. Work that was done under it may
+	// be overtaken; only a guard knows what it refused.
 	ErrLost = errors.New("lock was lost")
-	// ErrNotHeld: there is nothing to release: it was released before, or its hold is gone.
+	// ErrNotHeld: there is nothing to release: it was released before, or its hold is gone. From Leader and
+	// ForceRelease: nobody holds the name.
 	ErrNotHeld = backend.ErrNotHeld
-	// ErrTier: the driver cannot serve the tier. A *CapabilityError is in the chain.
+	// ErrTier: the driver cannot serve the tier, by its type or in its present configuration. A *CapabilityError is in
+	// the chain.
 	ErrTier = errors.New("driver cannot serve this tier")
-	// ErrUnsupported: the driver does not do this. The same value as errors.ErrUnsupported.
+	// ErrUnsupported: the driver does not do this; nothing was sent. The same value as errors.ErrUnsupported. A
+	// *CapabilityError is in the chain where the core noticed.
 	ErrUnsupported = backend.ErrUnsupported
-	// ErrUnavailable: the lock service could not be reached, and nothing was done.
+	// ErrUnavailable: the lock service could not be reached, and nothing was done. It usually passes.
 	ErrUnavailable = backend.ErrUnavailable
 	// ErrUnknown: the service may or may not have done it. The client cleans up in the background until it knows.
 	ErrUnknown = backend.ErrUnknown
-	// ErrMisconfigured: the service's settings make it unfit for locks. A *ConfigError is in the chain.
+	// ErrMisconfigured: the service's settings make it unfit for locks. A *ConfigError is in the chain. It stays until
+	// an operator changes them.
 	ErrMisconfigured = backend.ErrMisconfigured
 	// ErrDeadlock: waiting would close a cycle of holders that wait for each other, or goes against Options.Order. A
-	// *DeadlockError is in the chain.
+	// *DeadlockError is in the chain. Release what is held, and begin again.
 	ErrDeadlock = backend.ErrDeadlock
-	// ErrLimitMismatch: the name is in use with another kind, or another limit of permits.
+	// ErrLimitMismatch: the name is in use with another kind, or another limit of permits, or as a path. Two parts of
+	// the program disagree about it.
 	ErrLimitMismatch = backend.ErrLimitMismatch
 	// ErrInvalidName: see ValidateName in package backend. An *InvalidError is in the chain.
 	ErrInvalidName = backend.ErrInvalidName
@@ -38,9 +56,10 @@ var (
 	// ErrInvalidOption: another option has a value that cannot be meant. An *InvalidError is in the chain.
 	ErrInvalidOption = backend.ErrInvalidOption
 	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or
-	// replaced. A *HistoryError is in the chain.
+	// replaced. A *HistoryError is in the chain. The client grants nothing any more; see docs/FENCING.md, "A service
+	// that forgot".
 	ErrHistoryLost = backend.ErrHistoryLost
-	// ErrClosed: the client was closed.
+	// ErrClosed: the client was closed, before the call or while it waited.
 	ErrClosed = backend.ErrClosed
 	// ErrCompacted: the service no longer keeps what happened since the revision that Since names.
 	ErrCompacted = backend.ErrCompacted
@@ -66,16 +85,28 @@ type (
 
 // The reasons in a LostError.
 const (
-	ReasonExpired        = backend.ReasonExpired
+	// ReasonExpired: the deadline passed without a confirmed renewal.
+	ReasonExpired = backend.ReasonExpired
+	// ReasonSessionExpired: the service ended the session on which the hold lived.
 	ReasonSessionExpired = backend.ReasonSessionExpired
-	ReasonForceReleased  = backend.ReasonForceReleased
-	ReasonEvicted        = backend.ReasonEvicted
-	ReasonHistoryLost    = backend.ReasonHistoryLost
-	ReasonReplaced       = backend.ReasonReplaced
-	ReasonClosed         = backend.ReasonClosed
+	// ReasonForceReleased: an administrator took the lock away, see Client.ForceRelease.
+	ReasonForceReleased = backend.ReasonForceReleased
+	// ReasonEvicted: the service no longer has the hold, though its time was not over.
+	ReasonEvicted = backend.ReasonEvicted
+	// ReasonHistoryLost: the service has forgotten what it acknowledged.
+	ReasonHistoryLost = backend.ReasonHistoryLost
+	// ReasonReplaced: a later acquire of this client with the same RequestID has the hold.
+	ReasonReplaced = backend.ReasonReplaced
+	// ReasonClosed: the client was closed.
+	ReasonClosed = backend.ReasonClosed
 )
 
-// LostError is ErrLost: what was lost, and why. It is the cause of a lost lease's context.
+// LostError is ErrLost: what was lost, and why. It is the cause of a lost lease's context, so that work far below knows
+// why it was stopped:
+//
+//	if lost := (*fencelock.LostError)(nil); errors.As(context.Cause(ctx), &lost) {
+//		log.Printf("stopped: %s was lost: %s", lost.Name, lost.Reason)
+//	}
 type LostError struct {
 	Name   string
 	Token  fencing.Token // zero in the efficiency tier
@@ -83,6 +114,7 @@ type LostError struct {
 	Err    error // what the driver answered, if the loss was learnt from an answer
 }
 
+// Error names the lock, its token if there is one, and the reason.
 func (e *LostError) Error() string {
 	s := fmt.Sprintf("lock %q was lost: %s", e.Name, e.Reason)
 	if e.Token.Valid() {
@@ -94,6 +126,7 @@ func (e *LostError) Error() string {
 // Is reports true for ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
+// Unwrap returns what the driver answered, or nil.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // CapabilityError says what a driver lacks in its present configuration. It is ErrTier where the driver cannot serve a
@@ -105,6 +138,7 @@ type CapabilityError struct {
 	Lacks   string               // what is missing, in words, for a tier
 }
 
+// Error says what is missing, in words for a tier and as names of capabilities elsewhere.
 func (e *CapabilityError) Error() string {
 	if e.Tier != 0 {
 		return fmt.Sprintf("driver %s cannot serve the %s tier: %s", e.Driver, e.Tier, e.Lacks)
@@ -120,7 +154,8 @@ func (e *CapabilityError) Is(target error) bool {
 	return target == ErrUnsupported
 }
 
-// callError wraps err with the call and the name, unless a driver has done so already.
+// callError wraps err with the call and the name, unless a driver has done so for this very call already: one prefix is
+// enough to read.
 func callError(call, name string, err error) error {
 	if already, ok := err.(*CallError); ok && already.Call == call {
 		return err

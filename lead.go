@@ -1,5 +1,8 @@
 package fencelock
 
+// Elections. An election is a lock that its candidates take again and again, so everything that is true of leases is
+// true of leadership; what is added here is the loop, and the pauses in it.
+
 import (
 	"context"
 	"errors"
@@ -11,23 +14,27 @@ import (
 )
 
 // ErrResign is what the function given to Lead returns to give the leadership up and stand again, behind those who
-// wait.
+// wait. It may be wrapped.
 var ErrResign = errors.New("resigned")
 
-// Lead stands for election under name and runs fn while it leads: one of all who call Lead with the name does at a
+// Lead stands for election under name and runs fn while it leads: of all who call Lead with the name, one does at a
 // time. fn gets a context that ends when ctx ends or, with a *LostError as its cause, before another candidate can
 // lead; Lead waits for fn to return. After a loss it stands again, as it does when the lock service cannot be reached
 // for a while, always after a short pause.
+//
+//	err := locks.Lead(ctx, "scheduler", func(ctx context.Context, lease *fencelock.Lease) error {
+//		return schedule(ctx, lease.Claim("jobs")) // until ctx ends
+//	})
 //
 // Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when
 // an acquire fails for a reason that does not pass, such as an invalid name or a client that was closed. What fn
 // returns after a loss of the leadership is its way of stopping and is not looked at; the loss of another lock is a
 // result like any other.
 //
-// An election is a lock: in the correctness tier the lease's token is the term, and writes that carry it are refused
-// once there is a later leader. In the efficiency tier two leaders may believe in themselves after a failover of the
-// service. Candidates use the same options; WaitAtMost bounds each time of standing. Reentrant is not for elections:
-// who resigns must give the leadership up.
+// In the correctness tier the lease's token is the term, and writes that carry it are refused once there is a later
+// leader. In the efficiency tier two leaders may believe in themselves after a failover of the service. Candidates use
+// the same options; WaitAtMost bounds each time of standing. Reentrant is not for elections, because a leader who
+// resigns must give the leadership up: ErrInvalidOption.
 func (c *Client) Lead(
 	ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption,
 ) error {
@@ -55,7 +62,8 @@ func (c *Client) Lead(
 	}
 }
 
-// rule runs fn once, and reports whether to stand again.
+// rule runs fn once, and reports whether to stand again: after a loss of this very leadership, and after ErrResign,
+// unless ctx has ended. Whether the leadership was lost is asked when fn returns, and before the release.
 func (c *Client) rule(
 	ctx context.Context, lease *Lease, fn func(ctx context.Context, lease *Lease) error,
 ) (again bool, err error) {
@@ -81,13 +89,14 @@ func (c *Client) rule(
 // for ever is worse than one that asks again in a second.
 func passes(err error) bool { return !final(err) && !errors.Is(err, ErrDeadlock) }
 
-// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to a second and a half, between half
-// and all of it.
+// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to 1.6 s, and of that a random part
+// between a half and all, so that candidates whom one outage has stopped do not come back together.
 func (c *Client) electionPause(n int) time.Duration {
 	d := 50 * time.Millisecond << min(n-1, 5)
 	return time.Duration(float64(d) * (1 + c.chance()) / 2)
 }
 
+// sleep waits for d, and returns ctx.Err() if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -99,8 +108,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Leader tells who leads at this moment: whoever holds the lock of the election. Nobody does: ErrNotHeld. It says
-// nothing about the next moment; a leader proves itself by its token alone.
+// Leader tells who leads at this moment: the holder of the election's lock. If nobody does, the error is ErrNotHeld. It
+// says nothing about the next moment; a leader proves itself by its token alone. Needs a driver with CapInspect,
+// ErrUnsupported otherwise.
 func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
 	info, err := c.Look(ctx, name)
 	switch {
@@ -115,9 +125,19 @@ func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
 // leaderPoll is how often Leaders looks where the driver does not tell.
 const leaderPoll = time.Second
 
-// Leaders yields the present leader, and then each change, until ctx ends or the service fails, which it yields last.
-// The zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is. It
-// is told by the service with CapWatchReplay, and asks it about every second otherwise.
+// Leaders yields the present leader, and then each change, until ctx ends or the service fails; the error comes last.
+// The zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is.
+//
+//	for leader, err := range locks.Leaders(ctx, "scheduler") {
+//		if err != nil {
+//			return err
+//		}
+//		route(leader.Owner)
+//	}
+//
+// It looks, and then waits for a change after the revision that it saw, so that none is missed. With CapWatchReplay the
+// service tells of changes; otherwise it is asked about every second. Needs a driver with CapInspect, ErrUnsupported
+// otherwise.
 func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, error] {
 	return func(yield func(Holder, error) bool) {
 		var last Holder
@@ -145,7 +165,8 @@ func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, err
 	}
 }
 
-// change waits until something may have happened to name since a revision.
+// change waits until something may have happened to name since a revision. It may return for nothing: its caller looks
+// again. A revision that is too old for the service counts as a change.
 func (c *Client) change(ctx context.Context, name string, since uint64) error {
 	if since == 0 || !c.driver.Describe().Capabilities.Has(backend.CapWatch|backend.CapWatchReplay) {
 		return sleep(ctx, leaderPoll*3/4+rand.N(leaderPoll/2))

@@ -1,5 +1,9 @@
 package fencelock
 
+// What a caller holds. A Lease is a handle on a hold (hold.go): the hold is one entry in the service, and several
+// leases may stand for it. What is here decides nothing about time; it reads what hold and heart have decided, and asks
+// them to renew (Extend) or to end (Release).
+
 import (
 	"context"
 	"errors"
@@ -17,7 +21,8 @@ import (
 //	held ──► ended: released, or lost
 //
 // It is lost when its deadline passes without a renewal that the service confirmed, or when the service says that the
-// lock is not held any more. A renewal that fails is no loss: it is tried again until the deadline.
+// lock is not held any more. A renewal that fails is no loss: it is tried again until the deadline. A lease that is
+// never released is held until the client is closed or the process ends.
 type Lease struct {
 	of   *hold // nil in the zero Lease
 	line line  // the work that it is taken under
@@ -27,6 +32,7 @@ type Lease struct {
 
 	// The following fields are protected by of.mu.
 
+	// ctx ends with the lease; it and cancel are nil until somebody asks for it.
 	ctx    context.Context // ends with the lease; nil until somebody asks for it
 	cancel context.CancelCauseFunc
 	joint  *joint // see Leases.Context
@@ -35,7 +41,7 @@ type Lease struct {
 // zero reports whether nothing was ever held.
 func (l *Lease) zero() bool { return l == nil || l.of == nil }
 
-// Name returns the name that was acquired, without the client's namespace.
+// Name returns the name that was acquired, without the client's namespace. Empty for a lease that was never held.
 func (l *Lease) Name() string {
 	if l.zero() {
 		return ""
@@ -44,7 +50,9 @@ func (l *Lease) Name() string {
 }
 
 // Token returns the fencing token of this hold: pass it with every write. In the efficiency tier it is zero, which
-// every guard refuses. It stays the same for the life of the lease, and after.
+// every guard refuses. It stays the same for the life of the lease, and after: a write that is sent late must be
+// refused by its own token. There is no way to ask for the current token of a name, since it would hand a stale holder
+// its successor's.
 func (l *Lease) Token() fencing.Token {
 	if l.zero() {
 		return 0
@@ -53,7 +61,7 @@ func (l *Lease) Token() fencing.Token {
 }
 
 // TokenSpace names the cluster that issued the token, for guards that trust one cluster only. Empty in the efficiency
-// tier.
+// tier. Claim carries it.
 func (l *Lease) TokenSpace() string {
 	if l.zero() || l.of.client.tier != Correctness {
 		return ""
@@ -61,12 +69,13 @@ func (l *Lease) TokenSpace() string {
 	return l.of.client.driver.Describe().TokenSpace
 }
 
-// Claim returns what a guard checks before a write to resource: the token, and the space that it belongs to.
+// Claim returns what a guard checks before a write to resource: the token, and the space that it belongs to. The
+// resource is often named like the lock, and need not be: one lock may protect several resources.
 func (l *Lease) Claim(resource string) fencing.Claim {
 	return fencing.Claim{Resource: resource, Token: l.Token(), Space: l.TokenSpace()}
 }
 
-// Owner returns the owner text that others see while the lock is held.
+// Owner returns the owner text that others see while the lock is held; it is the same for all leases of a client.
 func (l *Lease) Owner() string {
 	if l.zero() {
 		return ""
@@ -84,7 +93,8 @@ func (l *Lease) HoldID() string {
 }
 
 // Grant returns what the driver granted, for the driver's escape hatches (etcd's OwnerCmp for example). In the
-// efficiency tier its token is zero. It holds the secret key of the hold: do not log it whole.
+// efficiency tier its token is zero. It holds the secret key of the hold, which is enough to release it: do not log it
+// whole.
 func (l *Lease) Grant() backend.Grant {
 	if l.zero() {
 		return backend.Grant{}
@@ -97,9 +107,11 @@ func (l *Lease) Grant() backend.Grant {
 }
 
 // Context returns a context that ends with the lease. On a loss, context.Cause is a *LostError, and the context ends
-// before somebody else can hold the lock. It carries the values of the context given to Acquire, but not its end. An
-// acquire with this context, or one made from it, is known to happen under the lease: see Reentrant, ErrDeadlock and
-// Options.Order.
+// before somebody else can hold the lock. After a release the cause is context.Canceled. It carries the values of the
+// context given to Acquire, but not its end. It is made once, and costs no goroutine.
+//
+// Work that runs under the lease should use it, or a context made from it. An acquire with such a context is known to
+// happen under the lease: see Reentrant, ErrDeadlock and Options.Order.
 func (l *Lease) Context() context.Context {
 	if l.zero() {
 		ended, cancel := context.WithCancelCause(context.Background())
@@ -123,7 +135,8 @@ func (l *Lease) Context() context.Context {
 }
 
 // Deadline returns the time until which the lease may be believed without another renewal. It moves with each renewal
-// and lies before the end of the service's own TTL by the safety margin.
+// and lies before the end of the service's own TTL by the safety margin. It is for logs and for planning work; whether
+// the lease is held is for Err to say, which compares the clock that counts.
 func (l *Lease) Deadline() time.Time {
 	if l.zero() {
 		return time.Time{}
@@ -132,7 +145,11 @@ func (l *Lease) Deadline() time.Time {
 }
 
 // Err returns nil while the lease is held, a *LostError after loss, and ErrNotHeld after release. It reads the clock
-// itself, so it is exact even if timers were late: the last thing to ask before an act that cannot be fenced.
+// itself, so it is exact even if timers were late: the last thing to ask before an act that cannot be fenced. It takes
+// no lock while the lease is held, so it may be asked in a loop.
+//
+// Nil says that the lease was held at that moment, and nothing about the next one. Between Err and a write the process
+// may be paused: only a guard closes that gap.
 func (l *Lease) Err() error {
 	if l.zero() {
 		return ErrNotHeld
@@ -152,18 +169,26 @@ func (l *Lease) overOrCause() error {
 }
 
 // releaseGrace is how long a release goes on in the foreground after its context has ended: long enough for a healthy
-// service, short enough for a program that is being stopped.
+// service, short enough for a program that is being stopped. With it a Release returns within a second of the end of
+// its context, also on a busy machine.
 const releaseGrace = 500 * time.Millisecond
 
-// Release gives the lock back; of several leases of one hold (Reentrant), the last one does. It returns nil if the
-// service confirmed; ErrLost at once if the lease was lost before or the service has given the lock to somebody else;
-// ErrNotHeld if it was released before. On any other error the release goes on in the background until the outcome is
-// known, or the service has ended the hold by its TTL. The lease is dead in every case.
+// Release gives the lock back; of several leases of one hold (Reentrant), the last one does. The lease is dead in every
+// case, and its context has ended.
 //
 // The context may have ended already: the release is sent all the same, and Release returns at most a second after the
 // end of ctx, whatever the network does. So this is the idiom:
 //
 //	defer lease.Release(ctx)
+//
+// It returns
+//
+//   - nil if the service confirmed, or another lease of the hold goes on;
+//   - ErrLost, at once, if the lease was lost before, or if the service has given the lock to somebody else meanwhile:
+//     a *LostError with the reason is in the chain;
+//   - ErrNotHeld if it was released before;
+//   - any other error, usually ErrUnknown, if the outcome is not known. The release goes on in the background until it
+//     is, or until the service has ended the hold by its TTL.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.zero() {
 		return callError("release", "", ErrNotHeld)
@@ -174,6 +199,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	return nil
 }
 
+// release is Release without the name in the error. The hold is ended here first, and given back in the service
+// afterwards: nobody may be told "held" once the request to release has left.
 func (l *Lease) release(ctx context.Context) error {
 	h, c := l.of, l.of.client
 	now := c.set.Clock.Now()
@@ -211,7 +238,8 @@ func (l *Lease) release(ctx context.Context) error {
 	return h.finish(ctx)
 }
 
-// letGo drops what a released lease would keep of those that it was taken under. The caller holds of.mu.
+// letGo drops what a released lease would keep of those that it was taken under, since a caller may keep the lease. The
+// caller holds of.mu.
 func (l *Lease) letGo() {
 	l.line.leases, l.ctx, l.cancel, l.joint = nil, nil, nil, nil
 }
@@ -219,7 +247,8 @@ func (l *Lease) letGo() {
 // errNotHeld is ErrNotHeld, where a pointer is needed.
 var errNotHeld = ErrNotHeld
 
-// finish gives a hold back that has ended by release, and tells the observer.
+// finish gives a hold back that has ended by release, and tells the observer. "Not held" from the service means that it
+// had ended the hold before: to the caller that is a loss, which the release found out.
 func (h *hold) finish(ctx context.Context) error {
 	c := h.client
 	began := c.observedNow()
@@ -238,7 +267,7 @@ func (h *hold) finish(ctx context.Context) error {
 }
 
 // giveBack releases in the service: while ctx lives, then for a moment longer, and in the background for what that
-// leaves open.
+// leaves open. The second try may find that the first one was carried out without an answer; that is success.
 func (h *hold) giveBack(ctx context.Context) error {
 	err := h.tryGiveBack(ctx, max(h.grant.TTL, time.Second))
 	if err == nil || errors.Is(err, ErrNotHeld) {
@@ -257,6 +286,7 @@ func (h *hold) giveBack(ctx context.Context) error {
 	return err
 }
 
+// tryGiveBack makes one call, bounded by atMost and by Close. A context that has ended sends nothing.
 func (h *hold) tryGiveBack(ctx context.Context, atMost time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -274,11 +304,24 @@ type extension struct {
 }
 
 // Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that turns out
-// longer. A longer length is asked of the service at once; Extend waits until the service has confirmed it, repeats
-// attempts that fail, and keeps the old deadline until one succeeds. A shorter length takes effect here and now, and
-// later renewals ask for it; the service may keep the name for the old length if the process dies before that. ErrLost
-// or ErrNotHeld if the lease is dead. If ctx ends first, its error is returned with that of the last attempt; a lease
-// that renews itself goes on asking for d. Some drivers grant another length than d: see Deadline.
+// longer.
+//
+//	for batch := range batches {
+//		if err := lease.Extend(ctx, time.Minute); err != nil { // progress keeps the lock
+//			return err
+//		}
+//		write(batch)
+//	}
+//
+// A longer length is asked of the service at once; Extend waits until the service has confirmed it, repeats attempts
+// that fail, and keeps the old deadline until one succeeds. A shorter length takes effect here and now, and later
+// renewals ask for it; the service may keep the name for the old length if the process dies before that, since renewals
+// never shorten.
+//
+// ErrInvalidTTL, before anything is sent, if d is outside the driver's range. ErrLost or ErrNotHeld if the lease is
+// dead. If ctx ends first, its error is returned with that of the last attempt, or with ErrUnknown; a lease that renews
+// itself goes on asking for d. Some drivers grant another length than d: see Deadline. Of several leases of one hold,
+// Extend changes the hold.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.zero() {
 		return callError("extend", "", ErrNotHeld)
@@ -289,6 +332,8 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
+// extend is Extend without the name in the error. It leaves the asking to heart, which owns all renewals: a grant never
+// has two of them in flight.
 func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	h, c := l.of, l.of.client
 	if err := c.set.validateTTL(c.driver.Describe(), d); err != nil {
@@ -332,7 +377,8 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// abandon takes back an Extend whose context ended, unless its answer has come meanwhile.
+// abandon takes back an Extend whose context ended, unless its answer has come meanwhile. The length that it asked for
+// stays, as Extend says.
 func (h *hold) abandon(ctx context.Context, x *extension) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,5 +1,13 @@
 package fencelock
 
+// Looking at locks: who holds a name, which names are held, what happens to one, and taking a lock away from outside.
+// Nothing here is needed to take locks, and nothing that it shows lets anybody renew, release or move a hold. Each
+// method needs a capability, which is checked before anything is sent; names lose and regain the client's namespace on
+// the way.
+//
+// The names of package backend that a caller meets here are repeated, so that a program that watches locks imports this
+// package alone.
+
 import (
 	"context"
 	"fmt"
@@ -27,41 +35,72 @@ type (
 
 // The types of a Change.
 const (
-	ChangeAcquired      = backend.ChangeAcquired
-	ChangeReleased      = backend.ChangeReleased
-	ChangeExpired       = backend.ChangeExpired
+	// ChangeAcquired: a hold began.
+	ChangeAcquired = backend.ChangeAcquired
+	// ChangeReleased: its holder gave it back.
+	ChangeReleased = backend.ChangeReleased
+	// ChangeExpired: the service ended it, because nobody renewed it.
+	ChangeExpired = backend.ChangeExpired
+	// ChangeForceReleased: an administrator ended it; Change.Reason says why.
 	ChangeForceReleased = backend.ChangeForceReleased
 )
 
 // The kinds of a hold.
 const (
+	// KindExclusive: one holder. An acquire without an option for another kind.
 	KindExclusive = backend.KindExclusive
-	KindShared    = backend.KindShared
-	KindPermits   = backend.KindPermits
+	// KindShared: any number of holders, none beside an exclusive one. Option Shared.
+	KindShared = backend.KindShared
+	// KindPermits: holders who share a number of permits. Option Permits.
+	KindPermits = backend.KindPermits
 )
 
 // What a driver can do: Options.Require and Description.Capabilities.
 const (
-	CapFencing      = backend.CapFencing
-	CapFair         = backend.CapFair
-	CapShared       = backend.CapShared
-	CapPermits      = backend.CapPermits
-	CapMinHold      = backend.CapMinHold
-	CapMetadata     = backend.CapMetadata
-	CapPushLoss     = backend.CapPushLoss
-	CapInspect      = backend.CapInspect
-	CapList         = backend.CapList
-	CapWatch        = backend.CapWatch
-	CapWatchReplay  = backend.CapWatchReplay
+	// CapFencing: leases of the correctness tier carry fencing tokens.
+	CapFencing = backend.CapFencing
+	// CapFair: waiters are served in the order of their arrival, and nobody overtakes.
+	CapFair = backend.CapFair
+	// CapShared: option Shared.
+	CapShared = backend.CapShared
+	// CapPermits: option Permits.
+	CapPermits = backend.CapPermits
+	// CapMinHold: option HoldAtLeast.
+	CapMinHold = backend.CapMinHold
+	// CapMetadata: option Metadata.
+	CapMetadata = backend.CapMetadata
+	// CapPushLoss: a loss that the service can see is told within a second, and not only by the next renewal.
+	CapPushLoss = backend.CapPushLoss
+	// CapInspect: Client.Look, Client.Leader, Client.Leaders, and the holder's name in a *HeldError after a wait.
+	CapInspect = backend.CapInspect
+	// CapList: Client.List.
+	CapList = backend.CapList
+	// CapWatch: Client.Watch.
+	CapWatch = backend.CapWatch
+	// CapWatchReplay: option Since.
+	CapWatchReplay = backend.CapWatchReplay
+	// CapForceRelease: Client.ForceRelease.
 	CapForceRelease = backend.CapForceRelease
+	// CapMultiAcquire: Client.AcquireAll in one step of the service, where it can; without it, one name after the
+	// other.
 	CapMultiAcquire = backend.CapMultiAcquire
-	CapHierarchy    = backend.CapHierarchy
-	CapDeadlock     = backend.CapDeadlock
+	// CapHierarchy: option Hierarchical.
+	CapHierarchy = backend.CapHierarchy
+	// CapDeadlock: cycles of several holders are refused with ErrDeadlock; without it only a wait for oneself, and what
+	// goes against Options.Order.
+	CapDeadlock = backend.CapDeadlock
 )
 
 // Look tells who holds name at one moment, and how many wait for it. A name that nobody holds is no error: State.Held
 // is false. Fields that the service does not know are zero. There is nothing here to act on: the answer may be out of
-// date when it arrives, and the token is that of its holder. Needs a driver with CapInspect, ErrUnsupported otherwise.
+// date when it arrives, and a token in it belongs to its holder.
+//
+//	state, err := locks.Look(ctx, "accounts/42")
+//	if err == nil && state.Held {
+//		fmt.Println(state.Holders[0].Owner, "for another", state.Holders[0].ExpiresIn)
+//	}
+//
+// Needs a driver with CapInspect, ErrUnsupported otherwise. ErrUnavailable if the service cannot be asked.
 func (c *Client) Look(ctx context.Context, name string) (State, error) {
 	var info State
 	full, err := c.lookAt(name, backend.CapInspect)
@@ -75,7 +114,12 @@ func (c *Client) Look(ctx context.Context, name string) (State, error) {
 }
 
 // List yields the held names that start with prefix, in no promised order, and ends with the first error. The empty
-// prefix stands for all names of the client's namespace. Needs a driver with CapList, ErrUnsupported otherwise.
+// prefix stands for all names of the client's namespace. It is no snapshot: names that change hands meanwhile may be
+// there or not. Needs a driver with CapList, ErrUnsupported otherwise.
+//
+//	for state, err := range locks.List(ctx, "accounts/") {
+//		…
+//	}
 func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[State, error] {
 	return func(yield func(State, error) bool) {
 		if err := c.need(backend.CapList); err != nil {
@@ -94,7 +138,7 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[State, error
 	}
 }
 
-// WatchOption changes one Watch.
+// WatchOption changes one Watch. Nil is no option.
 type WatchOption func(*watchOptions)
 
 type watchOptions struct{ since uint64 }
@@ -106,8 +150,17 @@ func Since(revision uint64) WatchOption {
 	return func(o *watchOptions) { o.since = revision }
 }
 
-// Watch yields what happens to name, in order, until ctx ends or the service fails, which it yields last. A loop that
-// is left ends it. Needs a driver with CapWatch, ErrUnsupported otherwise.
+// Watch yields what happens to name, in order, until ctx ends, the driver is closed or the service fails; the error
+// comes last. A loop that is left ends it. Needs a driver with CapWatch, ErrUnsupported otherwise.
+//
+//	state, err := locks.Look(ctx, name)
+//	…
+//	for change, err := range locks.Watch(ctx, name, fencelock.Since(state.Revision)) {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Println(change.Type, change.Owner)
+//	}
 func (c *Client) Watch(ctx context.Context, name string, opts ...WatchOption) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		var o watchOptions
@@ -164,7 +217,7 @@ func (c *Client) ForceRelease(ctx context.Context, name, reason string) error {
 	return nil
 }
 
-// need fails if the driver does not declare caps.
+// need fails if the driver does not declare caps, or the client is the zero one.
 func (c *Client) need(caps backend.Capabilities) error {
 	if c.zero() {
 		return errZeroClient
@@ -176,7 +229,7 @@ func (c *Client) need(caps backend.Capabilities) error {
 	return nil
 }
 
-// lookAt returns the whole name, if the driver can do what is asked about it.
+// lookAt returns the whole name, if the driver can do what is asked about it, and the name is valid.
 func (c *Client) lookAt(name string, caps backend.Capabilities) (string, error) {
 	if err := c.need(caps); err != nil {
 		return "", err
@@ -188,7 +241,8 @@ func (c *Client) lookAt(name string, caps backend.Capabilities) (string, error) 
 	return full, backend.ValidateName(full)
 }
 
-// as returns the driver's side of a capability, which it declares.
+// as returns the driver's side of a capability, which it declares: a driver that declares it has it, as the conformance
+// suite makes sure.
 func as[T any](c *Client) T {
 	t, _ := backend.As[T](c.driver)
 	return t

@@ -1,5 +1,12 @@
 package fencelock
 
+// What an observer is told, and how it gets there: tell ─► telling.put ─► queue ─► deliver ─► Observer.Observe.
+//
+// put never blocks and runs under locks of the core; Observe runs on a goroutine of telling, under no lock. That
+// goroutine begins with the first event of an empty queue and ends with the last; close waits for it for a moment. A
+// queue in between is what lets no lease wait for an observer (TestManyLossesAreToldWhateverTheObserverDoes). A channel
+// would do for that until it is full; then its senders would wait, or the latest events be lost, uncounted.
+
 import (
 	"context"
 	"fmt"
@@ -11,11 +18,23 @@ import (
 
 // Observer learns what happens to the locks of a client: for metrics, logs and traces.
 //
+//	metrics := fencelock.ObserverFunc(func(ctx context.Context, e fencelock.Event) {
+//		switch e.Type {
+//		case fencelock.EventAcquired:
+//			waits.Observe(e.Wait.Seconds())
+//		case fencelock.EventLost:
+//			slog.WarnContext(ctx, "lock lost", "name", e.Name, "hold", e.HoldID, "reason", e.Reason)
+//		}
+//	})
+//
 // Events are delivered by one goroutine of the client, one after the other, in the order in which they happened; so
 // those of one lease come in its order, from EventAcquired to EventReleased or EventLost. No lease and no call waits
 // for an observer: one that is slow falls behind, and when more than 131,072 events wait, later ones are dropped and
 // counted in an EventShed. A panic in Observe is recovered and counted there too. Close delivers what waits, for at
 // most a second, and nothing is delivered after it has returned.
+//
+// Observe may call methods of the client, and of other clients; the lock that the event is about may have changed hands
+// meanwhile.
 type Observer interface {
 	// Observe gets the event and a context for it: the values, and not the end, of the context of the acquire to which
 	// the event belongs, so that a span can be found there.
@@ -67,24 +86,29 @@ type Event struct {
 
 	Driver string // Description.Name
 	Tier   Tier
+	// Name, Kind, HoldID and Token are the lock's; Owner, Driver and Tier the client's.
 	Name   string // the lock's, without the namespace
 	Owner  string
 	Kind   Kind
 	HoldID string // names the hold in logs; it moves nothing. Holder.HoldID is the same
 	Token  fencing.Token
 
+	// Contended: an acquire found the name taken. Holder is who held it, where the driver could tell.
 	Contended bool
-	Holder    *Holder       // who holds the name that is waited for, where known
-	Wait      time.Duration // of an acquire
-	Took      time.Duration // of a call of the service
-	Held      time.Duration // of a lease
-	Left      time.Duration // until the deadline
-	Reason    Reason        // of a loss
-	Count     int           // of events that were dropped
-	Err       error
+	Holder    *Holder // who holds the name that is waited for, where known
+	// The durations are measured by the lease clock, and belong to the types that name them.
+	Wait   time.Duration // of an acquire
+	Took   time.Duration // of a call of the service
+	Held   time.Duration // of a lease
+	Left   time.Duration // until the deadline
+	Reason Reason        // of a loss
+	Count  int           // of events that were dropped
+	Err    error
 }
 
 const (
+	// maxEvents bounds the memory of an observer that hangs. It is more than a client of 100,000 leases has to tell
+	// when all of them are lost at once.
 	maxEvents    = 1 << 17     // that wait for the observer
 	farewell     = time.Second // how long Close waits for the observer
 	waitingAfter = 50 * time.Millisecond
@@ -94,8 +118,9 @@ const (
 type telling struct {
 	to Observer
 
-	mu      sync.Mutex // protects the following fields
-	queue   []told
+	mu    sync.Mutex // protects the following fields
+	queue []told
+	// waiting counts what put has taken and Observe has not finished, so that a batch in delivery counts too.
 	waiting int // in queue, and taken from it but not delivered
 	shed    int
 	running bool
@@ -103,12 +128,13 @@ type telling struct {
 	idle    chan struct{} // made by close; closed when nothing waits
 }
 
+// told is one event in the queue, with the context for Observe.
 type told struct {
 	ctx   context.Context
 	event Event
 }
 
-// put queues an event. It never blocks.
+// put queues an event, or counts it as shed. It never blocks. The caller may hold any mutex of the core.
 func (t *telling) put(ctx context.Context, e Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,7 +153,8 @@ func (t *telling) put(ctx context.Context, e Event) {
 	}
 }
 
-// deliver runs until nothing waits.
+// deliver runs until nothing waits. It takes the queue in batches, and releases mu around each call of the observer. An
+// event is forgotten as soon as it is delivered, so that the batch keeps no context alive.
 func (t *telling) deliver() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,12 +187,15 @@ func (t *telling) deliver() {
 	}
 }
 
-// dropped queues an EventShed. A panic about that one is not told again. The caller holds mu.
+// dropped queues an EventShed, also beyond maxEvents: it stands for those that were dropped. A panic about that one is
+// not told again. The caller holds mu.
 func (t *telling) dropped(n int, err error) {
 	t.waiting++
 	t.queue = append(t.queue, told{context.Background(), Event{Type: EventShed, Time: time.Now(), Count: n, Err: err}})
 }
 
+// observe calls the observer, and returns an error if it panicked: a fault of an observer must not end a program that
+// holds locks.
 func (t *telling) observe(x *told) (err error) {
 	defer func() {
 		if p := recover(); p != nil && x.event.Type != EventShed {
@@ -177,7 +207,7 @@ func (t *telling) observe(x *told) (err error) {
 }
 
 // close waits until everything is delivered, at most for farewell and until ctx ends, and lets nothing through
-// afterwards.
+// afterwards: a call of Observe that hangs may still be running then, but no other begins.
 func (t *telling) close(ctx context.Context) {
 	t.mu.Lock()
 	idle := make(chan struct{})
@@ -199,7 +229,7 @@ func (t *telling) close(ctx context.Context) {
 	t.mu.Unlock()
 }
 
-// observed reports whether there is anybody to tell.
+// observed reports whether there is anybody to tell. What is made for events only is made behind it.
 func (c *Client) observed() bool { return c.telling.to != nil }
 
 // observedNow reads the clock if there is an observer to tell; reading costs as much as the rest of the core.
@@ -210,7 +240,8 @@ func (c *Client) observedNow() instant {
 	return c.set.Clock.Now()
 }
 
-// tell completes an event and queues it.
+// tell completes an event and queues it. ctx is that of the acquire; its end is taken out, so that an observer can work
+// with it after the call has returned.
 func (c *Client) tell(ctx context.Context, e Event) {
 	if !c.observed() {
 		return
@@ -222,7 +253,7 @@ func (c *Client) tell(ctx context.Context, e Event) {
 	c.telling.put(context.WithoutCancel(ctx), e)
 }
 
-// tell completes an event of the hold and queues it.
+// tell completes an event of the hold and queues it. The caller may hold mu; the hold has begun.
 func (h *hold) tell(e Event) {
 	if !h.client.observed() {
 		return

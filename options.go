@@ -1,5 +1,9 @@
 package fencelock
 
+// Options of a client and of one acquire, their bounds, and how they become one backend.Request. Everything that can be
+// wrong about them is found here, before anything is sent, and is an *InvalidError that names the option and the value,
+// or a *CapabilityError that names what the driver lacks. Nothing is rounded or clipped silently.
+
 import (
 	"context"
 	"crypto/rand"
@@ -16,18 +20,29 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// DefaultTTL is the lease length when neither Options nor an acquire option gives one.
+// DefaultTTL is the lease length when neither Options nor an acquire option gives one. A lock outlives a holder that
+// died by up to that long.
 const DefaultTTL = 30 * time.Second
 
-// Options configure a Client. Nil and the zero value mean the defaults.
+// Options configure a Client. Nil and the zero value mean the defaults. The client copies them: later changes have no
+// effect.
+//
+//	locks, err := fencelock.ForCorrectness(driver, &fencelock.Options{
+//		TTL:       15 * time.Second,
+//		Namespace: "billing",
+//		Require:   fencelock.CapFair | fencelock.CapShared,
+//		Observer:  fencelock.ObserverFunc(logEvent),
+//	})
 type Options struct {
-	// TTL of leases: how long a lock outlives a holder that died. Renewed in the background at a third of it. Default
-	// DefaultTTL, or the driver's maximum if that is less. Outside the driver's range or granularity: ErrInvalidTTL.
+	// TTL of leases: how long a lock outlives a holder that died. Renewed in the background at a third of it. A short
+	// one frees names sooner, and leaves less time to survive an outage of the service: a lease lives through one that
+	// is shorter than about two thirds of its TTL. Default DefaultTTL, or the driver's maximum if that is less. Outside
+	// the driver's range or granularity: ErrInvalidTTL.
 	TTL time.Duration
 
 	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already
-	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else.
-	// Default 0.
+	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. It has
+	// to leave something of the TTL: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
 	StopEarly time.Duration
 
 	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is
@@ -63,13 +78,14 @@ type Options struct {
 	AcceptAsyncReplica bool
 }
 
-// settings are Options with the defaults filled in.
+// settings are Options with the defaults filled in. They never change.
 type settings struct {
 	Options
 	prefix string        // Namespace + ":", or empty
 	Clock  backend.Clock // the driver's
 }
 
+// resolve fills in the defaults and checks everything against the driver. o may be nil.
 func (o *Options) resolve(d backend.Description) (settings, error) {
 	var s settings
 	if o != nil {
@@ -116,7 +132,8 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 	return s, backend.ValidateOwner(s.Owner)
 }
 
-// validateTTL checks against the driver and that StopEarly leaves something.
+// validateTTL checks against the driver and that StopEarly leaves something. What the driver is asked for is the TTL
+// and the lock delay together, so that is what has to be in its range.
 func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
 	if err := d.ValidateTTL(ttl + s.LockDelay); err != nil {
 		if s.LockDelay > 0 {
@@ -133,16 +150,19 @@ func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
 	return nil
 }
 
-// validity is how long after its sending a grant is believed that lives for granted, the lock delay included.
+// validity is how long after its sending a grant is believed that lives for granted, the lock delay included: the delay
+// is time for which the name stays closed and the lease is over.
 func (s *settings) validity(d backend.Description, granted time.Duration) time.Duration {
 	return d.Validity(granted) - s.StopEarly - s.LockDelay
 }
 
+// invalidOption makes the error of a bad value.
 func invalidOption(what, value, why string) error {
 	return &InvalidError{Kind: ErrInvalidOption, What: what, Value: value, Why: why}
 }
 
-// defaultOwner returns host/pid/random: whom to look for, and which of two processes with one pid in two containers.
+// defaultOwner returns host/pid/random: whom to look for, and which of two processes with one pid in two containers. A
+// host name that could not be shown is left out.
 func defaultOwner() string {
 	host, err := os.Hostname()
 	if err != nil || backend.ValidateOwner(host) != nil || len(host) > 128 {
@@ -152,11 +172,13 @@ func defaultOwner() string {
 }
 
 // AcquireOption changes one acquire. A bad value is reported by the acquire call, as ErrInvalidTTL or ErrInvalidOption.
+// Of two options of one sort the later one counts; those of Metadata add up. An option may be kept and used for many
+// calls, at once too.
 type AcquireOption interface {
 	apply(*acquireOptions) error
 }
 
-// acquireOptions collect what the options of one call say.
+// acquireOptions collect what the options of one call say. The zero value is a plain exclusive lock.
 type acquireOptions struct {
 	ttl        time.Duration
 	waitAtMost time.Duration
@@ -172,12 +194,14 @@ type acquireOptions struct {
 	hierarchical   bool
 }
 
+// optionFunc is how every option is made.
 type optionFunc func(*acquireOptions) error
 
 func (f optionFunc) apply(o *acquireOptions) error { return f(o) }
 
-// TTL sets the lease length of this lock. Outside the driver's range or granularity the acquire fails with
-// ErrInvalidTTL; nothing is rounded.
+// TTL sets the lease length of this lock, in place of Options.TTL. Outside the driver's range or granularity the
+// acquire fails with ErrInvalidTTL; nothing is rounded. Drivers with sessions use one for each TTL, so few different
+// ones are cheaper than many.
 func TTL(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -189,7 +213,11 @@ func TTL(d time.Duration) AcquireOption {
 }
 
 // WaitAtMost bounds the wait: if the lock is still held after d, the acquire fails with ErrHeld. Without it only the
-// context bounds the wait. Not for TryAcquire, which does not wait. With Lead it bounds each time of standing.
+// context bounds the wait. Not for TryAcquire, which does not wait: ErrInvalidOption. With Lead it bounds each time of
+// standing.
+//
+// A context with a timeout bounds the wait too, and its error is then in the chain beside ErrHeld. WaitAtMost is for
+// callers who want to tell "somebody has it" from "my own time is up".
 func WaitAtMost(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -201,14 +229,21 @@ func WaitAtMost(d time.Duration) AcquireOption {
 }
 
 // RequestID makes the acquire idempotent within its client: with the id of a hold of this client that still lives it
-// returns a lease of that same hold, with the same token, instead of waiting for itself. The later lease replaces the
-// earlier one, whose Err is a *LostError with ReasonReplaced then, and whose Release does nothing. While another call
-// with the id is under way, this one waits for that, and TryAcquire answers ErrHeld.
+// returns a lease of that same hold, with the same token, instead of waiting for itself. It is for requests that may be
+// delivered twice, such as a message that is processed again after a timeout.
+//
+//	lease, err := locks.Acquire(ctx, "order/7", fencelock.RequestID(message.ID))
+//
+// The later lease replaces the earlier one, whose Err is then a *LostError with ReasonReplaced, and whose Release does
+// nothing. While another call with the id is under way, this one waits for that, and TryAcquire answers ErrHeld. Asking
+// for another kind than the hold's is ErrLimitMismatch.
 //
 // To other clients the id means nothing but a name: they contend like anybody, and a *HeldError of a hold that was
 // taken with the same id has SameRequest set, so that a process that was restarted knows that it meets its former life.
-// The id itself is never sent; what others see is a hash of it (Holder.HoldID). 16 to 128 characters of A–Z a–z 0–9 - _
-// that carry at least 128 random bits, such as a UUID. Default: a random id per acquire.
+// The id itself is never sent; what others see is a hash of it (Holder.HoldID).
+//
+// The id has 16 to 128 characters of A–Z a–z 0–9 - _ that carry at least 128 random bits, such as a UUID. Default: a
+// random id per acquire.
 func RequestID(id string) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.requestID = id
@@ -218,8 +253,14 @@ func RequestID(id string) AcquireOption {
 
 // Seal shows the claim of the new hold to the resource before Acquire returns, or the function of Do runs: once the
 // resource has seen the new token, it refuses whatever an overtaken holder still sends, also before our own first
-// write. show gets a context that ends with that of the acquire and with the lease, and a claim whose Resource is the
-// lock's name; an error of it ends the acquire, and the lock is given back. For the correctness tier.
+// write. What is read after Acquire is then what the last holder left.
+//
+//	seal := fencelock.Seal(func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) })
+//	err := locks.Do(ctx, "accounts/42", fn, seal)
+//
+// show gets a context that ends with that of the acquire and with the lease, and a claim whose Resource is the lock's
+// name; an error of it ends the acquire, and the lock is given back. With AcquireAll it is called for each name. For
+// the correctness tier only: ErrInvalidOption elsewhere, where there is no token to show.
 func Seal(show func(ctx context.Context, claim fencing.Claim) error) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if show == nil {
@@ -231,8 +272,10 @@ func Seal(show func(ctx context.Context, claim fencing.Claim) error) AcquireOpti
 }
 
 // HoldAtLeast keeps the name closed until d after the grant, also when the lease is released earlier or the process
-// exits: a job that every replica starts at the same minute runs once although it takes a second. Needs a driver with
-// CapMinHold, ErrUnsupported otherwise.
+// exits: a job that every replica starts at the same minute runs once although it takes a second. The lease itself ends
+// as without it. d is at most the driver's greatest TTL. Needs a driver with CapMinHold, ErrUnsupported otherwise.
+//
+//	lease, err := locks.TryAcquire(ctx, "nightly-report", fencelock.HoldAtLeast(time.Minute))
 func HoldAtLeast(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -244,7 +287,7 @@ func HoldAtLeast(d time.Duration) AcquireOption {
 }
 
 // NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose
-// progress, not whose mere existence, should keep the lock.
+// progress, not whose mere existence, should keep the lock: a worker that hangs loses it.
 func NoRenew() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.noRenew = true
@@ -253,8 +296,10 @@ func NoRenew() AcquireOption {
 }
 
 // Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers ask
-// for it; writers acquire the lock without it. A writer that waits stops new readers. The lease's token is marked as
-// not exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+// for it; writers acquire the lock without it. A writer that waits stops new readers, so neither side starves. The
+// lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+//
+//	lease, err := locks.Acquire(ctx, "config", fencelock.Shared())
 func Shared() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if o.kind == backend.KindPermits {
@@ -267,8 +312,10 @@ func Shared() AcquireOption {
 
 // Permits takes n of limit permits: a counting semaphore. All who use the name give the same limit; another one, or
 // another kind of hold, is ErrLimitMismatch while the name is in use. The permits of a holder that died come back after
-// its TTL. The lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapPermits,
-// ErrUnsupported otherwise.
+// its TTL. The lease's token is marked as not exclusive; guards refuse it. 1 ≤ n ≤ limit < 2^31, ErrInvalidOption
+// otherwise. Needs a driver with CapPermits, ErrUnsupported otherwise.
+//
+//	lease, err := locks.Acquire(ctx, "api.example.com", fencelock.Permits(1, 20)) // twenty calls at a time
 func Permits(n, limit int) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		switch {
@@ -283,9 +330,9 @@ func Permits(n, limit int) AcquireOption {
 }
 
 // Hierarchical takes the name as a path, and the hold for all that lies below: a hold of "a/b" excludes holds of "a"
-// and of "a/b/c", and not those of "a/c". Everybody who uses a name, or one above or below, gives this option; without
-// it the same name is ErrLimitMismatch while it is in use so. Not for Permits. Needs a driver with CapHierarchy,
-// ErrUnsupported otherwise.
+// and of "a/b/c", and not those of "a/c". With Shared it excludes exclusive ones only. Everybody who uses a name, or
+// one above or below, gives this option; without it the same name is ErrLimitMismatch while it is in use so. Not for
+// Permits. Needs a driver with CapHierarchy, ErrUnsupported otherwise.
 func Hierarchical() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.hierarchical = true
@@ -295,9 +342,15 @@ func Hierarchical() AcquireOption {
 
 // Reentrant lets work that runs under a lease take the same lock again, where it does not know whether its caller holds
 // it: with a context that comes from the lease (the one that Do hands out, or Lease.Context) it gets a lease of the
-// same hold, with the same token, and the lock is given back when all leases of the hold have been released. The hold
-// goes on as the first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a context
-// the option does nothing. A shared hold cannot be taken again exclusively: ErrDeadlock.
+// same hold, with the same token, and the lock is given back when all leases of the hold have been released.
+//
+//	func (s *Store) Rename(ctx context.Context, id string) error { // called alone, and from within s.Merge
+//		return s.locks.Do(ctx, id, s.rename, fencelock.Reentrant())
+//	}
+//
+// The hold goes on as the first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a
+// context the option does nothing: work is known by its context, and not by its goroutine. A shared hold cannot be
+// taken again exclusively: ErrDeadlock. Not beside RequestID, and not for AcquireAll and Lead: ErrInvalidOption.
 func Reentrant() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.reentrant = true
@@ -309,7 +362,8 @@ func Reentrant() AcquireOption {
 const MaxMetadataBytes = 4096
 
 // Metadata stores key-value text beside the hold, for people who look who holds a lock. At most MaxMetadataBytes of
-// valid UTF-8. Needs a driver with CapMetadata, ErrUnsupported otherwise. The map is copied.
+// valid UTF-8 without NUL, ErrInvalidOption otherwise. It decides nothing. Needs a driver with CapMetadata,
+// ErrUnsupported otherwise. The map is copied.
 func Metadata(kv map[string]string) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		size := 0
@@ -336,7 +390,7 @@ var kindNeeds = [...]backend.Capabilities{
 	backend.KindShared: backend.CapShared, backend.KindPermits: backend.CapPermits,
 }
 
-// collect applies opts in order.
+// collect applies opts in order, and stops at the first that is wrong.
 func collect(opts []AcquireOption) (acquireOptions, error) {
 	if len(opts) == 0 {
 		return acquireOptions{}, nil
@@ -353,7 +407,8 @@ func collect(opts []AcquireOption) (acquireOptions, error) {
 	return o, nil
 }
 
-// request resolves name and options into what the driver gets.
+// request resolves name and options into what the driver gets. It makes the key of the first attempt, and marks it as
+// fresh: nobody has sent it before.
 func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.Request, acquireOptions, error) {
 	if c.zero() {
 		return backend.Request{}, acquireOptions{}, errZeroClient
@@ -391,7 +446,7 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 }
 
 // newIDs returns a secret key for an attempt and a name for its hold, 128 random bits each, that tell nothing of each
-// other.
+// other. One reading of the system's randomness serves both.
 func newIDs() (requestID, holdID string) {
 	var raw [32]byte
 	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness
