@@ -74,6 +74,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		return nil, err
 	}
 
+	// What is to be removed is counted at its place before the call ends, so that the place stays this request's
+	// without a gap.
 	a := d.attempt(rs)
 	defer func() {
 		if a.left {
@@ -100,19 +102,26 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// attempt is one Acquire or AcquireAll, over all repetitions. It belongs to the goroutine of its caller. The five
-// fields at the end are what giveUp judges by.
+// attempt is one Acquire or AcquireAll, over all repetitions. It belongs to the goroutine of its caller.
 type attempt struct {
-	d       *Driver
-	wishes  []wish // one, or those of a set
-	wait    bool
-	ttl     time.Duration
-	sent    bool     // we may have written them
-	unknown bool     // a request left and was not answered
-	session *session // of the last attempt
-	queued  bool     // the name was taken
-	failed  error    // the last failure that did nothing
-	left    bool     // a place in the queue may be left
+	d      *Driver
+	wishes []wish // one, or those of a set
+	wait   bool
+	ttl    time.Duration
+	// A transaction was answered, or left and was not: the keys may stand.
+	sent bool
+	// A request left and was not answered. An answer to a later one ends that: it tells what the keys are now, and what
+	// comes after it is removed by sweep.
+	unknown bool
+	// The session of the last repetition, whose loop is told when a request goes unanswered.
+	session *session
+	// Somebody else was in the way: Grant.Queued.
+	queued bool
+	// The last failure after which nothing had been done, because no connection stood. It is what the caller is told
+	// when the context ends: the end alone would not say what is wrong.
+	failed error
+	// giveUp has found that places in the queue may be left; acquire has them removed.
+	left bool
 }
 
 // wish is what is asked for one name: the request, and the key that it is to have. Its key changes when another
@@ -121,9 +130,12 @@ type wish struct {
 	r        backend.Request
 	claim    claim
 	dir, key string
-	taken    int   // how often somebody else's key stood there
-	unsought bool  // the request may have a key that this driver does not know of
-	revision int64 // create revision of the key, once it is granted
+	// How often somebody else's key stood there: the next choice is made among more.
+	taken int
+	// The request may have a key that this driver does not know of: see seek.
+	unsought bool
+	// The create revision of the key, once it is granted: the token.
+	revision int64
 }
 
 // attempt prepares an acquire: every wish gets its place, and is a call of it until endCall. A request that the core
@@ -142,7 +154,8 @@ func (d *Driver) attempt(rs []backend.Request) *attempt {
 // decided reports whether err is a final answer of etcd, after which the request has no key: repeating it would get the
 // same answer, and nothing needs to be removed.
 func decided(err error) bool {
-	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) || errors.Is(err, backend.ErrUnsupported)
+	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) ||
+		errors.Is(err, backend.ErrUnsupported)
 }
 
 // giveUp adds to err what is known about what the attempts left.
@@ -178,15 +191,17 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 
 // once makes an attempt on a session, of which the caller of a successful one is a user afterwards, once for each name.
 func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
+	// Without a session nothing can be written, and a lease alone closes no name: its failure is plain unavailability.
+	// But the end of the context in it counts as unknown, unless an earlier failure said that no connection stood.
 	s, err := a.d.sessionFor(ctx, a.ttl)
 	if err != nil {
 		a.d.trouble()
 		switch {
 		case errors.Is(err, backend.ErrHistoryLost):
-		case !kit.IsContext(err): // a lease alone closes no name
+		case !kit.IsContext(err):
 			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 			a.failed = err
-		case a.failed == nil: // and silence may be the server's, or ours
+		case a.failed == nil:
 			a.unknown = true
 		}
 		return nil, err
@@ -203,7 +218,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		w.revision, err = a.try(ctx, s, w)
 	}
 	if err == nil {
-		// The validity rests on the lease. A proof that is old would give a short one.
+		// The validity rests on the lease: a proof that is old would give a short one.
 		err = s.prove(ctx, s.ttl/3)
 	}
 	if err == nil && !s.Add(len(a.wishes)-1) {
@@ -267,7 +282,10 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 // The end of ctx ends the wait for the answer and not the request. Cancelled on its way, a request could still be
 // carried out, behind the back of a Release that follows; so it goes on as a flight, and that Release waits for it. A
 // request that has not yet departed is withdrawn, and then nothing was sent.
-func (a *attempt) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+func (a *attempt) txn(
+	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
+) (*clientv3.TxnResponse, error) {
+	// A flight of its own, which ends when it is answered or attemptTime has passed, whatever becomes of this call.
 	f, err := a.d.launch(ctx, a.session, a.wishes, cmps, then, otherwise)
 	if err != nil {
 		return nil, err

@@ -152,7 +152,8 @@ func New(client *clientv3.Client, o *Options) *Driver {
 	if d.log == nil {
 		d.log = slog.Default()
 	}
-	if client == nil || client.KV == nil || client.Lease == nil || client.Watcher == nil || client.ActiveConnection() == nil {
+	if client == nil || client.KV == nil || client.Lease == nil || client.Watcher == nil ||
+		client.ActiveConnection() == nil {
 		d.unfit = &backend.InvalidError{
 			Kind: backend.ErrInvalidOption, What: "etcd client", Value: "nil", Why: "make it with clientv3.New",
 		}
@@ -200,9 +201,9 @@ func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
 		Clock: d.clock, Exclusion: exclusion, KeepsHolds: true,
-		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapInspect | backend.CapList |
-			backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease | backend.CapShared | backend.CapPermits |
-			backend.CapMultiAcquire,
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapInspect |
+			backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease |
+			backend.CapShared | backend.CapPermits | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Second,
 		TokenSpace: d.history.tokenSpace().name,
 	}

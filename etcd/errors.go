@@ -71,7 +71,8 @@ func unsent(err error) bool {
 // forbidden reports whether the server does not let this user in, or not at these keys. It will not change its mind,
 // and the user is told of a misconfiguration instead of waiting.
 func forbidden(err error) bool {
-	return isOneOf(err, rpctypes.ErrPermissionDenied, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled, rpctypes.ErrUserEmpty)
+	return isOneOf(err,
+		rpctypes.ErrPermissionDenied, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled, rpctypes.ErrUserEmpty)
 }
 
 // refused reports whether the server said that it did not do it. These errors come before anything of a request is

@@ -31,14 +31,20 @@ import (
 // flight is a step that changes something: until it is answered, or attemptTime has passed. The first group of fields
 // is set before send; the results are written once, before done is closed, and read after that.
 type flight struct {
-	name            string // of the lock; "" for a step that must be a transaction of its own
+	// The name of the lock; "" for a step that must be a transaction of its own.
+	name            string
 	cmps            []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	here            bool            // only in the token space that the driver knows
-	values          context.Context // of the call
-	ended           func(*flight)   // nil, or called before done is closed
+	// Only in the token space that the driver knows: all steps that may grant. What a driver gives back it may give
+	// back anywhere.
+	here bool
+	// The context of the call, for its values alone.
+	values context.Context
+	// Called before done is closed, if it is not nil.
+	ended func(*flight)
 
-	done chan struct{} // closed by end, once
+	// The results, valid when done is closed. end closes it, once.
+	done chan struct{}
 	resp *clientv3.TxnResponse
 	err  error
 }
@@ -46,10 +52,14 @@ type flight struct {
 // departures are the steps of all callers on their way to the server. A name has one step in a transaction at most,
 // since etcd evaluates all comparisons before it does anything: two steps for one name would both find it free.
 type departures struct {
-	mu      sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// Steps that wait, in order of arrival. A step is taken out by arrived, which sends it, or by withdraw, which ends
+	// it.
 	waiting []*flight
-	under   int // transactions under way that others wait for
-	most    int // steps in one transaction; halved for servers that allow fewer
+	// Transactions under way that others wait for. One that takes longer than unansweredAlone does not count any more.
+	under int
+	// Steps in one transaction. It is halved for a server that allows fewer, and stays so.
+	most int
 }
 
 const (
@@ -89,6 +99,8 @@ func (d *Driver) launch(
 // node that was cut off and hands it on; it can write as long as its lease lives, which is therefore noted at the
 // places. With the end of the session the note goes: see forget.
 func (d *Driver) landing(f *flight, s *session, keys []string) {
+	// Not on an ended lease: a transaction on a lease that is gone is refused as a whole. And not for what the server
+	// said it has not done.
 	late := f.err != nil && !unsent(f.err) && !refused(f.err)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,6 +213,7 @@ func (d *Driver) arrived() {
 	if out.under--; out.under > 0 {
 		return
 	}
+	// The first step of each name goes, the others keep their order for the next time.
 	names := map[string]bool{}
 	var together []*flight
 	out.waiting = slices.DeleteFunc(out.waiting, func(f *flight) bool {
@@ -226,9 +239,11 @@ func (d *Driver) arrived() {
 // Values of a caller's context, a trace for example, travel with a step that goes alone. Its deadline and its end never
 // do.
 func (d *Driver) commitTogether(together []*flight) {
+	// Close ends what acquires, and waits for what releases: a transaction with a release in it is not cancelled, and
+	// takes attemptTime at most.
 	values, cancellable, here := d.ctx, true, false
 	for _, f := range together {
-		cancellable = cancellable && f.here // Close ends what acquires, and waits for what releases
+		cancellable = cancellable && f.here
 		here = here || f.here
 	}
 	if len(together) == 1 {
@@ -260,7 +275,9 @@ func (d *Driver) commitTogether(together []*flight) {
 		d.commitEach(together, isOneOf(err, rpctypes.ErrTooManyOps))
 		return
 	}
-	next := 0 // among the responses
+	// In another space the answer begins with what stands in its key, and the answers to the releases follow. Otherwise
+	// there is one answer for each step, in order.
+	next := 0
 	if resp != nil && !resp.Succeeded {
 		err, next = d.checkSpace(resp.Responses[0].GetResponseRange().Kvs), 1
 		if err == nil {

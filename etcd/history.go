@@ -153,7 +153,9 @@ func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOpti
 
 // commit is a transaction, with the same comparison and the same two results. A transaction that writes is carried out
 // whatever the comparison says; those that grant compare the token space themselves.
-func (d *Driver) commit(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+func (d *Driver) commit(
+	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
+) (*clientv3.TxnResponse, error) {
 	since := d.history.mark()
 	resp, err := d.client.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {

@@ -66,12 +66,15 @@ const leasesAtOnce = 8
 // timesToLive returns how long the leases of entries live unless renewed, in whole seconds; 0 for those that are gone.
 // The leader answers by its own time, without a majority: this is for people to read, and decides nothing.
 func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3.LeaseID]time.Duration, error) {
+	// Shared holds of one client stand on one lease, which is asked for once.
 	left := map[clientv3.LeaseID]time.Duration{}
 	for _, e := range entries {
 		left[e.lease] = 0
 	}
 	var mu sync.Mutex // protects left and failed
 	var failed error
+	// Some at a time, in goroutines that all end before the next ones begin. One failure is enough to give up: a state
+	// in which some holders have no end would look like holds that are over.
 	for part := range slices.Chunk(slices.Collect(maps.Keys(left)), leasesAtOnce) {
 		var work sync.WaitGroup
 		for _, lease := range part {
@@ -109,7 +112,7 @@ func infoOf(name string, queue []entry, revision int64) backend.State {
 	return info
 }
 
-// pageSize is how many keys List reads at once.
+// pageSize is how many keys List reads at once, so that an answer stays small however many names there are.
 const pageSize = 500
 
 // List yields the names that start with prefix, all names for "", in the order of their escaped form. It reads 500 keys
@@ -141,6 +144,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	var revision int64
 	var name string // whose keys are in kvs
 	var kvs []*mvccpb.KeyValue
+	// flush yields the name whose keys are complete, because a key of another name, or the end, has been read. It
+	// reports whether the caller wants more.
 	flush := func() bool {
 		queue := d.entriesOf(kvs)
 		kvs = kvs[:0]
@@ -223,6 +228,7 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 // endForced deletes the victims' keys and leaves the reason, in the same transactions, so that nobody finds the one
 // without the other. Each deletion compares which life of the key it means. It reports whether it deleted any.
 func (d *Driver) endForced(ctx context.Context, name, reason string, victims []entry) (ended bool, err error) {
+	// The trace names a range of create revisions, since the victims hold together and are the first of the queue.
 	trace := forced{Revision: victims[0].revision, Reason: reason}
 	if last := victims[len(victims)-1].revision; last != trace.Revision {
 		trace.Through = last
@@ -235,6 +241,8 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	if err != nil {
 		return false, err
 	}
+	// Every part writes the trace again, beside the deletions that it explains. A transaction that finds none of its
+	// victims has written it for nothing.
 	for part := range slices.Chunk(victims, victimsPerTxn) {
 		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
 		for _, v := range part {

@@ -70,6 +70,8 @@ func (a *attempt) takeAll(ctx context.Context, s *session) error {
 		since = append(since, w.claim.free(w.dir, w.key)...)
 		looks = append(looks, clientv3.OpGet(w.dir, clientv3.WithPrefix()))
 	}
+	// Each turn is one transaction. Every key is written, also one that stands, so that all are on this lease; PrevKV
+	// tells its create revision from before.
 	for {
 		puts := make([]clientv3.Op, len(a.wishes))
 		for i := range puts {
@@ -93,6 +95,8 @@ func (a *attempt) takeAll(ctx context.Context, s *session) error {
 // that stand as granted go on standing, and nobody comes before those that are new. If one name is refused, none is
 // kept, not even what is left of the same set from an earlier call.
 func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
+	// Keys of an earlier call with the same set stand, and are written again as they were read. They count for the
+	// requests that came after them, so blockers are looked for before them only.
 	var stand []string
 	for i := range a.wishes {
 		w, kvs := &a.wishes[i], resp.Responses[i].GetResponseRange().Kvs
@@ -117,6 +121,7 @@ func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since 
 	if refusal == nil {
 		return since, nil
 	}
+	// The set is refused: what an earlier call left of it must not keep anybody out.
 	for _, key := range stand {
 		if err := a.d.clear(ctx, key, anything); err != nil {
 			return nil, err

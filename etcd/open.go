@@ -65,7 +65,9 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
 		if why := conns.failure(); why != nil && errors.Is(err, backend.ErrUnavailable) {
-			err = &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, errors.Unwrap(err))}
+			err = &backend.CallError{
+				Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, errors.Unwrap(err)),
+			}
 		}
 		return nil, err
 	}

@@ -41,7 +41,8 @@ func (d *Driver) ask(ctx context.Context) error {
 		return err
 	}
 	err := d.askSpace(ctx)
-	if err != nil && !forbidden(err) && !errors.Is(err, backend.ErrHistoryLost) && !errors.Is(err, backend.ErrMisconfigured) {
+	if err != nil && !forbidden(err) && !errors.Is(err, backend.ErrHistoryLost) &&
+		!errors.Is(err, backend.ErrMisconfigured) {
 		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // what was done, if anything, locks nothing
 	}
 	return err
@@ -57,12 +58,14 @@ func (d *Driver) askSpace(ctx context.Context) error {
 	if d.history.tokenSpace().name != "" {
 		return d.checkSpace(resp.Kvs)
 	}
+	// The order matters: a proxy must be refused before anything is written through it.
 	if err := d.askMembers(ctx); err != nil {
 		return err
 	}
 	if err := d.learnSpace(ctx, resp); err != nil {
 		return err
 	}
+	// Only one goroutine for each driver, however many calls come first.
 	if d.checked.CompareAndSwap(false, true) && d.enter() == nil {
 		go func() {
 			defer d.gate.Leave()
@@ -87,6 +90,7 @@ func (d *Driver) askMembers(ctx context.Context) error {
 			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
 		}
 	}
+	// A learner has no vote, and cannot lead: a server with a learner is a single one.
 	voting := 0
 	for _, m := range resp.Members {
 		if !m.IsLearner {
@@ -101,6 +105,8 @@ func (d *Driver) askMembers(ctx context.Context) error {
 // check's concern. It runs once for each driver, counted in at the gate, and ends with Close.
 func (d *Driver) checkVersions() {
 	for _, endpoint := range d.client.Endpoints() {
+		// One after the other, each with a bound of its own. It asks the endpoints that the client was given, not all
+		// members.
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
 		resp, err := d.client.Status(ctx, endpoint)
 		cancel()

@@ -35,8 +35,10 @@ const (
 
 // neighbours is what a waiter needs to know of the queue. It is a snapshot of one revision.
 type neighbours struct {
-	own    bool    // our key stands, on our lease, where it was put
-	before []entry // what keeps it out, see claim.blockers; none: it holds
+	// Our key stands, on our lease, where it was put.
+	own bool
+	// What keeps it out, see claim.blockers. If there is nothing, it holds.
+	before []entry
 }
 
 // waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that
@@ -55,6 +57,7 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 		if len(n.before) == 0 {
 			return revision, nil
 		}
+		// Only now: a request that got its turn in the transaction that wrote its key has not waited.
 		a.queued = true
 		if err = a.watch(ctx, s, w, revision, n.before); err != nil {
 			return 0, err
@@ -157,7 +160,8 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 	if err != nil {
 		return err
 	}
-	// still reads the queue and reports whether the watch is on what keeps us out.
+	// still reads the queue and reports whether the watch is on what keeps us out. If it is not, the wait is over, or
+	// has to begin anew on another key.
 	still := func() (bool, error) {
 		n, err := a.neighbours(ctx, s, w, revision)
 		if err != nil || !n.own || len(n.before) == 0 {
@@ -171,6 +175,7 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 		return err
 	}
 
+	// From here on an event, the end of the session or a look of our own ends the wait, whichever comes first.
 	look := time.NewTimer(firstLook/2 + rand.N(firstLook))
 	defer look.Stop()
 	var own clientv3.WatchChan // from the first look on, so that a lock that changes hands quickly does not pay for it

@@ -45,6 +45,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if revision == 0 {
 		err = d.deleteRequest(ctx, key, g)
 	} else {
+		// The create revision names the hold. Where the driver does not know the hold, the request id is compared too:
+		// a grant that was put together from what others can see of a hold must not end it.
 		cmps := []clientv3.Cmp{created(key, revision)}
 		if h == nil { // not known to be this request's
 			cmps = append(cmps, standsFor(key, g.RequestID)...)
@@ -125,6 +127,8 @@ func (d *Driver) clear(ctx context.Context, key string, may func(*mvccpb.KeyValu
 // is missing. When ctx ends first the deletion may be carried out nevertheless, unless it had not yet departed.
 func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp) error {
 	name, _ := d.nameOf(key)
+	// A release travels in any token space, with the releases and acquires of other names. Once it has departed it goes
+	// on when ctx ends.
 	f := &flight{name: name, cmps: cmps, then: []clientv3.Op{clientv3.OpDelete(key)}, values: ctx}
 	if err := d.send(f); err != nil {
 		return err
@@ -176,7 +180,8 @@ func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	resp, err := d.commit(ctx, nil, []clientv3.Op{clientv3.OpGet(d.forcedKey(g.Name)), clientv3.OpGet(d.spaceKey())}, nil)
+	resp, err := d.commit(ctx, nil,
+		[]clientv3.Op{clientv3.OpGet(d.forcedKey(g.Name)), clientv3.OpGet(d.spaceKey())}, nil)
 	if err == nil {
 		err = d.checkSpace(resp.Responses[1].GetResponseRange().Kvs)
 	}

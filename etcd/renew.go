@@ -62,7 +62,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return r.out
 }
 
-// renewing is one call of Renew. Its parts run side by side, each for grants of its own, which it knows by their number.
+// renewing is one call of Renew. Its parts run side by side, each for grants of its own, which they know by their
+// numbers: so keys, which is complete before they begin, and out need no mutex.
 type renewing struct {
 	d      *Driver
 	grants []backend.Grant
@@ -73,6 +74,8 @@ type renewing struct {
 // all renews every grant: those whose hold can stay where it is by session, the others by the TTL of the session that
 // they move to. Afterwards it notes what was promised, so that a later renewal for less cuts nothing short.
 func (r *renewing) all(ctx context.Context) {
+	// A grant of which the driver knows nothing moves as well: it is another driver's, or its session here has ended,
+	// and only its key tells whether it still stands.
 	bySession, byTTL := map[*session][]int{}, map[time.Duration][]int{}
 	var work sync.WaitGroup
 	holds := make([]*hold, len(r.grants))
@@ -168,6 +171,8 @@ func (r *renewing) on(ctx context.Context, s *session, members []int) {
 	if err == nil {
 		attached, err = s.keys(ctx)
 	}
+	// keys may leave out what is there, so what it names is renewed, and what it does not name is read before it is
+	// told as lost.
 	var missing []int
 	for _, i := range members {
 		switch {
@@ -247,6 +252,8 @@ func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant
 // sweep spares them, and a release that overtakes the move finds them and leaves nothing behind
 // (TestRenewalThatIsOvertakenByAReleaseLeavesNothing). What was adopted and has not moved is dropped at the end.
 func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
+	// First it is found out which grants can move at all: those that name a key, for a TTL that a session can have, and
+	// whose keys stand as the grants say.
 	failed := func(i int) bool { return r.out[i].Err != nil }
 	for _, i := range members {
 		if incarnation(r.grants[i]) == 0 || r.keys[i] == "" || ttl < minTTL || ttl%time.Second != 0 {
@@ -259,6 +266,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 	if len(members) == 0 {
 		return
 	}
+	// From here on the keys count as called; every way out ends that.
 	r.d.mu.Lock()
 	for _, i := range members {
 		r.d.callLocked(r.keys[i], r.grants[i].RequestID)
@@ -274,6 +282,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 		r.fail(members, err)
 		return
 	}
+	// The user that sessionFor added is this call; each hold that moves becomes one of its own.
 	defer s.Leave(1)
 	if err := r.adopt(s, members); err != nil {
 		r.fail(members, err)
@@ -385,12 +394,15 @@ var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.E
 // on the lease, and the lease lives at least a TTL from then on.
 func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) (done, tooMany bool) {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
-	holds := make([]*hold, len(part)) // nil: given back meanwhile
+	// What the driver knew of each hold before the transaction, so that moveHold sees whether it was given back
+	// meanwhile; nil if it had been.
+	holds := make([]*hold, len(part))
 	for n, i := range part {
 		holds[n] = r.hold(i)
 		cmps[n] = asRead(r.keys[i], stand[i].modified)
 		puts[n] = clientv3.OpPut(r.keys[i], "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
+	// Read before the transaction: a later proof may be of a moment at which the key has gone again.
 	sentAt := s.provedAt()
 	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
 	switch {

@@ -118,7 +118,8 @@ func (s *session) create() {
 	since := s.d.history.mark()
 	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
-	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
+	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx,
+		&pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
 	cancel()
 	granted := err == nil
 	if granted {

@@ -69,17 +69,21 @@ func newConnections(user string) *connections {
 func (c *connections) options() []grpc.DialOption {
 	var options []grpc.DialOption
 	if c.token != nil {
-		options = append(options, grpc.WithChainUnaryInterceptor(c.token.unary), grpc.WithChainStreamInterceptor(c.token.stream))
+		options = append(options,
+			grpc.WithChainUnaryInterceptor(c.token.unary), grpc.WithChainStreamInterceptor(c.token.stream))
 	}
 	return append(options,
 		grpc.WithContextDialer(c.dial),
 		grpc.WithStatsHandler(departed{}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff,
+			},
 			MinConnectTimeout: 3 * maxBackoff,
 		}),
 		grpc.WithChainUnaryInterceptor(func(
-			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+			call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
 			defer c.expectAnswer()()
 			ctx, end := c.asking(ctx, method)

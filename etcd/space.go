@@ -58,8 +58,8 @@ func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) err
 			var v spaceValue
 			if err := json.Unmarshal(kvs[0].Value, &v); err != nil || v.Format != 1 || v.Space == "" {
 				return &backend.ConfigError{
-					Setting: d.spaceKey(), Value: fmt.Sprintf("%.64s", kvs[0].Value), Want: "what a driver has written there",
-					Why: "it names the token space",
+					Setting: d.spaceKey(), Value: fmt.Sprintf("%.64s", kvs[0].Value),
+					Want: "what a driver has written there", Why: "it names the token space",
 				}
 			}
 			if v.Cluster == cluster {
@@ -113,4 +113,5 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 
 // errSameSpace: the comparison failed, and the read in the other branch of the same transaction shows the same value.
 // etcd never answers that; it is an error to repeat the step by, and not a silent success.
-var errSameSpace = fmt.Errorf("%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)
+var errSameSpace = fmt.Errorf(
+	"%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)

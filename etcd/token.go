@@ -43,7 +43,9 @@ const askingTime = 30 * time.Second
 
 // authenticate takes the place of a request for a token: it answers with the one that is known, or waits for the
 // request under way, which it begins if there is none. ctx ends the wait only.
-func (t *token) authenticate(ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error) error {
+func (t *token) authenticate(
+	ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error,
+) error {
 	t.mu.Lock()
 	if t.text != "" {
 		reply.Token = t.text
@@ -103,7 +105,8 @@ func (t *token) forget(number int) {
 // unary is the interceptor of single requests. One that is refused for its token drops it; the client library then asks
 // for another, and sends the request again.
 func (t *token) unary(
-	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+	call grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
 	if answer, ok := reply.(*pb.AuthenticateResponse); ok {
 		return t.authenticate(ctx, answer, func(ctx context.Context, answer any) error {
@@ -120,7 +123,8 @@ func (t *token) unary(
 
 // stream is the interceptor of streams. It returns when the stream stands; end frees its context when the stream ends.
 func (t *token) stream(
-	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+	open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	ctx, end := context.WithCancel(ctx)
 	number := t.inUse()

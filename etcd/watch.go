@@ -44,6 +44,8 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
+	// The call is counted in while it waits, and out while the caller's loop runs. Between the two Close may have
+	// happened: then it is not counted in again, and the context has ended.
 	working := true
 	defer func() {
 		if working {
@@ -52,8 +54,8 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 	}()
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
+	// outside is yield while the call is not counted in.
 	outside := func(e backend.Change) bool {
-		// Close waits for all work, and the body of the caller's loop may call it.
 		working = false
 		d.gate.Leave()
 		more := yield(e)
@@ -80,7 +82,8 @@ var errLeft = errors.New("the loop was left")
 // follow reads the queue as it was at the revision since, and lets f apply what the watch tells from then on. It
 // returns only with an error, errLeft included.
 func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
-	// The queue as it was at that revision is what the events change.
+	// The queue as it was at that revision is what the events change. Reading it as it is now, and watching from then
+	// on, would tell nothing of what happened in between.
 	resp, err := d.get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
 	if isOneOf(err, rpctypes.ErrFutureRev) { // the caller has it from the cluster of before
 		return &backend.HistoryError{What: "revision", Was: strconv.FormatInt(since, 10), Now: "less"}
@@ -92,7 +95,10 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	if since == 0 {
 		since = resp.Header.Revision
 	}
+	// A copy: step changes the queue in place.
 	f.holders = slices.Clone(holders(f.queue))
+	// From the revision after it, with the values of before, so that no event is missed or told twice. A server that
+	// loses its leader ends the watch instead of keeping it silent.
 	watch := d.client.Watch(clientv3.WithRequireLeader(ctx), d.dir(f.name), clientv3.WithPrefix(),
 		clientv3.WithRev(since+1), clientv3.WithPrevKV())
 	for resp := range watch {
@@ -141,6 +147,9 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 	var forcedAway *forced
 	for _, e := range events {
 		key := string(e.Kv.Key)
+		// A key that is deleted leaves the queue; one that is new joins it at the end, since its create revision is the
+		// greatest; one that stands and is written again has moved to another lease. The trace of a ForceRelease is
+		// written in the transaction that deletes its victims, so it is among the events of the same revision.
 		switch at := indexOfKey(f.queue, key); {
 		case e.Type == clientv3.EventTypeDelete && at >= 0:
 			f.queue = slices.Delete(f.queue, at, at+1)
@@ -159,6 +168,7 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 			}
 		}
 	}
+	// Only those who hold are told of. Whom a deletion lets in holds from the same revision on.
 	before, now := f.holders, slices.Clone(holders(f.queue))
 	f.holders = now
 	gone := map[clientv3.LeaseID]bool{}
@@ -215,7 +225,9 @@ func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backe
 
 // leaseGone reports whether a lease has ended. It asks for each lease once a step: known remembers. A lease that was
 // revoked, by Close for example, counts like one that ran out: etcd keeps nothing by which to tell them apart.
-func (f *follower) leaseGone(ctx context.Context, lease clientv3.LeaseID, known map[clientv3.LeaseID]bool) (bool, error) {
+func (f *follower) leaseGone(
+	ctx context.Context, lease clientv3.LeaseID, known map[clientv3.LeaseID]bool,
+) (bool, error) {
 	if gone, asked := known[lease]; asked {
 		return gone, nil
 	}
