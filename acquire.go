@@ -39,6 +39,7 @@ const maxOver = 3
 // overError says that a grant was over when it arrived. It names what was compared, because the usual cause is a driver
 // that leaves SentAt zero or reads another clock, and the author of the driver has to see that.
 type overError struct {
+	// driver is the name from Description; the others are what did not fit together.
 	driver    string
 	sent, now instant
 	ttl       time.Duration
@@ -63,6 +64,7 @@ func (c *Client) acquire(ctx context.Context, name string, wait bool, opts []Acq
 	if err := endOf(ctx); err != nil {
 		return nil, callError("acquire", name, err) // nothing was sent, so nothing is left behind
 	}
+	// The leases that the caller has already: another lease of the same hold may be the answer, or a deadlock.
 	line := newLine(ctx)
 	switch inner, err := c.under(&line, name, &r, &o); {
 	case err != nil:
@@ -91,6 +93,7 @@ func (c *Client) acquireObserved(
 ) (lease *Lease, err error) {
 	began := c.observedNow()
 	if c.observed() {
+		// over comes before EventAcquired is queued, under the hold's mutex, so that the two stand in this order.
 		over := c.tellOfWait(ctx, bounded, []string{name}, []backend.Request{*r})
 		lease, err = c.acquireOnce(bounded, line, name, r, o, func(h *hold) { over(); h.tellOfGrant(began) })
 		over()
@@ -108,6 +111,9 @@ func (c *Client) acquireObserved(
 // acquireOnce sees to it that one request id is acquired once at a time: the first call with an id owns its place and
 // goes on to the driver, others wait for that and get a lease of its hold. Without an id it is obtain. A place whose
 // call failed, or whose hold has ended, is removed, and the id looked up again.
+//
+//	first call    owns the place ──► driver ──► lease A
+//	second call        waits for the place ──────────► lease B of the same hold; A is lost with ReasonReplaced
 func (c *Client) acquireOnce(
 	bounded context.Context, line line, name string, r *backend.Request, o *acquireOptions, granted func(*hold),
 ) (*Lease, error) {
@@ -122,6 +128,7 @@ func (c *Client) acquireOnce(
 			if lease != nil || err != nil {
 				return lease, err
 			}
+			// The call failed, or its hold is over and about to free the place: do not wait for that.
 			c.repeats.mu.Lock()
 			c.repeats.remove(place)
 			c.repeats.mu.Unlock()
@@ -157,6 +164,8 @@ func endOf(ctx context.Context) error {
 // begin counts a call in, or refuses it after Close. The context that it returns ends with the call's own, with Close
 // (cause ErrClosed) and after waitAtMost (cause errWaitedEnough), if that is not zero. done has to follow unless there
 // is an error.
+//
+// There is one context for all that ends a call, so the driver gets one and knows nothing of Close or WaitAtMost.
 func (c *Client) begin(ctx context.Context, f *flight, waitAtMost time.Duration) (context.Context, error) {
 	bounded, cancel := context.WithCancelCause(ctx)
 	f.cancel = cancel
@@ -187,11 +196,15 @@ func (c *Client) done(f *flight) {
 // before the next attempt is made, which would otherwise wait for it. After maxOver such grants in a row the acquire
 // fails instead of asking for ever: a driver that leaves SentAt zero would be asked without a pause
 // (TestGrantsThatAreOverEndTheAcquire).
+//
+// On the error's way out nothing is kept: after an error of the driver see failed, after a grant that was refused see
+// undo.
 func (c *Client) obtain(
 	bounded context.Context, lease *Lease, r *backend.Request, o *acquireOptions, granted func(*hold),
 ) (*Lease, error) {
 	h := lease.of
 	for tries := 1; ; tries++ {
+		// Before the request leaves: a token that is noted between now and the answer is no sign of a lost history.
 		sent, err := c.history.Now()
 		if err != nil {
 			return nil, err
@@ -204,6 +217,7 @@ func (c *Client) obtain(
 		}
 		err = c.accept(r, &g, sent)
 		if err != nil && !errors.Is(err, history.ErrOvertaken) {
+			// The driver is not fit, or the service has forgotten: asking again would not help.
 			c.remember(err)
 			c.undo(bounded, h.values, r.Grant()) // by request: it may lack its mark too
 			return nil, err
@@ -239,6 +253,7 @@ func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (e
 		h.mu.Unlock()
 		_ = lease.release(ctx) // what is not done at once goes on in the background
 	}()
+	// The resource is asked for as long as the acquire may last and the lease lives.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	under := lease.Context()
@@ -252,6 +267,11 @@ func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (e
 
 // again decides whether an acquire asks again after a grant that was of no use, and returns the error if not: the
 // context has ended, the error is of another kind, it was one attempt, or it was the last of maxOver tries.
+//
+//	context ended                      its error, and why the grant was of no use
+//	over, or overtaken; may wait       once more, up to maxOver in all
+//	over, or overtaken; TryAcquire     the error
+//	the client was closed              ErrClosed
 func (c *Client) again(bounded context.Context, r *backend.Request, err error, tries int) error {
 	useless := errors.Is(err, ErrLost) || errors.Is(err, history.ErrOvertaken)
 	switch {
@@ -291,6 +311,9 @@ func withoutMinimum(g backend.Grant) backend.Grant {
 
 // undo gives back grants that a call will not use, and waits for that as long as ctx allows: the next request of the
 // same call must not meet them. What is not done by then goes on in the background.
+//
+// For example, a process that was paused for a minute gets a grant that was over before it woke up. The service may
+// still have the entry, renewed by a session. A second request would stand behind it and wait until it has gone.
 func (c *Client) undo(ctx, values context.Context, grants ...backend.Grant) {
 	jobs := make([]*cleanJob, len(grants))
 	for i, g := range grants {
@@ -329,6 +352,11 @@ func (c *Client) bind(h *hold, r *backend.Request, n int) {
 // ambiguous reports whether a failed acquire may have left something in the service: if the driver says so, and if it
 // gave an answer that is none of the contract's. The latter costs a needless Release now and then; trusting an unknown
 // error would cost a name that is closed for a TTL.
+//
+//	ErrUnknown, alone or with others      true
+//	one of the contract's other answers   false: nothing was left
+//	the bare end of a context             false: the driver marks what it has sent
+//	io.EOF, a bug in a driver             true
 func ambiguous(err error) bool {
 	if errors.Is(err, ErrUnknown) {
 		return true
@@ -351,9 +379,18 @@ func ambiguous(err error) bool {
 // ErrHeld with the holder. Doubt about the outcome is added to that and not put in its place: ErrUnknown alone would
 // hide from the caller that somebody has the lock (TestTheEndOfAWaitHidesNoAnswer). After Close the answer is ErrClosed
 // and nothing else.
+//
+//	ended by     the driver answered    the caller's error contains
+//	ctx          ctx's error            ctx.Err(), its cause, and ErrHeld if somebody holds the name
+//	ctx          ErrUnknown             the same, and ErrUnknown
+//	WaitAtMost   the context's error    ErrHeld; without a holder the context's error, and for how long was waited
+//	WaitAtMost   ErrUnknown             ErrHeld and ErrUnknown
+//	Close        either                 ErrClosed
+//	any          another answer         that answer alone
 func (c *Client) explain(
 	bounded context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
 ) error {
+	// An answer such as ErrDeadlock, that came just before the end, is the answer.
 	late := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrUnknown)
 	if bounded.Err() == nil || errors.Is(err, ErrHeld) || !late {
 		return err
@@ -367,7 +404,7 @@ func (c *Client) explain(
 	}
 	held := c.heldBy(bounded, name, rs, o, err)
 	switch {
-	case !errors.Is(cause, errWaitedEnough):
+	case !errors.Is(cause, errWaitedEnough): // the caller's context ended: its error and cause come first
 		if !errors.Is(err, bounded.Err()) || !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", endOf(bounded), err)
 		}
@@ -388,6 +425,11 @@ func (c *Client) explain(
 //
 // Where the driver cannot tell, a wait that ended is taken for a sign that somebody holds the name, except where the
 // error says that the service did not answer.
+//
+//	driver without CapInspect                 as if the service did not answer
+//	somebody else holds one of the names      a *HeldError with the holder, and until when
+//	nobody does, or only this very request    nil: the wait ended for another reason
+//	the service does not answer               the name alone; nil after ErrUnknown and ErrUnavailable
 func (c *Client) heldBy(
 	ctx context.Context, name string, rs []backend.Request, o *acquireOptions, err error,
 ) *HeldError {

@@ -63,12 +63,15 @@ func (ls Leases) Context() context.Context {
 // joint is the context of several leases, kept at the last of them under its hold's mutex, so that asking again makes
 // nothing (TestTheContextOfLeasesIsMadeOnce).
 type joint struct {
+	// of are the leases that the context is about, since another slice may end with the same lease.
 	of  Leases
 	ctx context.Context
 }
 
-// Claims returns what a guard checks before a write to the resources that the locks are named after. Where a resource
-// has another name than its lock, make a fencing.Set of Lease.Claim.
+// Claims returns what a guard checks before a write to the resources that the locks are named after, in the order of
+// the leases; guards sort them. Where a resource has another name than its lock, make a fencing.Set of Lease.Claim:
+//
+//	fencing.Set{leases[0].Claim("accounts/1"), leases[1].Claim("ledger")}
 func (ls Leases) Claims() fencing.Set {
 	claims := make(fencing.Set, len(ls))
 	for i, l := range ls {
@@ -88,6 +91,8 @@ func (ls Leases) names() string {
 
 // Err returns nil while all leases are held, else the error of the first that is not. It reads the clock for each, as
 // Lease.Err does.
+//
+// Of no leases it is nil; AcquireAll never returns none without an error.
 func (ls Leases) Err() error {
 	for _, l := range ls {
 		if err := l.Err(); err != nil {
@@ -134,12 +139,22 @@ func (c *Client) AcquireAll(ctx context.Context, names []string, opts ...Acquire
 
 // TryAcquireAll is AcquireAll without a wait: if one of the names is held by somebody else, the error is ErrHeld, and
 // none is kept.
+//
+//	leases, err := locks.TryAcquireAll(ctx, []string{"disk/1", "disk/2"})
+//	if errors.Is(err, fencelock.ErrHeld) {
+//		return nil // somebody works on one of them
+//	}
 func (c *Client) TryAcquireAll(ctx context.Context, names []string, opts ...AcquireOption) (Leases, error) {
 	return c.acquireAll(ctx, names, false, opts)
 }
 
 // DoAll is Do with several names: it acquires all of them, runs fn and releases them. The context that fn gets ends
 // when ctx does, or when the first of the leases is lost.
+//
+//	err := locks.DoAll(ctx, []string{"accounts/1", "accounts/2"},
+//		func(ctx context.Context, leases fencelock.Leases) error {
+//			return guard.Tx(ctx, leases.Claims(), transfer)
+//		})
 func (c *Client) DoAll(
 	ctx context.Context, names []string, fn func(ctx context.Context, leases Leases) error, opts ...AcquireOption,
 ) error {
@@ -163,6 +178,10 @@ func (c *Client) acquireAll(ctx context.Context, names []string, wait bool, opts
 }
 
 // listed names several names in an error: all of three, and two of more.
+//
+//	a
+//	a, b, c
+//	a, b and 2 more
 func listed(names []string) string {
 	if len(names) > 3 {
 		return names[0] + ", " + names[1] + " and " + strconv.Itoa(len(names)-2) + " more"
@@ -202,7 +221,7 @@ func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []
 	all := &several{c: c, line: line, names: names, rs: rs, o: &o, began: c.observedNow()}
 	all.over = c.tellOfWait(ctx, bounded, names, rs)
 	leases, err := all.atOnce(bounded)
-	if errors.Is(err, ErrUnsupported) {
+	if errors.Is(err, ErrUnsupported) { // and so has done nothing
 		leases, err = all.oneByOne(bounded)
 	}
 	all.over()
@@ -211,6 +230,7 @@ func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []
 		c.tellOfFailure(ctx, listed(names), &rs[0], all.began, err)
 		return nil, err
 	}
+	// sealed gives back the lease that it could not seal; the others are given back here.
 	for i, l := range leases {
 		if err := c.sealed(bounded, l, &o); err != nil {
 			_ = slices.Delete(slices.Clone(leases), i, i+1).Release(ctx)
@@ -222,13 +242,15 @@ func (c *Client) takeAll(ctx context.Context, names []string, wait bool, opts []
 
 // several is one AcquireAll: what its two ways have in common.
 type several struct {
+	// c, line, names, rs and o are what the call was asked for. rs are requests as they were before bind.
 	c     *Client
 	line  line
 	names []string
 	rs    []backend.Request
 	o     *acquireOptions
 	began instant
-	over  func() // ends the telling of the wait
+	// over ends the telling of the wait; nil until takeAll has set it.
+	over func()
 }
 
 // requests resolves names and options into what the driver gets, one request for each name, each with a key of its own.
@@ -269,6 +291,12 @@ func (a *several) newLeases() Leases {
 
 // atOnce leaves it to the driver. ErrUnsupported: it does not do that, or not for this set. Grants that are of no use
 // are given back and asked for again as in obtain, all of them together.
+//
+//	the driver has no such step             ErrUnsupported
+//	one name only                           ErrUnsupported: a plain acquire does
+//	it cannot take this set in one step     ErrUnsupported
+//	it waited, or it could be had at once   leases
+//	any other error                         that error; what it may have left is cleaned up, name by name
 func (a *several) atOnce(bounded context.Context) (Leases, error) {
 	c := a.c
 	multi, ok := backend.As[backend.MultiAcquirer](c.driver)
@@ -280,6 +308,7 @@ func (a *several) atOnce(bounded context.Context) (Leases, error) {
 		if err != nil {
 			return nil, err
 		}
+		// New leases and requests for each round, so that a loss of an earlier one that is told late means nothing.
 		leases := a.newLeases()
 		sent := slices.Clone(a.rs)
 		for i, l := range leases {
@@ -313,6 +342,8 @@ func (a *several) atOnce(bounded context.Context) (Leases, error) {
 
 // start puts all holds under watch, or none. Every grant is looked at before the first hold begins, so that the client
 // remembers the tokens of all.
+//
+// If one of them fails, those that began are forgotten, and the caller gives all grants back by their requests.
 func (a *several) start(leases Leases, sent []backend.Request, grants []backend.Grant, seen uint64) error {
 	var err error
 	for i := range grants {
@@ -344,6 +375,9 @@ func (a *several) granted(leases Leases) {
 
 // forget ends leases that nobody has seen, without an event, and gives nothing back. Those that are lost already stay
 // so.
+//
+// It is for a set that was taken in part: to the caller no lease has existed, so there is neither a loss to tell nor a
+// release.
 func (ls Leases) forget() {
 	for _, l := range ls {
 		l.left.Store(true)
@@ -360,11 +394,14 @@ func (ls Leases) forget() {
 // oneByOne acquires one name after the other, in an order that is the same for all, and rolls back if one cannot be
 // had. If one is lost while it waits for the others, it begins again with new keys, for as long as it may wait: the
 // caller asked to wait, and the loss is not the answer to that (TestAcquireAllNoticesALossWhileItWaits).
+//
+//	Ann wants b, a     takes a, then b
+//	Bob wants a, b     waits for a, and holds nothing that Ann waits for
 func (a *several) oneByOne(bounded context.Context) (Leases, error) {
 	c := a.c
 	order := c.set.Order
 	if order == nil {
-		order = cmp.Compare[string]
+		order = cmp.Compare[string] // any order will do that all clients have
 	}
 	sorted := make([]int, len(a.names))
 	for i := range sorted {

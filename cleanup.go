@@ -35,21 +35,36 @@ import (
 type cleaner struct {
 	client *Client
 
-	mu      sync.Mutex // protects the following fields and those of all jobs
-	jobs    map[*cleanJob]struct{}
-	fresh   []*cleanJob // ready, never tried
-	again   []*cleanJob // ready, tried before
-	quick   int         // calls under way that have begun just now
-	slow    int         // calls under way that have not
+	mu sync.Mutex // protects the following fields and those of all jobs
+	// jobs has every job that has not ended.
+	jobs map[*cleanJob]struct{}
+	// fresh and again are the queues of jobs that are ready: never tried, and tried before.
+	fresh []*cleanJob
+	again []*cleanJob
+	// quick and slow count the calls under way: those that have begun within slowClean, and the others.
+	quick int
+	slow  int
+	// closing: close has begun. New jobs do not wait then, and "not held" ends a job whatever may be in flight.
 	closing bool
-	drained chan struct{} // made by close; closed when no job is left
+	// drained is made by close, if there are jobs, and closed when none is left.
+	drained chan struct{}
 
-	running sync.WaitGroup // calls under way; none is begun after stop
-	ctx     context.Context
-	stop    context.CancelFunc
+	// running counts the goroutines of calls under way; none is begun after stop.
+	running sync.WaitGroup
+	// ctx bounds all calls; stop ends it, when close gives up.
+	ctx  context.Context
+	stop context.CancelFunc
 }
 
 // certainty says what is known about the entry that a job removes.
+//
+// An acquire that was sent and not answered, with a TTL of 10 s:
+//
+//	0 s       Release ─► ErrNotHeld: not there, or not there yet
+//	0.1 s     Release ─► ErrNotHeld
+//	0.3 s     Release ─► nil: it had arrived late, and is gone: done
+//	…
+//	> 10 s    Release ─► ErrNotHeld: whatever arrives now has ended by its TTL: done
 type certainty uint8
 
 const (
@@ -63,15 +78,23 @@ const (
 // cleanJob is one entry that has to go. It is in exactly one place: waiting for its timer, in one of the queues, or
 // under way; and in cleaner.jobs in all three. When it has ended, err is the last answer, and done is closed.
 type cleanJob struct {
-	grant   backend.Grant
-	known   certainty
-	ctx     context.Context // for events
-	done    chan struct{}   // closed at the end
+	// grant says what has to go: a hold, or whatever a request has left.
+	grant backend.Grant
+	known certainty
+	// ctx is the acquire's, for events.
+	ctx context.Context
+	// done is closed at the end.
+	done chan struct{}
+	// started is when the job was due first; its age decides when it is given up.
 	started instant
 
-	err      error       // the last answer
-	timer    *time.Timer // while waiting for the next try
-	ready    bool        // in one of the queues
+	// err is the last answer. It and the following fields are protected by cleaner.mu.
+	err error
+	// timer is set while the job waits for its next try.
+	timer *time.Timer
+	// ready: the job is in one of the queues.
+	ready bool
+	// attempts counts the calls that have returned.
 	attempts int
 	ended    bool
 }
@@ -81,9 +104,12 @@ const (
 	// once.
 	maxQuickCleans = 32
 	// maxCleans bounds all calls, the slow ones among them. Beyond that even fresh jobs wait.
-	maxCleans         = 1024
-	slowClean         = 100 * time.Millisecond // when a call is one
-	cleanTimeout      = 5 * time.Second        // of one call
+	maxCleans = 1024
+	// slowClean is how long a call counts as quick.
+	slowClean = 100 * time.Millisecond
+	// cleanTimeout bounds one call. What it left open is asked again.
+	cleanTimeout = 5 * time.Second
+	// firstCleanBackoff is the pause after the first call; it doubles up to maxCleanBackoff.
 	firstCleanBackoff = 100 * time.Millisecond
 	maxCleanBackoff   = 30 * time.Second
 	// maxCleanJobs bounds the jobs. More are given up at once, and told to the observer: their names open with their
@@ -101,8 +127,8 @@ func (c *cleaner) init(client *Client) {
 	c.ctx, c.stop = context.WithCancel(context.Background())
 }
 
-// add starts a job for g after a delay. ctx is that of the acquire, for events. The minimum hold is kept if g says so,
-// see withoutMinimum. After close the job has ended when it is returned, with ErrClosed. The caller may hold hold.mu.
+// add starts a job for g after a delay. ctx is the acquire's, for events. The minimum hold is kept if g says so, see
+// withoutMinimum. After close the job has ended when it is returned, with ErrClosed. The caller may hold hold.mu.
 func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, delay time.Duration) *cleanJob {
 	job := &cleanJob{grant: g, known: known, ctx: ctx, done: make(chan struct{})}
 	job.started = c.client.set.Clock.Now().Add(delay)
@@ -162,6 +188,8 @@ func (c *cleaner) enqueue(job *cleanJob) {
 }
 
 // start begins calls for the jobs that are ready, as many as may run: fresh ones first. The caller holds mu.
+//
+// A job in a queue that has ended meanwhile, because close gave it up, is dropped here.
 func (c *cleaner) start() {
 	for c.ctx.Err() == nil && c.quick < maxQuickCleans && c.quick+c.slow < maxCleans {
 		queue := &c.fresh
@@ -171,6 +199,7 @@ func (c *cleaner) start() {
 		if len(*queue) == 0 {
 			return
 		}
+		// From the front, and clear of the job: the queue keeps its memory for a while.
 		job := (*queue)[0]
 		(*queue)[0] = nil
 		if *queue = (*queue)[1:]; len(*queue) == 0 {
@@ -188,6 +217,9 @@ func (c *cleaner) start() {
 
 // run makes one call for job, on its own goroutine. After slowClean the call counts as slow and another one may begin;
 // the counters are changed exactly once each way, whichever of the call's end and the timer comes first.
+//
+//	quick ──call ends──► counted out
+//	  └──slowClean──► slow ──call ends──► counted out
 func (c *cleaner) run(job *cleanJob) {
 	defer c.running.Done()
 	isSlow := false
@@ -291,6 +323,7 @@ func (c *cleaner) close(ctx context.Context) (left int) {
 	} else {
 		c.drained = drained
 	}
+	// A timer that cannot be stopped has fired, and is about to enqueue its job itself.
 	for job := range c.jobs {
 		if job.timer != nil && job.timer.Stop() {
 			c.enqueue(job)

@@ -29,14 +29,24 @@ import (
 // Lead, and looks for an event. It is a set and not a counter, because Close ends acquires at once, releases later, and
 // functions never: a function ends itself when its context does.
 type work struct {
-	mu      sync.Mutex // protects the following fields and those of all flights
+	mu sync.Mutex // protects the following fields and those of all flights
+	// flights are those under way; nil before the first.
 	flights map[*flight]struct{}
-	closing bool          // no acquire is let in
-	over    bool          // Close has given up waiting
-	idle    chan struct{} // made by Close; closed when nothing is under way
+	// closing: no acquire, run or look is let in any more.
+	closing bool
+	// over: Close has given up waiting. Releases that begin from now on are ended at once.
+	over bool
+	// idle is made by Close and closed by the last flight that leaves.
+	idle chan struct{}
 }
 
 // flight is one of these. It belongs to work from enter or begin to leave.
+//
+//	kind        counted by             ended by Close
+//	acquiring   begin, refused later   at once, with ErrClosed
+//	looking     begin, refused later   with the acquire it is for
+//	releasing   enter, never refused   when ctx ends
+//	running     begin, refused later   never: its leases are lost, and its context with them
 type flight struct {
 	kind flightKind
 	// cancel and stop are what end uses. Both are nil for a function, and for a look, which ends with its acquire.
@@ -47,10 +57,14 @@ type flight struct {
 type flightKind uint8
 
 const (
+	// releasing: a Release in the foreground. Close lets it finish.
 	releasing flightKind = iota
+	// acquiring: an acquire of one name or several. Close ends it.
 	acquiring
+	// running: a function of Do or Lead. Close waits for it until its context ends.
 	running
-	looking // for an event
+	// looking: the question for an EventWaiting.
+	looking
 )
 
 // enter counts a release in. It is never refused: a lock has to be given back also while the client closes. The caller
@@ -92,6 +106,8 @@ func (w *work) bound(f *flight, stop context.CancelFunc) {
 }
 
 // leave takes a flight out, and tells Close when it was the last one.
+//
+// It drops stop: the flight of a release is a part of its hold, which a caller's lease may keep.
 func (w *work) leave(f *flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,6 +175,12 @@ func (w *work) giveUp() (left [4]int) {
 // Calls after Close answer ErrClosed. A repeated Close waits for the first, until its own ctx ends, and returns the
 // same. No event is delivered after it has returned. It may be called from any goroutine, also from an observer; not
 // from a function of Do or Lead, for which it would wait until ctx ends.
+//
+//	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+//	defer cancel()
+//	if err := locks.Close(ctx); err != nil {
+//		log.Print(err) // says how many locks are left to their TTL
+//	}
 func (c *Client) Close(ctx context.Context) error {
 	if c.zero() {
 		return callError("close", "", errZeroClient)
@@ -179,6 +201,7 @@ func (c *Client) Close(ctx context.Context) error {
 
 // shutDown is the first Close. The steps are told at the top of this file.
 func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
+	// No hold begins from now on: heart.schedule refuses it.
 	now := c.set.Clock.Now()
 	holds := c.heart.close()
 	told := c.heart.endAll(holds, func(h *hold) error { return h.lostFor(ReasonClosed, nil) })
@@ -194,6 +217,7 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	case <-idle: // soon for acquires: drivers return within their context
 	case <-ctx.Done():
 	}
+	// Whatever has not been given back by now is left to the clean-up, and then to the TTL.
 	left := c.work.giveUp()
 	jobs := c.cleaner.close(ctx)
 	c.heart.stop()
@@ -209,6 +233,7 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	case <-rounds: // soon, too
 	case <-patience.C:
 	}
+	// The observer before the driver: what it is told last is what happened above.
 	c.telling.close(ctx)
 	driver := c.closeDriver(ctx, patience)
 	switch unreleased := jobs + left[releasing] + left[running]; {

@@ -71,6 +71,22 @@
 // The context of Acquire bounds the wait and not the hold. The context of Do bounds both. Releases and clean-up do not
 // depend on the caller's context: a cancelled request never leaves its lock behind.
 //
+// # Clients and goroutines
+//
+// One [Client] per process and service is enough: everything in this package may be called by several goroutines, and
+// all leases of a client are renewed together, by one timer and few calls of the service. [Client.Close] ends the
+// leases, gives the locks back and closes the driver; a process that ends without it keeps its locks closed for others
+// until their TTL is over.
+//
+// A lease is a value of the process that took it. It is never handed to another process; what travels is its
+// [fencing.Claim], with each write.
+//
+// # What is not promised
+//
+// In the efficiency tier two holders may overlap when the service fails over or loses data. In no tier does a lock stop
+// a process that does not look: the context of a lost lease ends, and code that ignores it runs on, until a guard
+// refuses its writes. Waiters are served in order only where the driver declares it ([CapFair]).
+//
 // # Failure
 //
 // Every error can be branched on with errors.Is, keeps its cause, and names the call and the lock. An outcome that is

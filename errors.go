@@ -108,10 +108,15 @@ const (
 //		log.Printf("stopped: %s was lost: %s", lost.Name, lost.Reason)
 //	}
 type LostError struct {
-	Name   string
-	Token  fencing.Token // zero in the efficiency tier
+	// Name is the lock's, without the client's namespace.
+	Name string
+	// Token of the hold; zero in the efficiency tier.
+	Token fencing.Token
+	// Reason says how it ended.
 	Reason Reason
-	Err    error // what the driver answered, if the loss was learnt from an answer
+	// Err is what the driver answered, if the loss was learnt from an answer; for ReasonExpired the error of the last
+	// renewal.
+	Err error
 }
 
 // Error names the lock, its token if there is one, and the reason.
@@ -131,11 +136,21 @@ func (e *LostError) Unwrap() error { return e.Err }
 
 // CapabilityError says what a driver lacks in its present configuration. It is ErrTier where the driver cannot serve a
 // tier, and ErrUnsupported where it lacks what Options.Require, an acquire option or a call needs.
+//
+//	_, err := fencelock.OpenURL(ctx, "redis://10.0.0.1", fencelock.Correctness, nil)
+//	lacking := (*fencelock.CapabilityError)(nil)
+//	if errors.As(err, &lacking) {
+//		log.Fatal(lacking.Driver, " will not do: ", lacking.Lacks)
+//	}
 type CapabilityError struct {
-	Driver  string
-	Tier    Tier                 // the tier that it cannot serve; 0: the matter is not one of tiers
-	Missing backend.Capabilities // which of its capabilities are missing, if it is those
-	Lacks   string               // what is missing, in words, for a tier
+	// Driver is Description.Name.
+	Driver string
+	// Tier is the one that the driver cannot serve; 0 if tiers are not the matter.
+	Tier Tier
+	// Missing are the capabilities that are missing, if it is those.
+	Missing backend.Capabilities
+	// Lacks is what is missing for a tier, in words for an operator.
+	Lacks string
 }
 
 // Error says what is missing, in words for a tier and as names of capabilities elsewhere.

@@ -7,9 +7,16 @@ package fencelock
 import "time"
 
 // slot is one hold in the heap, with its key beside it: a pass over a hundred thousand reads no hold that is not due.
+//
+//	at        early    the hold is
+//	+9.1 s    5 s      renewed, due in 9.1 s or up to 5 s sooner with others
+//	+29.6 s   0        being renewed, or not to be renewed: looked at when its deadline is reached
+//	now       0        to be extended at once
 type slot struct {
-	at    instant       // when heart looks at the hold next: a renewal is due, or the deadline
-	early time.Duration // how long before that it may ride along with others
+	// at is when heart looks at the hold next: a renewal is due, or the deadline is reached.
+	at instant
+	// early is how long before that a renewal may ride along with others. 0 for a deadline, an Extend and a repetition.
+	early time.Duration
 	hold  *hold
 }
 

@@ -15,6 +15,9 @@ import (
 
 // forgot takes note that the service has lost its history: every hold is lost with ReasonHistoryLost, and nothing is
 // granted any more. The first call does it; later ones find it done. The caller holds no mutex.
+//
+// Each holder is told by its context and the observer by an EventLost, as with every loss. What the service may still
+// have of the holds is not given back.
 func (c *Client) forgot(err error) {
 	if !c.history.Lose(err) {
 		return
@@ -33,6 +36,12 @@ func (c *Client) forgot(err error) {
 //
 // sent is what history.Now said before the request was sent: an answer that was overtaken by a later one is no sign of
 // a service that forgot.
+//
+//	token of "a"   noted before sent   answer
+//	35             34                  accepted, and noted
+//	34             34, same request    accepted: the same hold once more
+//	34             34 or more          *HistoryError: the service has forgotten
+//	34             35, after sent      history.ErrOvertaken: this grant is over, and the service is sound
 func (c *Client) accept(r *backend.Request, g *backend.Grant, sent uint64) error {
 	if c.tier != Correctness {
 		return nil

@@ -21,6 +21,12 @@ import (
 // repeats finds the holds of this client by the ids that its callers gave them with RequestID. The service never sees
 // these ids: each attempt has a random key of its own, so that whatever is delivered late can only meet the attempt
 // that it belongs to, and so that nobody else's client can move a hold.
+//
+// A worker takes "order/7" with the id of a message, and the message is delivered again:
+//
+//	same process       the second call gets a lease of the same hold, with the same token; the first lease is replaced
+//	another process    the second call waits, or gets ErrHeld with HeldError.SameRequest
+//	after a release    the id is free: a new hold, with a new key and a greater token
 type repeats struct {
 	mu sync.Mutex // protects the following field and those of all repeats
 	by map[repeatKey]*repeat
@@ -30,11 +36,15 @@ type repeats struct {
 type repeatKey struct{ name, requestID string }
 
 // repeat is one id in use: by a call in flight, and then by its hold.
+//
+// It is in the table from find until settle(nil) or the end of its hold.
 type repeat struct {
+	// key is where the place stands in the table.
 	key repeatKey
 	// done is closed by settle, under repeats.mu, when the call that owns the id has ended; hold is set before that.
 	done chan struct{}
-	hold *hold // what it got
+	// hold is what the call got; nil before settle, and if it failed.
+	hold *hold
 }
 
 // find returns the place of an id that is in use, or makes one: the caller owns it then, and has to call settle, also

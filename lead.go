@@ -35,6 +35,9 @@ var ErrResign = errors.New("resigned")
 // leader. In the efficiency tier two leaders may believe in themselves after a failover of the service. Candidates use
 // the same options; WaitAtMost bounds each time of standing. Reentrant is not for elections, because a leader who
 // resigns must give the leadership up: ErrInvalidOption.
+//
+//	candidate 1   acquire ─► fn leads ─► loss ─► fn returns ─► pause ─► acquire: waits behind the others
+//	candidate 2   acquire: waits ─────────────► fn leads …
 func (c *Client) Lead(
 	ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption,
 ) error {
@@ -111,6 +114,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 // Leader tells who leads at this moment: the holder of the election's lock. If nobody does, the error is ErrNotHeld. It
 // says nothing about the next moment; a leader proves itself by its token alone. Needs a driver with CapInspect,
 // ErrUnsupported otherwise.
+//
+//	leader, err := locks.Leader(ctx, "scheduler")
+//	if errors.Is(err, fencelock.ErrNotHeld) {
+//		return "nobody leads"
+//	}
 func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
 	info, err := c.Look(ctx, name)
 	switch {

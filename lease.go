@@ -23,19 +23,31 @@ import (
 // It is lost when its deadline passes without a renewal that the service confirmed, or when the service says that the
 // lock is not held any more. A renewal that fails is no loss: it is tried again until the deadline. A lease that is
 // never released is held until the client is closed or the process ends.
+//
+//	             held             released           lost
+//	Err          nil              ErrNotHeld         *LostError
+//	Context      lives            Canceled           ended, with the *LostError as cause
+//	Release      gives it back    ErrNotHeld         ErrLost, at once
+//	Extend       asks for it      ErrNotHeld         ErrLost
+//	Token        the same in all
 type Lease struct {
-	of   *hold // nil in the zero Lease
-	line line  // the work that it is taken under
+	// of is nil in the zero Lease, and never changes.
+	of *hold
+	// line is the work that the lease was taken under. letGo empties it.
+	line line
 
-	over atomic.Pointer[error] // set when this lease was released or replaced, though the hold may go on
-	left atomic.Bool           // Release was called
+	// over is set when this lease was released or replaced, though the hold may go on.
+	over atomic.Pointer[error]
+	// left: Release was called. newLine reads it without a lock.
+	left atomic.Bool
 
 	// The following fields are protected by of.mu.
 
 	// ctx ends with the lease; it and cancel are nil until somebody asks for it.
-	ctx    context.Context // ends with the lease; nil until somebody asks for it
+	ctx    context.Context
 	cancel context.CancelCauseFunc
-	joint  *joint // see Leases.Context
+	// joint is kept here for Leases.Context.
+	joint *joint
 }
 
 // zero reports whether nothing was ever held.
@@ -112,6 +124,11 @@ func (l *Lease) Grant() backend.Grant {
 //
 // Work that runs under the lease should use it, or a context made from it. An acquire with such a context is known to
 // happen under the lease: see Reentrant, ErrDeadlock and Options.Order.
+//
+//	rows, err := db.QueryContext(lease.Context(), query)
+//	if err != nil && lease.Err() != nil {
+//		return lease.Err() // the query was stopped because the lock is lost
+//	}
 func (l *Lease) Context() context.Context {
 	if l.zero() {
 		ended, cancel := context.WithCancelCause(context.Background())
@@ -150,6 +167,11 @@ func (l *Lease) Deadline() time.Time {
 //
 // Nil says that the lease was held at that moment, and nothing about the next one. Between Err and a write the process
 // may be paused: only a guard closes that gap.
+//
+//	if err := lease.Err(); err != nil {
+//		return err // a *LostError says why
+//	}
+//	press(button) // cannot be fenced
 func (l *Lease) Err() error {
 	if l.zero() {
 		return ErrNotHeld
@@ -268,12 +290,17 @@ func (h *hold) finish(ctx context.Context) error {
 
 // giveBack releases in the service: while ctx lives, then for a moment longer, and in the background for what that
 // leaves open. The second try may find that the first one was carried out without an answer; that is success.
+//
+//	ctx lives      one call, for as long as ctx and the TTL allow
+//	ctx has ended  one call of releaseGrace at most
+//	no answer      the cleaner goes on, and the caller is told ErrUnknown, or what the driver said
 func (h *hold) giveBack(ctx context.Context) error {
 	err := h.tryGiveBack(ctx, max(h.grant.TTL, time.Second))
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		return err
 	}
 	if ctx.Err() != nil {
+		// The caller has stopped waiting; a healthy service answers all the same, and the name opens at once.
 		again := h.tryGiveBack(context.WithoutCancel(ctx), releaseGrace)
 		if again == nil || errors.Is(again, ErrNotHeld) {
 			return nil // what the first try did, if not this one
@@ -299,8 +326,10 @@ func (h *hold) tryGiveBack(ctx context.Context, atMost time.Duration) error {
 
 // extension is an Extend that waits.
 type extension struct {
-	before time.Duration // the length that it changes
-	done   chan error    // gets one answer
+	// before is the length that the Extend changes, to go back to if the service refuses the new one.
+	before time.Duration
+	// done gets one answer, and has room for it.
+	done chan error
 }
 
 // Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that turns out
@@ -319,7 +348,7 @@ type extension struct {
 // never shorten.
 //
 // ErrInvalidTTL, before anything is sent, if d is outside the driver's range. ErrLost or ErrNotHeld if the lease is
-// dead. If ctx ends first, its error is returned with that of the last attempt, or with ErrUnknown; a lease that renews
+// dead. If ctx ends first, its error is returned with the last attempt's, or with ErrUnknown; a lease that renews
 // itself goes on asking for d. Some drivers grant another length than d: see Deadline. Of several leases of one hold,
 // Extend changes the hold.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
@@ -351,6 +380,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		h.mu.Unlock()
 		return err
 	}
+	// Shorter: nobody has to be asked for less. A renewal in flight may still prove the old length; prove cuts it.
 	if until := now.Add(h.validity(ttl)); until < h.believedUntil() {
 		h.ttl, h.grant.TTL = ttl, ttl
 		h.believe(until, now.Add(ttl))
@@ -362,6 +392,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		h.mu.Unlock()
 		return nil
 	}
+	// Longer: heart asks for it at once, or again when the renewal in flight has been answered.
 	x := &extension{before: h.ttl, done: make(chan error, 1)}
 	h.ttl = ttl
 	h.extends = append(h.extends, x)

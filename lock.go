@@ -280,7 +280,7 @@ func (c *Client) TryAcquire(ctx context.Context, name string, opts ...AcquireOpt
 // result means that fn succeeded and the lock was held until the end. The lock is also released when fn panics. When fn
 // has returned, Do returns at most a second after the end of ctx, whatever the network does.
 //
-// If the lock was not acquired fn has not run, and the error is that of Acquire.
+// If the lock was not acquired fn has not run, and the error is one of Acquire's.
 func (c *Client) Do(
 	ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption,
 ) error {

@@ -199,6 +199,8 @@ const MaxReasonBytes = 256
 // they believe in their lease, and only a guard that compares tokens stops their writes. The reason, 1 to
 // MaxReasonBytes of UTF-8 without control characters, is kept where the service keeps a history, and told to those who
 // watch. A name that nobody holds is ErrNotHeld. Needs a driver with CapForceRelease, ErrUnsupported otherwise.
+//
+//	err := locks.ForceRelease(ctx, "deploy", "build-3 was switched off; Ann")
 func (c *Client) ForceRelease(ctx context.Context, name, reason string) error {
 	full, err := c.lookAt(name, backend.CapForceRelease)
 	if err == nil && reason == "" {

@@ -25,10 +25,17 @@ type lineKey struct{}
 // and not a chain of contexts, so that a lease that was released is no longer kept or looked at: lock coupling, where
 // each lock is taken under the one before, costs the same in every step (TestLockCouplingIsLinear,
 // TestAHeldLeasePinsNoOther). A line never changes once it is in a context.
+//
+//	ctx ──Acquire a──► lease A; A.Context() ──Acquire b──► lease B; B.Context()
+//	line: none                    line: A                           line: A, B
 type line struct {
-	leases []*Lease        // the innermost last
-	base   context.Context // the values of what the innermost was acquired with, less the lines of the core
-	ctx    context.Context // what Lease.Context returned, if that is what carries the line
+	// leases are in the order in which they were taken, the innermost last.
+	leases []*Lease
+	// base has the values of what the innermost was acquired with, less the lines of the core.
+	base context.Context
+	// ctx is what Lease.Context returned, if that is what carries the line: an acquire with just this context builds on
+	// base, and not on it.
+	ctx context.Context
 }
 
 // lineOf returns the line of ctx, or nil.
@@ -94,7 +101,7 @@ func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptio
 			continue
 		}
 		err := lease.Err()
-		if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) {
+		if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) { // released since the line was made
 			continue
 		}
 		switch {
@@ -115,6 +122,7 @@ func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptio
 	case same != nil && r.Wait && same.Err() == nil && excludesItself(same.of.grant.Kind, r.Kind):
 		return nil, deadlockWith(same)
 	}
+	// The order matters to those who wait: an attempt that is refused keeps nobody waiting.
 	if c.set.Order != nil && r.Wait {
 		for _, other := range held {
 			if c.set.Order(other, name) >= 0 {
@@ -141,6 +149,14 @@ func deadlockWith(l *Lease) error {
 // reenter returns one more lease of the hold that l is of. The hold stays as it was granted, so a request for more than
 // it is fails: a shared hold cannot become exclusive, since two readers who wanted that would wait for each other, and
 // permits are taken in their number. An exclusive hold serves a shared request.
+//
+//	held        asked for            answer
+//	exclusive   exclusive, shared    a lease of the hold
+//	shared      shared               a lease of the hold
+//	shared      exclusive            ErrDeadlock
+//	permits     the same permits     a lease of the hold, and no permits more
+//	permits     anything else        ErrLimitMismatch
+//	any other   permits              ErrLimitMismatch
 func (c *Client) reenter(taken line, l *Lease, r *backend.Request) (*Lease, error) {
 	h := l.of
 	h.mu.Lock()

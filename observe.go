@@ -48,6 +48,18 @@ type ObserverFunc func(ctx context.Context, e Event)
 func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
 
 // EventType says what happened. New types may appear: ignore those you do not know.
+//
+// What an observer sees of one lease, in order:
+//
+//	at once                acquired, renewed …, released
+//	after a wait           waiting, acquired (Contended), renewed …, released
+//	in vain                waiting, contended
+//	a fault that passes    acquired, renewed, suspect, suspect, renewed …, released
+//	a fault that stays     acquired, renewed, suspect …, lost
+//	an election            acquired, elected, renewed …, released, deposed
+//	Close                  acquired, renewed …, lost with ReasonClosed
+//
+// Beside them stand abandoned, for what the background gave up, and shed, for events that were dropped.
 type EventType string
 
 const (
@@ -82,35 +94,45 @@ const (
 // Event is one thing that happened. Fields that do not belong to its type are zero.
 type Event struct {
 	Type EventType
-	Time time.Time // when it happened; the delivery may be later
+	// Time is when it happened, by the wall clock; the delivery may be later.
+	Time time.Time
 
-	Driver string // Description.Name
+	// Driver is Description.Name.
+	Driver string
 	Tier   Tier
-	// Name, Kind, HoldID and Token are the lock's; Owner, Driver and Tier the client's.
-	Name   string // the lock's, without the namespace
-	Owner  string
-	Kind   Kind
-	HoldID string // names the hold in logs; it moves nothing. Holder.HoldID is the same
+	// Name is the lock's, without the namespace; Kind, HoldID and Token belong to it. Owner is the client's.
+	Name  string
+	Owner string
+	Kind  Kind
+	// HoldID names the hold in logs; it moves nothing. Holder.HoldID is the same.
+	HoldID string
 	Token  fencing.Token
 
 	// Contended: an acquire found the name taken. Holder is who held it, where the driver could tell.
 	Contended bool
-	Holder    *Holder // who holds the name that is waited for, where known
-	// The durations are measured by the lease clock, and belong to the types that name them.
-	Wait   time.Duration // of an acquire
-	Took   time.Duration // of a call of the service
-	Held   time.Duration // of a lease
-	Left   time.Duration // until the deadline
-	Reason Reason        // of a loss
-	Count  int           // of events that were dropped
-	Err    error
+	// Holder is who holds the name that is waited for, where known.
+	Holder *Holder
+	// Wait is how long an acquire took or has waited, Took how long a call of the service took, Held how long a lease
+	// was held or a leader led, and Left how long it is until the deadline. All are measured by the lease clock.
+	Wait time.Duration
+	Took time.Duration
+	Held time.Duration
+	Left time.Duration
+	// Reason is why the lease was lost.
+	Reason Reason
+	// Count is how many events were dropped.
+	Count int
+	// Err is what the call answered, if not success.
+	Err error
 }
 
 const (
-	// maxEvents bounds the memory of an observer that hangs. It is more than a client of 100,000 leases has to tell
-	// when all of them are lost at once.
-	maxEvents    = 1 << 17     // that wait for the observer
-	farewell     = time.Second // how long Close waits for the observer
+	// maxEvents bounds the events that wait, and with them the memory of an observer that hangs. It is more than a
+	// client of 100,000 leases has to tell when all of them are lost at once.
+	maxEvents = 1 << 17
+	// farewell is how long Close waits for the observer.
+	farewell = time.Second
+	// waitingAfter is how long an acquire takes before it counts as a wait: an uncontended one is usually over by then.
 	waitingAfter = 50 * time.Millisecond
 )
 
@@ -118,14 +140,19 @@ const (
 type telling struct {
 	to Observer
 
-	mu    sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// queue has what deliver has not taken yet.
 	queue []told
 	// waiting counts what put has taken and Observe has not finished, so that a batch in delivery counts too.
-	waiting int // in queue, and taken from it but not delivered
-	shed    int
+	waiting int
+	// shed counts what was dropped since the last EventShed.
+	shed int
+	// running: deliver runs. It clears this under mu, in the same step in which it finds nothing more to do.
 	running bool
-	closed  bool          // nothing more is taken in or delivered
-	idle    chan struct{} // made by close; closed when nothing waits
+	// closed: nothing more is taken in or delivered.
+	closed bool
+	// idle is made by close, and closed when nothing waits.
+	idle chan struct{}
 }
 
 // told is one event in the queue, with the context for Observe.
@@ -240,8 +267,8 @@ func (c *Client) observedNow() instant {
 	return c.set.Clock.Now()
 }
 
-// tell completes an event and queues it. ctx is that of the acquire; its end is taken out, so that an observer can work
-// with it after the call has returned.
+// tell completes an event and queues it. ctx is the acquire's; its end is taken out, so that an observer can work with
+// it after the call has returned.
 func (c *Client) tell(ctx context.Context, e Event) {
 	if !c.observed() {
 		return

@@ -43,6 +43,8 @@ type Options struct {
 	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already
 	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. It has
 	// to leave something of the TTL: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
+	//
+	//	sent ──────────────► lost here ─── StopEarly ──► deadline without it ── margin ──► free for others
 	StopEarly time.Duration
 
 	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is
@@ -50,6 +52,8 @@ type Options struct {
 	// are under way time to arrive or to fail, where the store cannot check fencing tokens. A lock that is released
 	// opens at once; so does one that is force-released or evicted, since the service itself forgets it then. TTL and
 	// LockDelay together have to be in the driver's range. Default 0.
+	//
+	//	sent ──────── TTL − margin ────────► lost here ── margin ──► ──── LockDelay ────► free for others
 	LockDelay time.Duration
 
 	// Order, if set, checks the order in which one line of work takes its locks: a call that waits for a name, with a
@@ -81,8 +85,10 @@ type Options struct {
 // settings are Options with the defaults filled in. They never change.
 type settings struct {
 	Options
-	prefix string        // Namespace + ":", or empty
-	Clock  backend.Clock // the driver's
+	// prefix is Namespace + ":", or empty.
+	prefix string
+	// Clock is the driver's, so that core and driver cannot disagree about the time.
+	Clock backend.Clock
 }
 
 // resolve fills in the defaults and checks everything against the driver. o may be nil.
@@ -97,6 +103,7 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 	if s.Clock = d.Clock; s.Clock == nil {
 		s.Clock = backend.SystemClock()
 	}
+	// Only the default adapts to the driver; a TTL that the caller gave is taken as it is or refused.
 	if s.TTL == 0 {
 		s.TTL = DefaultTTL
 		if d.MaxTTL > 0 {
@@ -117,6 +124,8 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 			return s, fmt.Errorf("namespace: %w", err)
 		}
 		switch {
+		// "a" with the name "b:c" and "a:b" with the name "c" would be one lock; with a slash, paths of two namespaces
+		// could meet.
 		case strings.ContainsAny(s.Namespace, ":/"):
 			return s, invalidOption("Namespace", strconv.Quote(s.Namespace),
 				"it has a colon or a slash: names of two namespaces could meet")
@@ -174,21 +183,36 @@ func defaultOwner() string {
 // AcquireOption changes one acquire. A bad value is reported by the acquire call, as ErrInvalidTTL or ErrInvalidOption.
 // Of two options of one sort the later one counts; those of Metadata add up. An option may be kept and used for many
 // calls, at once too.
+//
+//	option          needs            for
+//	TTL, NoRenew                     how long it lasts
+//	WaitAtMost                       how long to wait
+//	RequestID                        requests that are repeated
+//	Seal            correctness      resources that have to know the new token at once
+//	HoldAtLeast     CapMinHold       jobs that must not run twice in a while
+//	Shared          CapShared        readers
+//	Permits         CapPermits       counting
+//	Hierarchical    CapHierarchy     paths
+//	Reentrant                        work that may run alone or under the same lock
+//	Metadata        CapMetadata      people who look
 type AcquireOption interface {
 	apply(*acquireOptions) error
 }
 
 // acquireOptions collect what the options of one call say. The zero value is a plain exclusive lock.
 type acquireOptions struct {
+	// ttl is Options.TTL if it is 0; waitAtMost and minHold are off if they are 0.
 	ttl        time.Duration
 	waitAtMost time.Duration
 	minHold    time.Duration
-	requestID  string
-	noRenew    bool
-	reentrant  bool
-	metadata   map[string]string
-	seal       func(context.Context, fencing.Claim) error
+	// requestID is the caller's; empty: random.
+	requestID string
+	noRenew   bool
+	reentrant bool
+	metadata  map[string]string
+	seal      func(context.Context, fencing.Claim) error
 
+	// kind is exclusive unless Shared or Permits says otherwise; permits and limit belong to the latter.
 	kind           backend.Kind
 	permits, limit int
 	hierarchical   bool
@@ -202,6 +226,8 @@ func (f optionFunc) apply(o *acquireOptions) error { return f(o) }
 // TTL sets the lease length of this lock, in place of Options.TTL. Outside the driver's range or granularity the
 // acquire fails with ErrInvalidTTL; nothing is rounded. Drivers with sessions use one for each TTL, so few different
 // ones are cheaper than many.
+//
+//	lease, err := locks.Acquire(ctx, "deploy", fencelock.TTL(5*time.Minute))
 func TTL(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -218,6 +244,11 @@ func TTL(d time.Duration) AcquireOption {
 //
 // A context with a timeout bounds the wait too, and its error is then in the chain beside ErrHeld. WaitAtMost is for
 // callers who want to tell "somebody has it" from "my own time is up".
+//
+//	lease, err := locks.Acquire(ctx, "deploy", fencelock.WaitAtMost(10*time.Second))
+//	if held := (*fencelock.HeldError)(nil); errors.As(err, &held) {
+//		return fmt.Errorf("%s deploys, try again in %v", held.Holder, held.RetryAfter)
+//	}
 func WaitAtMost(d time.Duration) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if d <= 0 {
@@ -258,9 +289,9 @@ func RequestID(id string) AcquireOption {
 //	seal := fencelock.Seal(func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) })
 //	err := locks.Do(ctx, "accounts/42", fn, seal)
 //
-// show gets a context that ends with that of the acquire and with the lease, and a claim whose Resource is the lock's
-// name; an error of it ends the acquire, and the lock is given back. With AcquireAll it is called for each name. For
-// the correctness tier only: ErrInvalidOption elsewhere, where there is no token to show.
+// show gets a context that ends with the acquire's and with the lease, and a claim whose Resource is the lock's name;
+// an error of it ends the acquire, and the lock is given back. With AcquireAll it is called for each name. For the
+// correctness tier only: ErrInvalidOption elsewhere, where there is no token to show.
 func Seal(show func(ctx context.Context, claim fencing.Claim) error) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if show == nil {
@@ -288,6 +319,8 @@ func HoldAtLeast(d time.Duration) AcquireOption {
 
 // NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose
 // progress, not whose mere existence, should keep the lock: a worker that hangs loses it.
+//
+//	lease, err := locks.Acquire(ctx, "import", fencelock.NoRenew(), fencelock.TTL(time.Minute))
 func NoRenew() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.noRenew = true
@@ -333,6 +366,8 @@ func Permits(n, limit int) AcquireOption {
 // and of "a/b/c", and not those of "a/c". With Shared it excludes exclusive ones only. Everybody who uses a name, or
 // one above or below, gives this option; without it the same name is ErrLimitMismatch while it is in use so. Not for
 // Permits. Needs a driver with CapHierarchy, ErrUnsupported otherwise.
+//
+//	lease, err := locks.Acquire(ctx, "tenants/7", fencelock.Hierarchical()) // keeps out "tenants/7/users" too
 func Hierarchical() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.hierarchical = true
@@ -364,6 +399,8 @@ const MaxMetadataBytes = 4096
 // Metadata stores key-value text beside the hold, for people who look who holds a lock. At most MaxMetadataBytes of
 // valid UTF-8 without NUL, ErrInvalidOption otherwise. It decides nothing. Needs a driver with CapMetadata,
 // ErrUnsupported otherwise. The map is copied.
+//
+//	lease, err := locks.Acquire(ctx, "deploy", fencelock.Metadata(map[string]string{"ticket": "OPS-12"}))
 func Metadata(kv map[string]string) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		size := 0
@@ -409,6 +446,18 @@ func collect(opts []AcquireOption) (acquireOptions, error) {
 
 // request resolves name and options into what the driver gets. It makes the key of the first attempt, and marks it as
 // fresh: nobody has sent it before.
+//
+//	namespace and name     Name
+//	Options.Owner          Owner
+//	random                 RequestID, and HoldID unless RequestID gives one
+//	TTL and LockDelay      TTL
+//	the method             Wait
+//	Shared, Permits        Kind, Permits, Limit
+//	Hierarchical           Hierarchical
+//	HoldAtLeast            MinHold
+//	Metadata               Metadata
+//	the context's leases   Under, by Client.under
+//	driver's capability    Lost, by Client.bind
 func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.Request, acquireOptions, error) {
 	if c.zero() {
 		return backend.Request{}, acquireOptions{}, errZeroClient

@@ -35,17 +35,23 @@ import (
 type heart struct {
 	client *Client
 
-	mu      sync.Mutex // protects the following fields and hold.index; never held while a hold's is taken
-	due     holdHeap
+	mu sync.Mutex // protects the following fields and hold.index; never held while a hold's is taken
+	// due has every hold that is held, and no other.
+	due holdHeap
+	// timer is nil until the first hold. It fires at timerAt; zero: it is not armed, or has just fired.
 	timer   *time.Timer
-	timerAt instant // when the timer fires; zero: not armed
-	closed  bool
+	timerAt instant
+	// closed: nothing is taken in any more, and no tick does anything.
+	closed bool
 
-	// size is read for validity without the lock; a figure that is a moment old will do.
-	size   atomic.Int64    // of due, roughly
-	rounds sync.WaitGroup  // ticks and renewals under way
-	ctx    context.Context // ends the renewals in flight
-	stop   context.CancelFunc
+	// size is the length of due, for validity, which has no business with the lock. A figure that is a moment old will
+	// do.
+	size atomic.Int64
+	// rounds counts ticks and renewals under way. Nothing is added after close, but by a tick that had begun.
+	rounds sync.WaitGroup
+	// ctx ends the renewals in flight; stop is called by Close.
+	ctx  context.Context
+	stop context.CancelFunc
 }
 
 const (
@@ -74,6 +80,8 @@ func (c *Client) spread() float64 { return 0.8 + 0.2*c.chance() }
 
 // schedule says when a hold is due, and puts it into the heap if it is not there. It is false, and does nothing, when
 // the client has been closed: then nobody would ever look at the hold. The caller holds h.mu, as with drop.
+//
+// An instant that has passed is allowed: the timer fires as soon as it may.
 func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -90,8 +98,8 @@ func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) 
 	return true
 }
 
-// drop takes a hold out of the heap. The timer stays as it is: a tick that finds nothing due costs less than arming the
-// timer anew at every release. The caller holds h.mu.
+// drop takes a hold out of the heap. The timer stays as it is; a tick that finds nothing due arms it again. The caller
+// holds h.mu.
 func (b *heart) drop(h *hold) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -137,6 +145,7 @@ func (b *heart) tick() {
 	b.arm(now)
 	b.mu.Unlock()
 
+	// First the losers: nothing that follows may take the time in which they have to be told.
 	lost := b.endAll(over, func(h *hold) error {
 		if now < h.believedUntil() { // extended since we looked
 			at, early := h.renewalDue(now, b.client.spread())
@@ -145,6 +154,8 @@ func (b *heart) tick() {
 		}
 		return h.lostFor(ReasonExpired, h.lastErr)
 	})
+	// Then the renewals. Each batch has a goroutine of its own, so that one that hangs holds up neither the next tick
+	// nor the other batches.
 	var round batches
 	for i, h := range due {
 		if full := round.enlist(h, now, len(due)-i); full != nil {
@@ -154,6 +165,7 @@ func (b *heart) tick() {
 	for _, x := range round {
 		b.rounds.Go(func() { b.renew(x) })
 	}
+	// Last what nobody waits for.
 	for i := range lost {
 		b.settleEnding(&lost[i], now)
 	}
@@ -164,6 +176,11 @@ func (b *heart) tick() {
 //
 // A renewal that is due takes others along that would be due soon, since one call serves them all: so the holds of a
 // client stay together in few calls. An Extend and a repetition take nobody along; they come out of turn.
+//
+//	due now           renewed
+//	due in 2 s        renewed too, if it may ride along 2 s early and something that takes others along is due
+//	retried in 2 s    not yet
+//	deadline passed   lost
 func (b *heart) takeDue(now instant) (over, due []*hold) {
 	carried := false // a renewal is due that takes others along; an Extend and a repetition do not
 	isDue := func(s *slot) bool { return s.at <= now || carried && s.at <= now.Add(s.early) }
@@ -216,11 +233,13 @@ func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 		}
 		return told
 	}
+	// each is how many holds are worth a goroutine.
 	const each = 512
 	workers := min(runtime.GOMAXPROCS(0), len(holds)/each)
 	if workers < 2 {
 		return part(holds)
 	}
+	// Each worker has a part of its own and writes into a slice of its own, so they share nothing but the holds' locks.
 	parts := make([][]ending, workers)
 	var all sync.WaitGroup
 	for i := range workers {
@@ -236,6 +255,8 @@ func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 
 // announce tells the holder of a hold that has just ended, if it has, and then does the rest. The caller holds no
 // mutex.
+//
+// It is for one hold; a tick, which has many, calls endAll for all of them before the first settleEnding.
 func (b *heart) announce(end *ending, now instant) {
 	if end.hold != nil {
 		end.cancel()
@@ -265,10 +286,11 @@ func (b *heart) settleEnding(end *ending, now instant) {
 
 // batch is the holds of one Driver.Renew call. grants are copies, with the TTL that each holder wants now.
 type batch struct {
-	holds   []*hold
-	grants  []backend.Grant
-	least   time.Duration // the shortest time to a deadline
-	longest time.Duration // the longest
+	holds  []*hold
+	grants []backend.Grant
+	// least and longest are the shortest and the longest time to a deadline among them.
+	least   time.Duration
+	longest time.Duration
 }
 
 // batches are those of one round that are not full.
@@ -280,6 +302,9 @@ type batches []*batch
 // Holds whose deadlines are near do not share a call with those that have much time, by more than a factor of four:
 // each call is bounded by its nearest deadline, so one hold in need would cut the time of all
 // (TestRenewalsAreBoundedByTheirDeadlines). Up to more holds will follow; it is for the room that a batch is made with.
+//
+//	deadlines in 29 s, 20 s and 8 s     one call, bounded by a third of 8 s
+//	deadlines in 29 s and 5 s           two calls
 func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -288,7 +313,7 @@ func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	}
 	h.renewing = true
 	g := h.grant
-	g.TTL = h.ttl
+	g.TTL = h.ttl // Extend may have changed what to ask for
 	left := h.believedUntil().Sub(now)
 	for i, x := range *bs {
 		if max(x.longest, left) > 4*min(x.least, left) {
@@ -303,6 +328,7 @@ func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 		return x
 	}
 	room := min(more, maxBatch)
+	// No batch fits: begin one, with room for all that may follow, so that a thousand holds take two pieces of memory.
 	x := &batch{make([]*hold, 1, room), make([]backend.Grant, 1, room), left, left}
 	x.holds[0], x.grants[0] = h, g
 	*bs = append(*bs, x)
@@ -319,6 +345,7 @@ func (b *heart) renew(x *batch) {
 	began := c.set.Clock.Now()
 	renewals := c.driver.Renew(ctx, x.grants)
 	now := c.set.Clock.Now()
+	// Drawn once for all holds of the call, so that they stay together.
 	round := outcome{now: now, took: now.Sub(began), spread: c.spread(), retry: c.chance()}
 	round.floor = 5*time.Millisecond + time.Duration(b.size.Load())*5*time.Microsecond
 	for i, h := range x.holds {
@@ -335,8 +362,10 @@ var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was a
 // outcome is what the renewals of one call have in common: they succeed, or are repeated, together. Holds that each
 // drew their own time for the next attempt would come back as a thousand calls.
 type outcome struct {
-	now    instant
-	took   time.Duration
+	// now is when the answer came, and took how long that took.
+	now  instant
+	took time.Duration
+	// spread and retry are the random parts of when the next renewal is due, after a success and after a fault.
 	spread float64
 	retry  float64
 	// floor is the least time until a repetition, see retryIn.
@@ -346,6 +375,10 @@ type outcome struct {
 // retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s.
 // The floor grows with the number of holds: each round costs, and the last ones before a common deadline must not take
 // the time in which all have to be told that they lost.
+//
+// With a validity of 29.65 s and the renewal due after 9 s, an outage is met by an attempt after 9 s, then by another
+// about every 0.5 to 1 s while more than 10 s are left, and faster towards the deadline. For a client of few holds the
+// least pause is 2.5 to 5 ms.
 func (o *outcome) retryIn(left time.Duration) time.Duration {
 	return time.Duration(float64(max(min(left/10, time.Second), o.floor)) * (1 + o.retry) / 2)
 }
@@ -365,6 +398,8 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	h.mu.Lock()
 	h.renewing = false
 	h.lastErr = r.Err
+	// An answer that comes after the deadline proves nothing any more, whatever it says: the hold may have been told
+	// to be over by Lease.Err already.
 	tell := h.expire(now)
 	switch {
 	case h.cause.Load() != nil:
@@ -380,7 +415,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 			h.answer(r.Err)
 		}
 		left := h.believedUntil().Sub(now)
-		at := h.believedUntil()
+		at := h.believedUntil() // in any case: the deadline fires although renewals fail
 		if h.renew || len(h.extends) > 0 {
 			at = min(at, now.Add(round.retryIn(left)))
 		}
@@ -404,6 +439,11 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 // has shortened it since, the holder was told so already. A proof that is older than what is known moves nothing (a
 // driver with sessions may answer with an earlier keepalive). It is not followed by another renewal at once, or a
 // driver that only has old proofs would be asked without a pause.
+//
+// With Extend(10 s) on a lease of 30 s while a renewal for 30 s is in flight:
+//
+//	the renewal is confirmed for 30 s     it counts for 10 s, since the holder has been told 10 s
+//	the next one asks for 10 s            and the service keeps its 30 s: renewals never shorten
 func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	granted := r.TTL
 	if ttl != h.ttl { // Extend has changed the length since this was sent
@@ -446,6 +486,8 @@ func reasonOf(err error) Reason {
 }
 
 // all returns the holds of the heap, for what concerns all of them. Some may have ended when the caller looks at them.
+//
+// Taking their mutexes under b.mu would be the wrong order of locks; so it copies.
 func (b *heart) all() []*hold {
 	b.mu.Lock()
 	defer b.mu.Unlock()

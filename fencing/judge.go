@@ -18,7 +18,7 @@ type Terms struct {
 	Floor Token
 }
 
-// Seen is what a guard remembers of one resource. The zero value is that of a resource that it does not know. It only
+// Seen is what a guard remembers of one resource. The zero value stands for a resource that it does not know. It only
 // grows: token within an epoch, sequence within a token.
 type Seen struct {
 	Epoch uint64

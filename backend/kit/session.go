@@ -8,8 +8,8 @@ package kit
 //	                 │                 └─Replace─► open, but not joined ──End──► over
 //	                 └──Opened(err)──────────────────────────────────────────► over
 //
-// One mutex, that of Sessions, protects the table and the users of each Session. It is a leaf: nothing is called under
-// it but the function blank of Join and the clock. So the driver may call everything but Join while it holds mutexes of
+// One mutex, in Sessions, protects the table and the users of each Session. It is a leaf: nothing is called under it
+// but the function blank of Join and the clock. So the driver may call everything but Join while it holds mutexes of
 // its own, and must not take a mutex in blank.
 
 import (
@@ -80,7 +80,7 @@ func NewSessions[K comparable, S embedder](clock backend.Clock) *Sessions[K, S] 
 // while there is one, Retire does not end it. Sessions.New makes one, and the zero value is not usable.
 type Session struct {
 	clock backend.Clock
-	// mu is that of Sessions. It protects err, users and idle.
+	// mu is the one in Sessions. It protects err, users and idle.
 	mu *sync.Mutex
 	// opened and over are closed once each, by Opened and by the end. over may be closed first: a session can end
 	// before it is open.
@@ -110,7 +110,7 @@ func (s *Session) kitSession() *Session { return s }
 // wait for the same session. If it cannot be opened, they all get the error.
 //
 // If the session ends between its opening and the joining, Join begins again with another one; it ends with ctx at the
-// latest, with the error of Ended. blank must not lock a mutex, because it runs under that of Sessions, so that two
+// latest, with the error of Ended. blank must not lock a mutex, because it runs under the one of Sessions, so that two
 // callers cannot make two sessions; open may.
 func (all *Sessions[K, S]) Join(ctx context.Context, key K, blank func() S, open func(S)) (S, error) {
 	for {
