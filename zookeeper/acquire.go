@@ -125,12 +125,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 
 // removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone.
 func (d *Driver) removeLater(path string) {
-	d.mu.Lock()
-	h := d.holds[path]
-	if h != nil {
-		h.releasing = true
-	}
-	d.mu.Unlock()
+	h := d.releasingAt(path)
 	if h == nil {
 		return // the session has ended
 	}

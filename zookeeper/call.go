@@ -32,67 +32,42 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 		return none, errSessionLost
 	}
 	before := s.written.Load()
-	c := &call[T]{done: make(chan struct{})}
+	type result struct {
+		value T
+		err   error
+	}
+	results, left := make(chan result), make(chan struct{})
+	defer close(left)
 	go func() {
 		defer s.calls.Done()
 		defer s.busy.Add(-1)
 		v, err := f(s.conn)
-		if !c.finish(v, err) && late != nil {
-			late(v, err)
+		select {
+		case results <- result{v, err}:
+		case <-left:
+			if late != nil {
+				late(v, err)
+			}
 		}
 	}()
+	var r result
 	select {
-	case <-c.done:
+	case r = <-results:
 	case <-ctx.Done():
-		if c.abandon() {
-			if s.written.Load() == before {
-				return none, fmt.Errorf("%w: %w", errNoConnection, kit.Ended(ctx))
-			}
-			return none, kit.Ended(ctx)
+		if s.written.Load() == before {
+			return none, fmt.Errorf("%w: %w", errNoConnection, kit.Ended(ctx))
 		}
+		return none, kit.Ended(ctx)
 	case <-s.Over():
-		if c.abandon() {
-			return none, errSessionLost
-		}
+		return none, errSessionLost
 	}
-	if errors.Is(c.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(c.err, zk.ErrConnectionClosed) {
-		return c.value, errSessionLost
+	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(r.err, zk.ErrConnectionClosed) {
+		return r.value, errSessionLost
 	}
-	if errors.Is(c.err, zk.ErrConnectionClosed) && s.written.Load() == before {
-		return c.value, fmt.Errorf("%w: %w", errNoConnection, c.err)
+	if errors.Is(r.err, zk.ErrConnectionClosed) && s.written.Load() == before {
+		return r.value, fmt.Errorf("%w: %w", errNoConnection, r.err)
 	}
-	return c.value, c.err
-}
-
-// call is one request, which the caller may leave.
-type call[T any] struct {
-	done  chan struct{}
-	value T
-	err   error
-
-	mu    sync.Mutex // protects the following fields
-	ended bool
-	left  bool
-}
-
-// finish delivers the result. It is false if the caller has left.
-func (c *call[T]) finish(v T, err error) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.left {
-		return false
-	}
-	c.value, c.err, c.ended = v, err, true
-	close(c.done)
-	return true
-}
-
-// abandon leaves the call. It is false if the result is there.
-func (c *call[T]) abandon() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.left = !c.ended
-	return c.left
+	return r.value, r.err
 }
 
 // enterCall counts a request in, unless the session has ended.
@@ -205,11 +180,6 @@ func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 		}
 		return stat, err
 	})
-}
-
-func (s *session) exists(ctx context.Context, path string) (bool, error) {
-	stat, err := s.stat(ctx, path)
-	return stat != nil, err
 }
 
 // watch reads a node and watches it: see session.event. It does not use exists, which would leave a watch where there

@@ -90,7 +90,7 @@ func (d *Driver) leftDirLocked(dir string) {
 	d.dirs[dir] = d.clock.Now()
 	if !d.tidying && d.ctx.Err() == nil {
 		d.tidying = true
-		d.gate.Go(func(context.Context) { d.tidyDirs() })
+		d.background(d.tidyDirs)
 	}
 }
 

@@ -3,10 +3,10 @@ package zookeeper
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"hash/maphash"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -140,9 +140,7 @@ func New(addrs []string, o *Options) *Driver {
 }
 
 func (d *Driver) checkOptions() error {
-	bad := func(what, value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: fmt.Sprintf("%q", value), Why: why}
-	}
+	bad := func(what, value, why string) error { return kit.InvalidOption(what, strconv.Quote(value), why) }
 	if len(d.addrs) == 0 {
 		return bad("addresses", "", "there is none")
 	}

@@ -69,7 +69,7 @@ func (d *Driver) suspect() {
 		return
 	}
 	d.suspecting = true
-	d.gate.Go(func(context.Context) {
+	d.background(func() {
 		d.recall()
 		d.mu.Lock()
 		defer d.mu.Unlock()

@@ -21,7 +21,6 @@ type hold struct {
 	// Protected by Driver.mu.
 	granted   bool
 	releasing bool
-	isGone    bool
 	lost      func(backend.Reason)
 	link      int // the connection over which the node was seen last; 0: it has no watch yet
 }
@@ -47,7 +46,7 @@ func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold
 func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.holds[h.path] != h || h.isGone {
+	if d.holds[h.path] != h || h.isGone() {
 		return false
 	}
 	h.granted, h.lost = true, lost
@@ -55,10 +54,13 @@ func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 }
 
 // isGone reports whether the watch of a hold has said that its node is gone.
-func (d *Driver) isGone(h *hold) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return h.isGone
+func (h *hold) isGone() bool {
+	select {
+	case <-h.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // holdAt returns the hold on a path if it has the token, or nil.
@@ -69,6 +71,17 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 		return h
 	}
 	return nil
+}
+
+// releasingAt marks the hold on a path, if there is one, as one that its holder gives up, and returns it.
+func (d *Driver) releasingAt(path string) *hold {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := d.holds[path]
+	if h != nil {
+		h.releasing = true
+	}
+	return h
 }
 
 // dropHold forgets a hold, whose session it then no longer needs.
@@ -108,11 +121,11 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h := d.holds[e.Path]
-	if h == nil || h.session != s || h.isGone || d.ctx.Err() != nil {
+	if h == nil || h.session != s || h.isGone() || d.ctx.Err() != nil {
 		return
 	}
 	if e.Type == zk.EventNodeDataChanged { // by somebody else; the watch is used up
-		d.gate.Go(func(context.Context) { d.watchAgain(h) })
+		d.background(func() { d.watchAgain(h) })
 		return
 	}
 	d.goneLocked(h)
@@ -120,10 +133,9 @@ func (d *Driver) changed(s *session, e zk.Event) {
 
 // goneLocked ends a hold whose node was deleted. d.mu is held.
 func (d *Driver) goneLocked(h *hold) {
-	if h.isGone {
+	if h.isGone() {
 		return
 	}
-	h.isGone = true
 	close(h.gone)
 	if !h.granted || h.releasing || d.ctx.Err() != nil {
 		return
@@ -132,7 +144,7 @@ func (d *Driver) goneLocked(h *hold) {
 	others, telling := d.gone[place]
 	d.gone[place] = append(others, h)
 	if !telling {
-		d.gate.Go(func(context.Context) { d.tell(place) })
+		d.background(func() { d.tell(place) })
 	}
 }
 

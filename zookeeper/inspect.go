@@ -19,22 +19,18 @@ import (
 // Look tells who holds a name and how many wait for it. ExpiresIn is not known to clients of ZooKeeper. Since is the
 // time at which the holder entered the queue, by the leader's clock.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	info, err := d.holder(ctx, name)
+	var info backend.State
+	err := backend.ValidateName(name)
+	if err == nil {
+		err = d.onSession(ctx, func(ctx context.Context, s *session) (err error) {
+			info, err = s.describe(ctx, name)
+			return err
+		})
+	}
 	if err != nil {
 		return backend.State{}, d.callError("look", name, err)
 	}
 	return info, nil
-}
-
-func (d *Driver) holder(ctx context.Context, name string) (info backend.State, err error) {
-	if err := backend.ValidateName(name); err != nil {
-		return backend.State{}, err
-	}
-	err = d.onSession(ctx, func(ctx context.Context, s *session) error {
-		info, err = s.describe(ctx, name)
-		return err
-	})
-	return info, err
 }
 
 // onSession calls f with a session whose server knows all that the leader knew.

@@ -175,8 +175,8 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	}
 	token, err := strconv.ParseInt(number, 10, 64)
 	e, ok := entryOf(d.dir(g.Name), node)
-	ok = ok && err == nil && e.requestID == g.RequestID && e.Use == kit.Use{Kind: g.Kind, Permits: g.Permits, Limit: g.Limit}
-	return e.path, token, ok
+	asked := kit.Use{Kind: g.Kind, Permits: g.Permits, Limit: g.Limit}
+	return e.path, token, ok && err == nil && e.requestID == g.RequestID && e.Use == asked
 }
 
 // tokenOf returns what fences the writes of an entry's holder: the zxid that created it, marked unless the hold is

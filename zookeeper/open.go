@@ -41,8 +41,8 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 }
 
 var syntax = kit.Syntax{
-	Driver: driverName, Schemes: []string{"zk", "zookeeper"}, Secure: []string{"zks"}, Port: "2181", User: true, Path: true,
-	Options: []string{"prefix", "tick"}, Timeout: 5 * time.Second,
+	Driver: driverName, Schemes: []string{"zk", "zookeeper"}, Secure: []string{"zks"}, Port: "2181",
+	User: true, Path: true, Options: []string{"prefix", "tick"}, Timeout: 5 * time.Second,
 }
 
 func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration, err error) {
@@ -51,7 +51,8 @@ func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration,
 		return nil, nil, 0, err
 	}
 	if strings.Contains(u.User, ":") || u.User == "" && u.Password != "" {
-		return nil, nil, 0, u.Invalid(errors.New("its user is empty or has a colon, which the digest scheme does not allow"))
+		why := errors.New("its user is empty or has a colon, which the digest scheme does not allow")
+		return nil, nil, 0, u.Invalid(why)
 	}
 	o = &Options{User: u.User, Password: u.Password, TLS: u.TLS, KeyPrefix: u.Options.Get("prefix")}
 	if u.Path != "" {

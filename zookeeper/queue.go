@@ -59,7 +59,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			return a.merge(ctx, s, h, same)
 		}
 		front, there := before(queue, b.path)
-		if !there || a.d.isGone(h) {
+		if !there || h.isGone() {
 			return h, a.vanished(h, zk.ErrNoNode)
 		}
 		front = slices.DeleteFunc(front, func(e entry) bool { return a.foreign[e.path] })
@@ -193,6 +193,10 @@ func (a *attempt) lookAt(ctx context.Context, s *session, some []entry) (gone bo
 		return slices.ContainsFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), err
 	}
 	there, errs := make([]bool, len(some)), make([]error, len(some))
-	sideBySide(len(some), func(i int) { there[i], errs[i] = s.exists(ctx, some[i].path) })
+	sideBySide(len(some), func(i int) {
+		var stat *zk.Stat
+		stat, errs[i] = s.stat(ctx, some[i].path)
+		there[i] = stat != nil
+	})
 	return slices.Contains(there, false), errors.Join(errs...)
 }

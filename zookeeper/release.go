@@ -49,7 +49,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
 	d.mu.Lock()
 	h.releasing = true
-	gone := h.isGone
+	gone := h.isGone()
 	d.mu.Unlock()
 	if gone {
 		d.dropHold(h)
@@ -99,12 +99,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	}
 	none := zk.ErrNoNode
 	for _, e := range ofRequest(queue, requestID) {
-		d.mu.Lock()
-		h := d.holds[e.path]
-		if h != nil {
-			h.releasing = true
-		}
-		d.mu.Unlock()
+		h := d.releasingAt(e.path)
 		switch err := s.remove(ctx, e.path); {
 		case err == nil:
 			none = nil

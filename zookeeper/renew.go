@@ -72,7 +72,7 @@ func (d *Driver) renewOn(
 	for _, i := range members {
 		h := holds[i]
 		d.mu.Lock()
-		seen, gone := h.link, h.isGone
+		seen, gone := h.link, h.isGone()
 		d.mu.Unlock()
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
 		switch {
@@ -141,7 +141,9 @@ func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 
 // renewElsewhere renews a grant that has no hold here, or that has a longer TTL now: it moves to the session of that
 // TTL.
-func (d *Driver) renewElsewhere(ctx context.Context, g backend.Grant, h *hold, path string, token int64) backend.Renewal {
+func (d *Driver) renewElsewhere(
+	ctx context.Context, g backend.Grant, h *hold, path string, token int64,
+) backend.Renewal {
 	if err := d.Describe().ValidateTTL(g.TTL); err != nil {
 		return backend.Renewal{Err: err}
 	}

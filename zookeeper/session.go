@@ -140,15 +140,20 @@ func (s *session) create(whole context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(whole, attemptTime)
 	defer cancel()
-	var errs [2]error
-	sideBySide(len(errs), func(i int) {
-		if errs[i] = []func(context.Context) error{s.connect, s.d.checkTick}[i](ctx); errs[i] != nil {
-			cancel() // the other one is of no use any more
+	var both sync.WaitGroup
+	var tick error
+	both.Go(func() {
+		if tick = s.d.checkTick(ctx); tick != nil {
+			cancel() // the connection is of no use any more
 		}
 	})
-	err := errs[0]
-	if errs[1] != nil && (err == nil || errors.Is(err, context.Canceled)) {
-		err = errs[1]
+	err := s.connect(ctx)
+	if err != nil {
+		cancel() // nor is the check
+	}
+	both.Wait()
+	if tick != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = tick
 	}
 	if err == nil {
 		err = s.readConfig(ctx)
@@ -188,18 +193,11 @@ func (s *session) connect(ctx context.Context) error {
 	s.mu.Lock()
 	err = s.err
 	s.mu.Unlock()
-	if err != nil {
+	if err != nil || s.d.o.User == "" {
 		return err
 	}
-	return s.authenticate(ctx)
-}
-
-// authenticate tells the server who we are. The library does it again on every later connection.
-func (s *session) authenticate(ctx context.Context) error {
-	if s.d.o.User == "" {
-		return nil
-	}
-	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
+	// The library does this again on every later connection.
+	_, err = do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
 		return struct{}{}, c.AddAuth("digest", []byte(s.d.o.User+":"+s.d.o.Password))
 	})
 	return err
@@ -287,18 +285,19 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	switch {
 	case s.Ended():
 		s.mu.Unlock()
-		return errEnded
+		return errSessionLost
 	case id == 0 || !first && id != s.id:
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
-		return errEnded
+		return errSessionLost
 	case first && timeout < s.asked && !s.probe:
 		s.mu.Unlock()
 		s.fail(&backend.InvalidError{
 			Kind: backend.ErrInvalidTTL, What: "TTL", Value: s.asked.String(),
-			Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)", timeout),
+			Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)",
+				timeout),
 		})
-		return errEnded
+		return errSessionLost
 	}
 	if first {
 		s.id, s.ttl = id, timeout

@@ -33,7 +33,7 @@ func (d *Driver) watchLater(h *hold) {
 	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
 	if !d.watching && d.ctx.Err() == nil {
 		d.watching = true
-		d.gate.Go(func(context.Context) { d.watchAll() })
+		d.background(d.watchAll)
 	}
 }
 
@@ -59,7 +59,7 @@ func (d *Driver) takeUnwatched() (due []*hold) {
 	for len(d.unwatched) > 0 {
 		first := d.unwatched[0]
 		h := first.h
-		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone && !h.releasing
+		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone() && !h.releasing
 		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
 			return due
 		}

@@ -68,8 +68,6 @@ const headBytes = 4 + 4 + 4 + 8
 // maxHello bounds the answer to the connect request. More is said only by what is no ZooKeeper.
 const maxHello = 1 << 10
 
-var errEnded = errors.New("the ZooKeeper session has ended")
-
 // dial opens a connection for the client library. Once the session has ended there is none any more: the library would
 // make another session on it, and requests of the old one that wait in its queue would be sent there.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
@@ -102,7 +100,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	w.Conn = conn
 	if !s.setWire(w) {
 		_ = conn.Close()
-		return nil, errEnded
+		return nil, errSessionLost
 	}
 	return w, nil
 }
