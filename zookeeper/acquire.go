@@ -1,3 +1,16 @@
+// This file is the life of one Acquire, from the check of the request to the grant or to what is known about its
+// failure.
+//
+// The parts call each other in this order. Acquire names the call in errors. acquire repeats attempt.once until there
+// is a definite answer, and attempt.giveUp says what a failure may have left. once picks the session and hands over to
+// take, which makes the node (create), or goes on with the node of an earlier try (resume). From there queue.go waits,
+// refuse.go refuses, and hold.go keeps what was granted.
+//
+// Two facts of ZooKeeper shape all of it. A node that was created is not known to be created until the answer arrives,
+// so the node's name carries the request id, and a second try looks for it before it makes another. And the requests
+// of one session are carried out in the order in which they were sent, so everything that concerns one attempt goes
+// over one session; what that session sent before it ended is either done or will never be done.
+
 package zookeeper
 
 import (
@@ -11,14 +24,24 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// tries is how often an attempt without Wait is made when its answer got lost.
+// tries is how often an attempt without Wait is made when its answer got lost. A waiter is bounded by its context
+// instead.
 const tries = 3
 
-// Acquire takes a lock, with a token that is higher than all that the name ever had: the transaction number of its
-// node. With Wait the request stands in the name's queue, and watches whoever stands before it; when ctx ends its node
-// is removed. The same RequestID again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was
-// sent), ErrUnknown (what the request may have left could not be removed), ErrHistoryLost (another ensemble answers),
-// or ctx's error.
+// Acquire takes a lock and returns a grant whose token is higher than every earlier token of the name: the zxid of the
+// transaction that created the node.
+//
+// Without r.Wait it makes one attempt, and makes it again up to twice if the connection breaks under it. With r.Wait
+// the request stands in the name's queue and watches those entries before it that keep it waiting; it returns when it
+// holds the lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's
+// timeout, which the servers grant between 2 and 20 ticks, and SentAt is the instant on which the session's last proof
+// rests.
+//
+// The same RequestID again gets the same hold with the same token, also from another client. Errors wrap
+// backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (nothing was sent), ErrUnknown (something may have been created
+// and could not be removed), ErrHistoryLost (another ensemble answers), ErrInvalidTTL (outside the servers' bounds),
+// ErrClosed, or ctx's own error. Acquire is safe for concurrent use; acquires of one client with one TTL share a
+// session.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -27,6 +50,12 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return g, nil
 }
 
+// acquire is Acquire without the name of the call. It must count the call in before anything else, so that Close waits
+// for it, and must adopt what an earlier acquire of the same request left before it sends anything: the removal of
+// that leftover would otherwise delete the node that this call is about to make.
+//
+// The retries of one call go to the session on which the leftover was made, if its TTL is still the one asked for. On
+// another session the read that looks for the leftover could overtake its creation.
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.begin(ctx); err != nil {
 		return backend.Grant{}, err
@@ -37,12 +66,14 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	}
 	bounded, done := d.gate.Bind(ctx)
 	defer done()
+	// From here on what an earlier acquire of this request left is ours.
 	left, err := d.adopt(bounded, r.Name, r.RequestID)
 	if err != nil {
 		return backend.Grant{}, err
 	}
 
 	a := &attempt{d: d, r: r, dir: d.dir(r.Name), slot: d.slotFor(r.TTL, r.Name), began: d.clock.Now()}
+	// Requests of one session are carried out in order, so that the leftover is found, or will never be.
 	if left != nil && left.slot.ttl == r.TTL {
 		a.slot = left.slot
 	}
@@ -54,6 +85,8 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		if !a.worthRepeating(err, n) || bounded.Err() != nil {
 			return backend.Grant{}, a.giveUp(bounded, err)
 		}
+		// The reason for the repetition stays in the error only if it says that nothing was sent; otherwise the
+		// caller's context has ended, and nothing else matters.
 		if ended := kit.Sleep(bounded, kit.RetryPause(r.TTL)); ended != nil {
 			if errors.Is(err, errNoConnection) {
 				ended = fmt.Errorf("%w: %w", err, ended)
@@ -63,18 +96,22 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	}
 }
 
-// attempt is one Acquire, over all repetitions.
+// attempt is one Acquire, over all of its repetitions. Only the goroutine of the call uses it, so that it needs no
+// mutex; what other goroutines say to it arrives through wake.
 type attempt struct {
-	d       *Driver
-	r       backend.Request
-	dir     string
-	slot    slot // of its session: what a repetition sent has been done before the next one asks, or never will be
-	began   backend.Instant
+	// What is asked for, and where.
+	d     *Driver
+	r     backend.Request
+	dir   string
+	slot  slot // of its session: what a repetition sent has been done before the next one asks, or never will be
+	began backend.Instant
+	// What is known about the attempt's node.
 	unknown bool   // a request that makes a node left and was not answered
 	queued  bool   // the name was taken
 	resumed bool   // the node may be that of an earlier acquire
 	mine    string // the node that stands, if it is known
 
+	// What the waiting in queue.go and refuse.go keeps between its turns.
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
 	wake    chan struct{}   // says that an entry before ours has changed
 	heard   []string        // what wakes it, or did
@@ -82,8 +119,9 @@ type attempt struct {
 	held    error           // why an attempt stepped back last
 }
 
-// worthRepeating reports whether an attempt that failed may do better: the session or the connection was lost under it.
-// Where no connection came about, only those who wait go on.
+// worthRepeating reports whether an attempt that failed with err at its n-th try may do better at the next: the
+// session or the connection was lost under it. Where no connection came about at all, an attempt without Wait answers
+// at once, since ErrUnavailable is the truth and costs its caller nothing; only those who wait go on.
 func (a *attempt) worthRepeating(err error, n int) bool {
 	if errors.Is(err, backend.ErrHeld) || !transient(err) {
 		return false
@@ -92,9 +130,13 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 	return a.r.Wait || n < tries && broke
 }
 
-// giveUp adds to err what is known about what the attempts left. A place in the queue is removed in the background. If
-// the outcome is not known, the caller decides: the same request again, or Release. If it does neither, the driver
-// removes what was left.
+// giveUp turns the error of the last try into what the caller is told, and sees to it that nothing stays behind.
+//
+// It adds what is known about the leftovers: a node that is known to stand is deleted in the background, and the error
+// stays as it is. If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers an
+// orphan (see abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes
+// what was left within one TTL. Deleting the node before the call returns was rejected: Acquire must return within 50
+// ms of its context's end (clause C2), and a silent server takes seconds to notice.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if lost := a.d.historyLost(); lost != nil {
 		if errors.Is(err, lost) {
@@ -103,6 +145,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", lost, err) // whatever was sent, went to an ensemble that is no more
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
+		// The caller is told that the driver was closed, and not that its own context ended.
 		err = cause // Close ends the session, and the node goes with it
 	} else if a.held != nil && errors.Is(err, errGone) {
 		err = a.held // each time by somebody else
@@ -123,7 +166,9 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone.
+// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone. The hold
+// stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not retired with the
+// node still on it.
 func (d *Driver) removeLater(path string) {
 	h := d.releasingAt(path)
 	if h == nil {
@@ -135,7 +180,12 @@ func (d *Driver) removeLater(path string) {
 	})
 }
 
-// once makes an attempt on a session.
+// once makes one try on one session: a node in the queue, its turn, a proof that is recent enough, and a hold that
+// nobody has taken away meanwhile.
+//
+// The user that sessionFor counts belongs to the hold as soon as there is one, and once returns it in every other
+// case. After errSessionLost nothing of the attempt stands: the servers delete the session's nodes with it, and the
+// driver's connection never carries requests of an ended session (see dial), so there is nothing left to look for.
 func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	s, err := a.d.sessionFor(ctx, a.slot)
 	if err != nil {
@@ -161,13 +211,19 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 		}
 		return backend.Grant{}, err
 	}
+	// Everything that could take the hold away again is behind us: its node stands, the session is proved, and grant
+	// has entered whom to tell of a loss.
 	g := grantOf(a.r, h)
 	g.Queued = a.queued
 	return g, nil
 }
 
-// since tells how old the proof may be on which the grant's validity rests. That of a session which others use may be
-// old, and would give a short validity: a third of it may be over. A hold that is granted again has a new one.
+// since returns how old the proof may be on which the grant's validity rests. A session that others use was proved
+// some time ago, and a grant that rests on that proof has a short validity: up to a third of it may be over. A hold
+// that is granted again rests on a proof that is not older than the call, since its caller asks for a fresh validity.
+//
+// Proving the session in every acquire was rejected: it would add a logged transaction to each, where now all acquires
+// of a TTL share the one that the keepalive makes.
 func (a *attempt) since(s *session) backend.Instant {
 	since := a.d.clock.Now().Add(-a.d.Describe().Validity(s.ttl) / 3)
 	if a.resumed {
@@ -176,18 +232,21 @@ func (a *attempt) since(s *session) backend.Instant {
 	return since
 }
 
-// note remembers that a request which changes something was not answered.
+// note remembers that a request which changes something left and was not answered. The next try must then look for its
+// node, and giveUp must answer ErrUnknown.
 func (a *attempt) note(err error) {
 	if !errors.Is(err, errNoConnection) && (kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed)) {
 		a.unknown = true
 	}
 }
 
-// take puts a node into the queue and returns its hold when it is the first. It returns the hold with an
-// error too, since the hold counts as a user of its session.
+// take puts a node into the queue, or finds the one that the request has, and returns its hold when it is granted. It
+// returns the hold together with an error if there is one by then: the hold has the session's user, and the caller has
+// to drop it.
 //
-// The node is made before the queue is read, also for an attempt without Wait: a read that came first would cost every
-// attempt one more round trip, and could show an old state.
+// The node is made before the queue is read, also for an attempt without Wait. A read that came first would cost every
+// attempt one more round trip, and would show a state in which the own node is missing and which says nothing about
+// who comes next.
 func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	if a.unknown || a.mine != "" {
 		// An earlier repetition may have made the node. The proof makes the read as new as the leader's state, with all
@@ -211,8 +270,14 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	return a.queue(ctx, s, b)
 }
 
-// create makes the node, and reads the queue behind it in the same round trip. What the wire sends in front, to make
-// the name's node, belongs to it.
+// create makes the node, and reads the queue behind it in the same round trip; askBirth in wire.go sends both requests
+// in one write.
+//
+// The node of the name may be missing, because the name is new or because somebody removed it while it was empty. For
+// a name that this driver has not used lately the wire sends its creation in front of the entry's, which saves new
+// names a round trip and a goroutine that others would wait for. For one that was used lately that request would be
+// wasted, and the error ErrNoNode tells when it is needed after all. An operator's script, or another client, may
+// remove the node each time, so this is tried remakes times and not for ever.
 func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	data, err := valueOf(a.r).encode()
 	if err != nil {
@@ -250,8 +315,9 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	}
 }
 
-// late returns what to do with a node that is made after its acquire gave up: nobody knows it, unless the request was
-// repeated and found it.
+// late returns what is done with a node whose creation is answered after its acquire has given up: nobody knows it, so
+// it is deleted. A repetition of the request may have found it by its name in the meantime; then it is in Driver.holds
+// and stays.
 func (a *attempt) late(s *session) func(birth, error) {
 	return func(b birth, err error) {
 		if err != nil {
@@ -268,9 +334,12 @@ func (a *attempt) late(s *session) func(birth, error) {
 	}
 }
 
-// resume goes on with the node that the request has. If it stands on another session it moves to s: place and token
-// stay, which is what makes an acquire idempotent. More than one node was made if a creation was repeated; the first
-// one counts. A request that has a node for another use than now is refused.
+// resume goes on with a node that the request has already, which is what makes an acquire idempotent.
+//
+// A node on another session moves to s with its place and its token. If a creation was repeated there is more than one
+// node; the oldest counts, and the others are deleted first, so that the request never stands in its own way. A
+// request that asks for another use than its node says (another kind, other permits) is refused with ErrLimitMismatch:
+// changing the node's name would give it a new place in the queue.
 func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, error) {
 	for _, e := range own[1:] {
 		if err := s.remove(ctx, e.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
@@ -297,7 +366,10 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 	return a.queue(ctx, s, birth{path: own[0].path})
 }
 
-// move replaces a node by one with the same name, content and token on session s, in one transaction.
+// move replaces a node by one with the same name, content and token on session s, in one transaction. The sequence
+// number is part of the name and so the place in the queue stays; the token travels in the content, because the new
+// node has a zxid of its own. Creating first and deleting afterwards is impossible with equal names, and any order in
+// two requests would leave an instant in which a rival finds the name free.
 func (d *Driver) move(ctx context.Context, s *session, path string, v value) error {
 	v.Format = 1
 	data, err := v.encode()
@@ -312,13 +384,13 @@ func (d *Driver) move(ctx context.Context, s *session, path string, v value) err
 	return err
 }
 
-// held is an entry with its content.
+// held is an entry of a queue with its content.
 type held struct {
 	entry
 	found
 }
 
-// before returns the entries before a path, the oldest first, and whether the path is there.
+// before returns the entries that stand before path in the queue, the oldest first, and whether path is there at all.
 func before(queue []entry, path string) ([]entry, bool) {
 	at := place(queue, path)
 	return queue[:max(at, 0)], at >= 0

@@ -1,3 +1,7 @@
+// This file makes single requests to ZooKeeper. do is the only door: it gives the client library's blocking calls a
+// context, knows whether a request left, and never lets one wait for a connection. The rest are the requests
+// themselves, each with what its absence of an answer means.
+
 package zookeeper
 
 import (
@@ -18,11 +22,17 @@ import (
 var errNoConnection = errors.New("no connection to ZooKeeper")
 
 // do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The
-// library knows no contexts; a request that is left alone ends with its answer or with the connection. Late, if not
-// nil, is then called with the result.
+// library knows no contexts; a request whose caller has left goes on in its goroutine and ends with its answer or with
+// the connection, and late, if not nil, is then called with the result. The requests of a session are counted in
+// calls, for which its end waits, and in busy, by which slotFor sees how much there is to do.
 //
-// While no connection stands nothing is sent: the library would keep the request until one does. What it kept all the
-// same, because the connection had just broken, is errNoConnection when it is left, and may be sent later.
+// While no connection stands nothing is sent: the library would keep the request until one does, and send it long
+// after its caller has gone. A request that it kept all the same, because the connection had just broken, is
+// errNoConnection when its caller leaves, since nothing was written meanwhile; it may be sent later. errNoConnection
+// therefore says that nothing had left when the call ended, and not that nothing ever will.
+//
+// The goroutine hands its result over without a buffer, or sees that left is closed, which happens when the caller
+// returns: exactly one of the two gets the result, and the goroutine lasts no longer than f and late do.
 func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.Conn) (T, error)) (T, error) {
 	var none T
 	if err := s.await(ctx); err != nil {
@@ -31,6 +41,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	if !s.enterCall() {
 		return none, errSessionLost
 	}
+	// Read before the request is handed to the library: if it is the same at the end, this request has not left.
 	before := s.written.Load()
 	type result struct {
 		value T
@@ -70,7 +81,8 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	return r.value, r.err
 }
 
-// enterCall counts a request in, unless the session has ended.
+// enterCall counts a request in, unless the session has ended. calls may not grow once closeAfterEnd waits for it,
+// which it does after the end; hence the mutex that end takes, too.
 func (s *session) enterCall() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +94,8 @@ func (s *session) enterCall() bool {
 	return true
 }
 
-// await returns when a connection stands.
+// await returns when a connection stands, at once if one does. It waits for attemptTime at most, so that a caller who
+// would wait for ever hears why there is no connection and can look at something else.
 func (s *session) await(ctx context.Context) error {
 	s.mu.Lock()
 	up, isUp := s.up, s.isUp
@@ -104,7 +117,8 @@ func (s *session) await(ctx context.Context) error {
 	}
 }
 
-// unconnected is errNoConnection with another error, if there is one, and why no connection came to stand.
+// unconnected is errNoConnection with the reason why no connection came to stand, and with err, if there is one. An
+// operator who mistypes a port should read "connection refused" and not only that the time was over.
 func (s *session) unconnected(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,14 +131,16 @@ func (s *session) unconnected(err error) error {
 	return all
 }
 
-// libraryLog passes on what the library reports. What matters of it reaches the callers as errors.
+// libraryLog passes on what the library reports, at level debug. What matters of it reaches the callers as errors;
+// printed by the library's default it would go to the program's standard error.
 type libraryLog struct{ to *slog.Logger }
 
 func (l libraryLog) Printf(format string, args ...any) {
 	l.to.Debug("fencelock/zookeeper: " + fmt.Sprintf(format, args...))
 }
 
-// sideBySide calls f for 0 to n-1, some of them at once, and returns when all have returned.
+// sideBySide calls f for 0 to n-1, some of them at once, and returns when all have returned. The library sends what is
+// asked for at once in one stream, so that n requests take about one round trip and not n.
 func sideBySide(n int, f func(i int)) {
 	var all sync.WaitGroup
 	seats := make(chan struct{}, requestsAtOnce)
@@ -138,11 +154,12 @@ func sideBySide(n int, f func(i int)) {
 	all.Wait()
 }
 
-// requestsAtOnce bounds how many requests one call has under way.
+// requestsAtOnce bounds how many requests, and goroutines, one call has under way.
 const requestsAtOnce = 64
 
-// children returns the queue as the server of the session has it. After a write, and after a proof, of the same session
-// it is not older than that.
+// children returns the queue as the server of the session has it. A server may lag behind the leader. After a write,
+// and after a proof, of the same session the queue is not older than that, because a server carries out the requests
+// of a session in order and answers a write once it has applied it. A name without a node has an empty queue.
 func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
 	nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
 		nodes, _, err := c.Children(dir)
@@ -154,7 +171,7 @@ func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
 	return entriesOf(dir, nodes), err
 }
 
-// found is a node as it was read.
+// found is a node as it was read: its content, and what the server keeps about it.
 type found struct {
 	value
 	stat zk.Stat
@@ -171,7 +188,7 @@ func (s *session) get(ctx context.Context, path string) (found, error) {
 	})
 }
 
-// stat reads what the server keeps about a node, or nil if there is none.
+// stat reads what the server keeps about a node, or returns nil if there is none.
 func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (*zk.Stat, error) {
 		there, stat, err := c.Exists(path)
@@ -182,8 +199,8 @@ func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	})
 }
 
-// watch reads a node and watches it: see session.event. It does not use exists, which would leave a watch where there
-// is nothing.
+// watch reads a node and sets a watch on it, which fires once: see session.event. It does not use exists, which would
+// leave a watch at the server where there is no node and nothing to tell.
 func (s *session) watch(ctx context.Context, path string) (found, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
 		data, stat, _, err := c.GetW(path)
@@ -194,13 +211,14 @@ func (s *session) watch(ctx context.Context, path string) (found, error) {
 	})
 }
 
-// multi carries out all of some operations, or none. The error is that of the one that failed.
+// multi carries out all of some operations, or none. The error is that of the operation that failed.
 func (s *session) multi(ctx context.Context, ops ...any) error {
 	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, transaction(c, ops...) })
 	return err
 }
 
-// transaction is one request of session.multi.
+// transaction is one request of session.multi. The library answers a failed transaction with ErrAPIError, or with the
+// error of the last operation, and with one result for each; the useful error is the first in the results.
 func transaction(c *zk.Conn, ops ...any) error {
 	results, err := c.Multi(ops...)
 	for _, r := range results {
@@ -211,8 +229,10 @@ func transaction(c *zk.Conn, ops ...any) error {
 	return err
 }
 
-// remove deletes a node. Repetitions after a lost connection are no danger, since no two nodes have one name; what was
-// gone at a repetition was deleted by an earlier one. The error is zk.ErrNoNode if there was none at the first.
+// remove deletes a node, and repeats that until it has an answer or ctx ends. Repetitions after a lost connection are
+// no danger: no two nodes have one name, since it contains a request's random id and the server's number. What is gone
+// at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there was none
+// at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
 func (s *session) remove(ctx context.Context, path string) error {
 	for sent := false; ; sent = true {
 		_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })

@@ -1,3 +1,10 @@
+// This file makes the nodes below which the entries stand, and removes those of names that are not used any more.
+//
+// A name's node is a container, which ZooKeeper (3.5 and later) removes by itself some time after its last child. It
+// looks once a minute, and removes no more than some 150 in a second; a program with a name for each order would fill
+// the servers with empty nodes. So the driver removes those that it has used itself, two seconds after their last use,
+// and leaves the rest to the servers: what is left by clients that died.
+
 package zookeeper
 
 import (
@@ -12,7 +19,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// makeRoot makes the root with a new random token space, and the nodes above it.
+// makeRoot makes the root with a new random token space, and the nodes above it. That somebody else made it meanwhile
+// is no error: whoever reads the root next sees which space counts.
 func (d *Driver) makeRoot(ctx context.Context, s *session) error {
 	text, err := json.Marshal(rootValue{newSpace()})
 	if err != nil {
@@ -36,7 +44,8 @@ func (d *Driver) makePath(ctx context.Context, s *session, node string, data []b
 // remakes is how often a name's node, or the root, is made again for one request when others remove it at once.
 const remakes = 10
 
-// makeDir makes the node of a name: a container, which the server removes some time after its last child.
+// makeDir makes the node of a name. The root may be missing, which means that somebody has deleted everything:
+// recognize finds that out, and answers with ErrHistoryLost if this driver has seen another token space.
 func (d *Driver) makeDir(ctx context.Context, s *session, dir string) error {
 	for n := 0; ; n++ {
 		err := d.make(ctx, s, dir, nil, zk.FlagContainer)
@@ -49,6 +58,7 @@ func (d *Driver) makeDir(ctx context.Context, s *session, dir string) error {
 	}
 }
 
+// make makes one node. One that is there already is as good.
 func (d *Driver) make(ctx context.Context, s *session, path string, data []byte, flag int32) error {
 	_, err := do(ctx, s, nil, func(c *zk.Conn) (string, error) {
 		if flag == zk.FlagContainer {
@@ -63,7 +73,8 @@ func (d *Driver) make(ctx context.Context, s *session, path string, data []byte,
 }
 
 // useDir notes that a name is used, and reports whether the driver has used it lately: then its node is likely to be
-// there.
+// there, and the acquire need not make it. Zero in dirs means in use, and keeps the node from being removed; leftDir
+// writes the instant of the last use instead.
 func (d *Driver) useDir(dir string) (known bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,16 +87,16 @@ func (d *Driver) useDir(dir string) (known bool) {
 // two writes, which a name that is used all the time should not pay.
 const emptyAfter = 2 * time.Second
 
+// leftDir is leftDirLocked for callers that do not hold d.mu.
 func (d *Driver) leftDir(dir string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.leftDirLocked(dir)
 }
 
-// leftDirLocked notes that one of the driver's entries in dir has gone. d.mu is held.
-//
-// The servers remove empty containers, too, but no faster than some 150 in a second, however fast they are made. So the
-// driver removes what it has used itself; the servers remove what is left by clients that died.
+// leftDirLocked notes that one of the driver's entries in dir has gone. The caller holds d.mu. It starts the goroutine
+// that removes unused names, unless that runs: one for the driver, which ends when nothing is left to watch, so that
+// an idle client has none. Others' entries may still stand in the node; the server refuses to delete it then.
 func (d *Driver) leftDirLocked(dir string) {
 	d.dirs[dir] = d.clock.Now()
 	if !d.tidying && d.ctx.Err() == nil {
@@ -94,7 +105,8 @@ func (d *Driver) leftDirLocked(dir string) {
 	}
 }
 
-// tidyDirs removes the empty nodes of names that are not used any more, until there is none left to watch.
+// tidyDirs removes the empty nodes of names that are not used any more, until there is none left to watch or the
+// driver closes. It looks at half of emptyAfter, on any session that has a connection.
 func (d *Driver) tidyDirs() {
 	for kit.Sleep(d.ctx, emptyAfter/2) == nil {
 		due, more := d.takeUnused()
@@ -107,8 +119,8 @@ func (d *Driver) tidyDirs() {
 	}
 }
 
-// takeUnused takes out the names that have not been used for a while. If there are no others left over, whoever calls
-// must end: leftDirLocked then starts anew.
+// takeUnused takes out the names that have not been used for emptyAfter. If it reports that there are no others, the
+// caller must end: tidying has been set to false under the same lock, so that the next leftDirLocked starts anew.
 func (d *Driver) takeUnused() (due []string, more bool) {
 	now := d.clock.Now()
 	d.mu.Lock()
@@ -127,8 +139,10 @@ func (d *Driver) takeUnused() (due []string, more bool) {
 	return due, more
 }
 
-// removeEmpty removes the node of a name if it has no entries. One that tells why holders lost the name is left to the
-// servers.
+// removeEmpty removes the node of a name if it has no entries. Between the look and the deletion somebody may come:
+// the server refuses to delete a node with children, and an acquire that finds the node gone makes it again. A node
+// that tells why holders lost the name is left to the servers, since the victims have to read it. What fails is not
+// repeated: the node is only litter.
 func (s *session) removeEmpty(ctx context.Context, dir string) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -141,4 +155,5 @@ func (s *session) removeEmpty(ctx context.Context, dir string) {
 	})
 }
 
+// parent returns the node above a node.
 func parent(node string) string { return path.Dir(node) }

@@ -1,3 +1,13 @@
+// This file is the driver's face: its options, what it declares, how calls come in, and Close.
+//
+// The other files, from the top down: acquire.go, queue.go, refuse.go, release.go and renew.go are the verbs;
+// inspect.go looks at locks and takes them away; hold.go, loss.go and watch.go keep what is held and tell of losses;
+// session.go, keepalive.go and proof.go keep sessions; history.go and ensemble.go know the servers; call.go makes
+// requests, and wire.go is the connection under the client library; node.go, kind.go and dirs.go are what is stored.
+//
+// Mutexes are taken in this order: Driver.mu, wire.mu, session.mu, then the one of kit.Sessions. No request is made
+// and no callback of the core is called with any of them held.
+
 package zookeeper
 
 import (
@@ -59,7 +69,13 @@ type Options struct {
 
 // Driver is a backend.FencingDriver on a ZooKeeper ensemble. Make it with New or Open. All methods are safe for
 // concurrent use.
+//
+// Its background work is bounded by the number of sessions and names, not of holds: for each session a keepalive and a
+// goroutine that closes it, besides the library's own; and, only while there is something to do, one goroutine each
+// that watches holds, removes unused names, and asks what the ensemble has forgotten. All of them end before Close
+// returns.
 type Driver struct {
+	// Set by New, and never changed.
 	addrs []string
 	o     Options // with defaults
 	root  string  // chroot included
@@ -67,13 +83,17 @@ type Driver struct {
 	bad   error // what is wrong with the options
 	seed  maphash.Seed
 
+	// Each of these has a mutex of its own, or needs none.
 	gate     *kit.Gate       // calls in flight and background work
 	ctx      context.Context // ends with Close
 	sessions *kit.Sessions[slot, *session]
 
+	// Written for every message that is read, without a mutex.
 	zxid       atomic.Int64 // the highest that any answer had
 	tickIsGood atomic.Bool  // see checkTick
 
+	// mu protects the fields below it. It is taken before any other mutex of the driver's and held for a few map
+	// operations at a time, since the goroutines that read connections wait for it (changed, suspect).
 	mu         sync.Mutex                 // protects the following fields
 	space      string                     // see tokenSpace
 	voters     int                        // servers of the ensemble; 0: not known yet
@@ -97,8 +117,9 @@ var (
 	_ backend.ForceReleaser = (*Driver)(nil)
 )
 
-// New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used; what is
-// wrong with the options or the servers shows in Ping or in the first call. Close closes the connections.
+// New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used; what
+// is wrong with the options or the servers shows in Ping or in the first call, as an error that wraps
+// backend.ErrInvalidOption or ErrMisconfigured. A nil o means the defaults. Close closes the connections.
 //
 // It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a
 // driver needs a connection for every TTL, and a connection of that library goes on with another session when one has
@@ -139,6 +160,8 @@ func New(addrs []string, o *Options) *Driver {
 	return d
 }
 
+// checkOptions returns what is wrong with the options, or nil. New cannot return an error, so that every call answers
+// this one.
 func (d *Driver) checkOptions() error {
 	bad := func(what, value, why string) error { return kit.InvalidOption(what, strconv.Quote(value), why) }
 	if len(d.addrs) == 0 {
@@ -169,7 +192,8 @@ func (d *Driver) checkOptions() error {
 	return nil
 }
 
-// notPath tells why a prefix or a chroot is not the path of a node in which locks may lie, or returns "".
+// notPath tells why a prefix or a chroot is not the path of a node in which locks may lie, or returns "". It is called
+// with a path that is not empty.
 func notPath(path string) string {
 	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 		switch {
@@ -185,8 +209,9 @@ func notPath(path string) string {
 // IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe tells what the driver can do, without asking the ensemble. The token space is known after the first session
-// stands.
+// Describe tells what the driver can do, without asking the ensemble and without waiting. TokenSpace is empty and
+// Exclusion that of one durable server until the first session stands. MinTTL and MaxTTL are 2 and 20 ticks, in steps
+// of a millisecond; Margin is one tick, by which a hold is believed to end before its session may (proof.go).
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
@@ -199,10 +224,12 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock.
+// minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock: a
+// hold of two ticks less the margin of one tick lasts no longer than a tick.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
-// begin starts every call: it counts the call in and refuses options that are wrong.
+// begin starts every call: it counts the call in and refuses options that are wrong and contexts that have ended. The
+// caller calls d.gate.Leave unless begin fails.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -217,16 +244,24 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
-// Ping makes sure that the leader of the ensemble answers, and that the user may read and make the root. A connection
-// that is lost meanwhile is no answer: Ping tries again, as Acquire does, until ctx ends.
+// Ping makes sure that the leader of the ensemble answers with a majority behind it, and that the user may read and
+// make the root. It makes a session if there is none, which then lives for its TTL of 10 s, or as long as it is used.
+// A connection that is lost meanwhile is no answer: Ping tries again, three times in all, unless ctx ends. Errors wrap
+// backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or ErrClosed.
 func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))
 }
 
-// Close ends waiters with backend.ErrClosed and closes the driver's sessions, which removes whatever nodes are left.
-// Close may be called again.
+// Close ends waiters with backend.ErrClosed, waits for the calls under way and for the driver's background work, and
+// closes its sessions, which removes whatever nodes are left: held locks are free at once. Nobody is told of a loss by
+// that.
+//
+// It returns ctx's error if ctx ends first; what it has begun then goes on in the background, for about a second where
+// a server is silent. Close may be called again, also concurrently, and waits again.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
+	// The work of closing is not the caller's: it goes on when ctx ends. This goroutine ends when the last session is
+	// closed.
 	idle := make(chan struct{})
 	go func() {
 		_ = d.gate.Wait(context.WithoutCancel(ctx))

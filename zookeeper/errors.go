@@ -1,3 +1,8 @@
+// This file maps errors of the client library to those of the contract. What callers do depends on the class:
+// ErrUnavailable promises that nothing was done, ErrUnknown makes the core clean up after the request. An error that
+// is not known here becomes ErrUnknown, which costs a clean-up at worst; taking it for ErrUnavailable could leave a
+// node behind that closes a name.
+
 package zookeeper
 
 import (
@@ -10,7 +15,9 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// callError names the call, and maps what the library says to the errors of the contract.
+// callError names the call and the lock, and gives err its class. After a lost connection a call that changes nothing
+// is ErrUnavailable; in one that changes something the request may have been carried out, so that it is ErrUnknown.
+// Acquire marks by itself what it may have left (giveUp). It is nil for nil.
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
 		switch {
@@ -28,7 +35,7 @@ func (d *Driver) callError(call, name string, err error) error {
 	})
 }
 
-// refused reports whether the server said that it did not do it.
+// refused reports whether the server answered that it did not do it.
 func refused(err error) bool {
 	for _, e := range []error{
 		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
@@ -42,7 +49,8 @@ func refused(err error) bool {
 	return false
 }
 
-// transient reports whether another attempt may do better.
+// transient reports whether another attempt may do better, over another connection or on another session. The end of a
+// context counts, since it may be the attempt's own; the caller looks at its context itself.
 func transient(err error) bool {
 	for _, e := range []error{
 		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,

@@ -1,3 +1,11 @@
+// This file notices that an ensemble has forgotten what it acknowledged: it was wiped, restored from a backup, or
+// replaced by another one behind the same addresses. Such an ensemble would grant a name that is held and issue tokens
+// that were issued before. The package comment, section History, says what follows for operators.
+//
+// session.turnedAway and proof answers call suspect and checkZxid; sessions that open, and watches on the root, call
+// recognize. Whatever they find ends in forgot, after which the driver answers nothing but ErrHistoryLost. A driver
+// that went on by itself was rejected: somebody has to decide that no holder of before believes any more.
+
 package zookeeper
 
 import (
@@ -11,29 +19,32 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What the driver remembers of the ensemble, to notice that the ensemble has forgotten it:
+// Two things are remembered:
 //
 //   - the highest zxid of any answer. It goes with every connect request, also of a new session, and a server that has
 //     seen less closes the connection. That may be a server which lags behind; so the driver then asks, on a session
 //     that claims to have seen nothing, for a transaction. Its zxid comes from a leader with a majority. If it is not
 //     above what was seen before, the history was lost: zxids only grow.
 //   - the token space, a random id in the root node. Every session reads and watches it. Another one there, or none,
-//     means that somebody has deleted everything, or that this is another ensemble.
+//     means that somebody has deleted everything, or that this is another ensemble. It catches what zxids do not: an
+//     ensemble that has counted further than the one before.
 
 // rootValue is what stands in the root node.
 type rootValue struct {
 	Space string `json:"fencelock_space"`
 }
 
+// newSpace draws a token space: 128 random bits, so that no two ensembles ever share one by chance.
 func newSpace() string { return "zookeeper-" + backend.NewRequestID() }
 
+// tokenSpace returns the space that the driver has learnt, or "".
 func (d *Driver) tokenSpace() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.space
 }
 
-// saw notes the zxid of an answer.
+// saw notes the zxid of an answer. It is called for every message that is read, hence without a mutex.
 func (d *Driver) saw(zxid int64) {
 	for seen := d.zxid.Load(); zxid > seen && !d.zxid.CompareAndSwap(seen, zxid); seen = d.zxid.Load() {
 	}
@@ -46,7 +57,8 @@ func (d *Driver) historyLost() error {
 	return d.forgotten
 }
 
-// forgot ends every session and every hold of the driver, for ever: the ensemble has lost its history.
+// forgot ends every session and every hold of the driver, for ever, and returns the error that all calls answer from
+// then on. The first finding counts; sessions that are being made see it before they become usable.
 func (d *Driver) forgot(what, was, now string) error {
 	d.mu.Lock()
 	if d.forgotten == nil {
@@ -54,6 +66,7 @@ func (d *Driver) forgot(what, was, now string) error {
 	}
 	err := d.forgotten
 	d.mu.Unlock()
+	// Outside the mutex: end calls the holders.
 	for _, s := range d.sessions.Live() {
 		s.end(backend.ReasonHistoryLost)
 	}
@@ -61,7 +74,8 @@ func (d *Driver) forgot(what, was, now string) error {
 }
 
 // suspect finds out, in the background, why a server has refused a client that has seen more than it. It must not
-// block.
+// block, since the goroutine that reads a connection calls it. One question at a time is enough: it is asked again
+// with the next refusal.
 func (d *Driver) suspect() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -77,7 +91,9 @@ func (d *Driver) suspect() {
 	})
 }
 
-// recall compares what the ensemble's leader knows with what the driver has seen, on a session of its own.
+// recall compares what the ensemble's leader knows with what the driver has seen, on a session of its own that lives
+// only for this. Its prove calls checkZxid. Where there is no answer within attemptTime, nothing is known and nothing
+// happens: a server that merely lags refuses the client until it has caught up.
 func (d *Driver) recall() {
 	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
 	defer cancel()
@@ -92,7 +108,8 @@ func (d *Driver) recall() {
 }
 
 // respace gives an ensemble that was restored from a backup, with its old token space, a new one: it will count from
-// the past. Clients that live through it do that for those who come later and cannot know.
+// the past, and a client that comes later cannot know. The version makes sure that of several clients only one writes.
+// That it fails is logged and not answered: the holds of this client are lost in any case.
 func (d *Driver) respace(ctx context.Context, s *session) {
 	root, err := s.readRoot(ctx)
 	if err != nil || root.space != d.tokenSpace() {
@@ -103,8 +120,8 @@ func (d *Driver) respace(ctx context.Context, s *session) {
 	}
 }
 
-// checkZxid compares a zxid that a leader has given to a transaction with what was seen before the transaction was
-// sent.
+// checkZxid compares a zxid that a leader has given to a transaction with the highest that was seen before the
+// transaction was sent.
 func (d *Driver) checkZxid(seen, given int64) error {
 	if given >= seen {
 		return nil
@@ -113,7 +130,8 @@ func (d *Driver) checkZxid(seen, given int64) error {
 }
 
 // recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one
-// that the driver knew, the error is backend.ErrHistoryLost.
+// that the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
+// in the next turn and counts.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
 	for {
 		root, err := s.readRoot(ctx)
@@ -132,7 +150,8 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 	}
 }
 
-// learnSpace returns the token space that the driver knows, which is this one if it has not known any.
+// learnSpace returns the token space that the driver knows, which is space if it has not known any. An empty space is
+// learnt as none.
 func (d *Driver) learnSpace(space string) (known string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -156,6 +175,7 @@ type root struct {
 	version int32
 }
 
+// String returns the space for an error message.
 func (r root) String() string {
 	if r.space == "" {
 		return "none"
@@ -163,7 +183,8 @@ func (r root) String() string {
 	return r.space
 }
 
-// readRoot reads the root node and watches it, where it is there.
+// readRoot reads the root node and watches it, where it is there. A root with content that is not ours, which an
+// operator may have made, is not overwritten: its creation identifies it well enough.
 func (s *session) readRoot(ctx context.Context) (root, error) {
 	r, err := do(ctx, s, nil, func(c *zk.Conn) (root, error) {
 		data, stat, _, err := c.GetW(s.d.root)
@@ -184,8 +205,8 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 	return r, err
 }
 
-// plant gives the root a new random token space, and makes the root where it is missing. Another client may be faster:
-// what counts is what is read next.
+// plant gives the root a new random token space, and makes the root where it is missing. Another client may be faster,
+// which is no error: what counts is what is read next.
 func (d *Driver) plant(ctx context.Context, s *session, r root) error {
 	if !r.exists {
 		return d.makeRoot(ctx, s)
@@ -197,7 +218,7 @@ func (d *Driver) plant(ctx context.Context, s *session, r root) error {
 	return err
 }
 
-// writeSpace writes a new random token space into the root if its version is still that one.
+// writeSpace writes a new random token space into the root if its version is still the given one.
 func (s *session) writeSpace(ctx context.Context, version int32) error {
 	text, err := json.Marshal(rootValue{newSpace()})
 	if err != nil {

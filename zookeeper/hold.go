@@ -1,3 +1,11 @@
+// This file keeps what the driver knows about its own nodes: holds, which stand in a queue and are held or wait, and
+// orphans, which a call that gave up may have left.
+//
+// Driver.holds is the only register. It is keyed by the node's path, because that is what a watch event carries. Each
+// hold counts as one user of its session (kit.Session), taken over from the acquire that made it and given back by
+// dropHold; so a session is retired only when nothing of ours stands on it. All fields of holds that change are
+// protected by Driver.mu. Nothing here does I/O under that mutex.
+
 package zookeeper
 
 import (
@@ -10,28 +18,34 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// hold is a node of ours that stands in a queue: it is held, or it waits. The library's watch on it costs an entry in a
-// map; what it reports arrives in Driver.changed, so that no hold needs a goroutine.
+// hold is a node of ours that stands in a queue: it is held, or it waits. The library's watch on it costs an entry in
+// a map; what it reports arrives in Driver.changed, so that no hold needs a goroutine or a timer. One goroutine for
+// each hold was rejected: the contract has none per lease, and a client with 10,000 holds would pay for each.
 type hold struct {
 	session *session
 	path    string
 	token   int64
-	gone    chan struct{} // closed when the node was deleted, or moved to another session
+	// Closed by goneLocked, under Driver.mu and at most once, when the node was deleted, by whomever, or moved to
+	// another session. Nobody waits for it once dropHold or forget has taken the hold out.
+	gone chan struct{}
 
-	// Protected by Driver.mu.
+	// Protected by Driver.mu. granted: Acquire or a move has answered with it. releasing: the driver itself removes
+	// the node, so that its end is no loss. lost is Request.Lost.
 	granted   bool
 	releasing bool
 	lost      func(backend.Reason)
 	link      int // the connection over which the node was seen last; 0: it has no watch yet
 }
 
-// addHold notes a node. It takes over the session's user that the caller has. It is nil if the node was moved from
-// another hold that has been released since: nobody would ever drop the new one.
+// addHold enters a node and takes over the session's user that the caller has counted. A hold that was there at the
+// same path is replaced, and its session loses that user. If from is given, the node was moved from that hold; the
+// result is nil if from has been released since: nobody would ever drop the new hold.
 func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold {
 	h := &hold{session: s, path: path, token: token, gone: make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.holds[path]
+	// A release has dropped the hold that was being moved.
 	if from != nil && old != from {
 		return nil
 	}
@@ -42,7 +56,9 @@ func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold
 	return h
 }
 
-// grant makes a waiting node a held one. It is false if the node or the session has gone meanwhile.
+// grant makes a waiting node a held one, from which on its end is told to lost. It is false if the node or the session
+// has gone meanwhile, and the acquire must not report a grant. Entering lost earlier was rejected: a loss during the
+// wait would be told to a caller who holds nothing.
 func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,7 +69,7 @@ func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 	return true
 }
 
-// isGone reports whether the watch of a hold has said that its node is gone.
+// isGone reports whether the watch of a hold has said that its node is gone. It needs no mutex.
 func (h *hold) isGone() bool {
 	select {
 	case <-h.gone:
@@ -63,7 +79,8 @@ func (h *hold) isGone() bool {
 	}
 }
 
-// holdAt returns the hold on a path if it has the token, or nil.
+// holdAt returns the hold on a path if it has the token, or nil. The token matters because the same request can hold,
+// lose and hold again on an equal path.
 func (d *Driver) holdAt(path string, token int64) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,7 +90,7 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 	return nil
 }
 
-// releasingAt marks the hold on a path, if there is one, as one that its holder gives up, and returns it.
+// releasingAt marks the hold on a path, if there is one, as one that the driver itself gives up, and returns it.
 func (d *Driver) releasingAt(path string) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,7 +101,8 @@ func (d *Driver) releasingAt(path string) *hold {
 	return h
 }
 
-// dropHold forgets a hold, whose session it then no longer needs.
+// dropHold forgets a hold, if it still is the one at its path; its session then no longer needs to live for it. The
+// empty node of the name is left to tidyDirs.
 func (d *Driver) dropHold(h *hold) {
 	if h == nil {
 		return
@@ -98,7 +116,9 @@ func (d *Driver) dropHold(h *hold) {
 	}
 }
 
-// forget takes the holds of a session out of the driver, and returns the functions that tell the holders.
+// forget takes the holds of an ended session out of the driver, and returns the functions that tell their holders. The
+// caller calls these without a mutex. Holds that wait, or that are being released, are not told: their own calls see
+// errSessionLost.
 func (d *Driver) forget(s *session) []func(backend.Reason) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +136,9 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 	return tell
 }
 
-// changed is called for every watched node that changed. It must not block.
+// changed is called by the library's goroutine for every watched node that changed, in the order of the server's
+// messages and before the answers that the server sent after them. That order is what Renew relies on. It must not
+// block, so whatever needs I/O goes to the background.
 func (d *Driver) changed(s *session, e zk.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,7 +153,9 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	d.goneLocked(h)
 }
 
-// goneLocked ends a hold whose node was deleted. d.mu is held.
+// goneLocked ends a hold whose node was deleted: it wakes the waiter on it, or has its holder told by the goroutine of
+// its place. The caller holds d.mu. It does nothing the second time, since a watch and a read can both find the node
+// missing.
 func (d *Driver) goneLocked(h *hold) {
 	if h.isGone() {
 		return
@@ -148,6 +172,7 @@ func (d *Driver) goneLocked(h *hold) {
 	}
 }
 
+// watchAgain sets the watch of a hold again after somebody has written into its node. ZooKeeper's watches fire once.
 func (d *Driver) watchAgain(h *hold) {
 	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
 	defer cancel()
@@ -159,18 +184,23 @@ func (d *Driver) watchAgain(h *hold) {
 }
 
 // orphan is what an acquire without a known outcome may have left: a request that still waits for its answer, or a
-// node. The caller repeats the request or releases it. If it does neither, the driver removes it.
+// node that was made by one. The caller repeats the request or releases it, and takes the orphan over with that
+// (adopt). If it does neither, the driver removes it: a request that is delivered late must not close the name for
+// longer than one TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
 type orphan struct {
 	slot   slot // of the session on which it may stand
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
+// orphanKey is the key of Driver.orphans.
 func orphanKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before anything is done for a request: its leftovers are no orphans any more. It returns them, or
-// nil.
+// adopt is called before anything is done for a request: its leftovers are no orphans any more. It stops the removal,
+// waits until that has ended (or ctx has), and returns the orphan, or nil if there is none. Without the wait, a
+// removal that had found the old node could delete the one that the caller is about to make.
 func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, error) {
+	// o.done is closed by the removal, which cancel ends.
 	key := orphanKey(name, requestID)
 	d.mu.Lock()
 	o := d.orphans[key]
@@ -187,12 +217,15 @@ func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, er
 	}
 }
 
-// abandon removes what a request left, after half a TTL.
+// abandon has what a request left removed after half a TTL, unless adopt comes first: the caller has that long to
+// repeat or release the request, and the other half is left for the removal. The goroutine ends with the removal, with
+// adopt, or with Close, and closes o.done.
 func (d *Driver) abandon(r backend.Request, at slot) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	o := &orphan{slot: at, cancel: cancel, done: make(chan struct{})}
 	key := orphanKey(r.Name, r.RequestID)
 	d.mu.Lock()
+	// Closing ends the session anyway; and one removal for a request is enough.
 	if d.ctx.Err() != nil || d.orphans[key] != nil {
 		d.mu.Unlock()
 		cancel()
@@ -215,12 +248,14 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 	})
 }
 
-// background runs f unless the driver is closed: Close ends the sessions, and the nodes go with them.
+// background runs f in a goroutine that Close waits for. f must end soon after Driver.ctx does. Nothing is started
+// once the driver is closed: Close ends the sessions, and the nodes go with them.
 func (d *Driver) background(f func()) {
 	d.gate.Go(func(context.Context) { f() })
 }
 
-// repeat calls f until it says something definite.
+// repeat calls f, which makes requests, until it says something definite, ctx ends, or the session has ended and with
+// it whatever f was to remove. Each call has attemptTime.
 func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) {
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, attemptTime)

@@ -1,3 +1,8 @@
+// This file looks at locks from outside, and takes them away. Every call here first proves a session, so that its
+// server knows whatever the leader knew when the call began: a server that lags, or a leader that was overtaken, would
+// show holders that have gone. The driver declares no Watch: a watch of ZooKeeper fires once, and what happens before
+// it is set again is not told.
+
 package zookeeper
 
 import (
@@ -16,8 +21,11 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Look tells who holds a name and how many wait for it. ExpiresIn is not known to clients of ZooKeeper. Since is the
-// time at which the holder entered the queue, by the leader's clock.
+// Look tells who holds a name and how many wait for it, as the ensemble had it at some instant during the call. The
+// queue and the holders' nodes are read one after the other; a holder who goes in between is left out. ExpiresIn is
+// zero, since ZooKeeper does not tell how long others' sessions last. Since is the time at which the holder entered
+// the queue, by the leader's clock. A name that nobody holds is no error. A connection that is lost before the session
+// is proved is tried again, three times in all.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	var info backend.State
 	err := backend.ValidateName(name)
@@ -33,7 +41,8 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return info, nil
 }
 
-// onSession calls f with a session whose server knows all that the leader knew.
+// onSession calls f with a session whose server knows all that the leader knew when the call began. It counts the call
+// in, and ends its context with Close.
 func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session) error) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -49,8 +58,9 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 	return f(ctx, s)
 }
 
-// proven returns a session whose server knows all that the leader knew, and adds a user: the session on which an orphan
-// may stand, if that is known. A connection that is lost meanwhile is no answer: it tries again until ctx ends.
+// proven returns a session that was proved after the call began, and counts one more user of it: the session on which
+// the orphan left may stand, if that is given. A connection that is lost meanwhile is no answer: it tries again, tries
+// times in all, until ctx ends.
 func (d *Driver) proven(ctx context.Context, left *orphan) (*session, error) {
 	for n := 1; ; n++ {
 		s, err := d.sessionOf(ctx, left)
@@ -86,14 +96,16 @@ func (s *session) describe(ctx context.Context, name string) (backend.State, err
 	return info, nil
 }
 
-// holders reads the entries that hold, the oldest first, and tells how many wait behind them. What the queue shows and
-// is no entry does not count: it has gone, or it is a foreign node.
+// holders reads the entries that hold, the oldest first, and tells how many wait behind them. Entries that have gone
+// since the queue was read, and foreign nodes, do not count; those behind them may then hold, so that it looks at the
+// queue once more without them, and reads only what it has not read yet.
 func (s *session) holders(ctx context.Context, dir string) (all []held, waiters int, err error) {
 	queue, err := s.children(ctx, dir)
 	if err != nil {
 		return nil, 0, err
 	}
 	for {
+		// The nodes that were read in earlier turns stand first in the queue, in the same order.
 		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
@@ -116,8 +128,10 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 	}
 }
 
-// List yields the names that begin with prefix and are held, in order of their escaped form. The names are read at
-// once, and each one's state after that.
+// List yields the names that begin with prefix and are held, in the order of their escaped form. The names are read at
+// once, and the state of each after that, so that names which are taken and given back meanwhile may be missing. All
+// names of the root are read for every List, whatever the prefix; they must fit one answer of a server, 1 MB. The loop
+// may stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
@@ -126,6 +140,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
+// list is List without the name of the call. It ends without an error when yield is false.
 func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
 	if prefix != "" {
 		if err := backend.ValidateName(prefix); err != nil {
@@ -158,8 +173,11 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	})
 }
 
-// ForceRelease ends all holds of name that it finds, by deleting their nodes; the victims are told at once. A name that
-// nobody holds is backend.ErrNotHeld.
+// ForceRelease ends all holds of name that it finds, by deleting their nodes, and leaves reason in the name's node in
+// the same transaction; the victims are told at once, with ReasonForceReleased. Those who wait move up. It takes 500
+// holders in one transaction; of more, some may be taken away when an error ends the call. A name that nobody holds is
+// backend.ErrNotHeld. A call without an answer is ErrUnknown, and is not repeated by the driver: a second try could
+// end the next holder's hold.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	err := backend.ValidateName(name)
 	if err == nil {
@@ -168,7 +186,7 @@ func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, err)
 }
 
-// force ends all holds that it finds.
+// force ends all holds that it finds, and looks again if those that it found ended by themselves meanwhile.
 func (s *session) force(ctx context.Context, dir, reason string) error {
 	for {
 		all, _, err := s.holders(ctx, dir)
@@ -186,12 +204,14 @@ func (s *session) force(ctx context.Context, dir, reason string) error {
 	}
 }
 
-// evictAtOnce bounds how many nodes one transaction deletes: servers refuse requests of more than 1 MB.
+// evictAtOnce bounds how many nodes one transaction deletes: servers refuse requests of more than 1 MB
+// (jute.maxbuffer).
 const evictAtOnce = 500
 
-// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was left
-// to delete.
+// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was
+// left to delete. Where one of them has gone, the whole transaction fails; the rest is tried again.
 func (s *session) evict(ctx context.Context, dir string, all []held, reason string) (done bool, err error) {
+	// One trace names all victims, so that each transaction may write the same.
 	f := forced{Token: all[0].Token, Reason: reason}
 	for _, h := range all[1:] {
 		f.Others = append(f.Others, h.Token)

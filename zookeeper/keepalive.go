@@ -1,3 +1,10 @@
+// This file keeps sessions alive and proved. proof.go says what an answer proves; here the question is asked, shared
+// by all who need the answer, and repeated by the clock.
+//
+// The library pings the server by itself, which keeps the session alive but proves nothing about the leader. So each
+// session asks with a transaction, at most one at a time: prove waits for one that was sent late enough, keepAlive
+// makes sure that there is one in time, and ask sends it.
+
 package zookeeper
 
 import (
@@ -19,9 +26,15 @@ func (s *session) provedAt() backend.Instant {
 	return s.proof.proved
 }
 
-// prove makes sure that the leader has confirmed the session to a request sent at since or later. Concurrent callers
-// share one request, which goes on when a caller's context ends: where an answer takes longer than anybody waits, the
-// next one finds it. A request that waits too long for its answer is followed by another one, until ctx ends.
+// prove makes sure that the leader has confirmed the session to a request that was sent at since or later. Concurrent
+// callers share one request: a thousand holds that are renewed together cost one transaction.
+//
+// The request goes on when a caller's context ends, so that where an answer takes longer than anybody waits, the next
+// caller finds it. A request that waits too long for its answer is followed by another one, until ctx ends: a call
+// must not say that its context has ended while it has not.
+//
+// Only the caller whose question it was gets the question's error at once; the others ask anew, since the question may
+// have been sent before they came.
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
 		s.mu.Lock()
@@ -51,7 +64,8 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	}
 }
 
-// startAsking asks for a proof unless one is being asked for, or the session has ended. s.mu is held.
+// startAsking asks for a proof unless one is being asked for, or the session has ended, and reports whether it did.
+// The caller holds s.mu.
 func (s *session) startAsking() bool {
 	if s.Ended() || s.asking != nil {
 		return false
@@ -62,14 +76,15 @@ func (s *session) startAsking() bool {
 	return true
 }
 
-// question is a request for a proof.
+// question is one request for a proof. done is closed by ask, under session.mu, when it is answered or given up.
 type question struct {
 	done chan struct{} // closed when it is answered, or given up
 	err  error         // valid after done
 }
 
 // proveUntil proves the session until what may be reported is since or later. One request does, unless the one before
-// it was long ago: then another one follows half a tick later.
+// it was long ago: a request proves no more than a tick beyond the one before (see proof), so that another one follows
+// half a tick later.
 func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 	for {
 		if s.provedAt() >= since {
@@ -87,7 +102,16 @@ func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 	}
 }
 
-// ask sends one request that a majority must agree to, changes nothing, and waits for its answer. See proof.
+// ask sends one request that a majority must agree to and that changes nothing, waits for its answer, and ends the
+// question. It runs in a goroutine of its own, bounded by a third of the TTL or a second, and by 3 s.
+//
+// The instant is read right before the request is sent, in the goroutine that sends it: an instant that is read when
+// the answer arrives would promise time that nobody granted. An answer that comes after the question was given up
+// counts all the same.
+//
+// sync was rejected as the request: a leader that was overtaken and does not know answers it alone (docs/decisions, no
+// leader is believed alone). A user without the right to read "/" is refused by the same agreement of a majority, so
+// that the refusal proves as much.
 func (s *session) ask(q *question) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(s.ttl/3, time.Second), attemptTime))
 	defer cancel()
@@ -101,6 +125,8 @@ func (s *session) ask(q *question) {
 			s.last = max(s.last, sent)
 		}
 	}
+	// The highest zxid before the question is sent. A leader that answers with a lower one has forgotten: see
+	// checkZxid.
 	none, err := do(ctx, s, answered, func(c *zk.Conn) (struct{}, error) {
 		sent = s.d.clock.Now()
 		err := transaction(c, &zk.CheckVersionRequest{Path: "/", Version: -1})
@@ -121,9 +147,12 @@ func (s *session) ask(q *question) {
 	close(q.done)
 }
 
-// keepAlive runs while the session lives. A session without users is given up after one TTL, and so is one that could
-// not be proved for that long: all of its holds have ended for their holders, and a client whose answers do not arrive
-// would keep it alive for ever by coming back.
+// keepAlive proves the session at intervals of a tenth of its TTL, or of 0.4 ticks if that is longer, but four times
+// per TTL at least. It runs while the session lives, and ends with the session or with Close.
+//
+// A session without users is given up after one TTL, and so is one that could not be proved for that long: all of its
+// holds have ended for their holders, and a client whose answers do not arrive would keep it alive for ever by coming
+// back.
 func (s *session) keepAlive() {
 	every := max(min(s.ttl/4, max(s.ttl/10, s.d.o.Tick*2/5)), 10*time.Millisecond)
 	timer := time.NewTimer(every)
@@ -148,7 +177,7 @@ func (s *session) keepAlive() {
 }
 
 // proveAgain proves the session if the last proof is older than age. It is false if the session has ended, also by
-// that: it waits no longer than until one TTL is over since the last one, whoever else asks.
+// proveAgain itself: it waits until one TTL is over since the last proof, and not longer, however often others ask.
 func (s *session) proveAgain(age time.Duration) bool {
 	now := s.d.clock.Now()
 	ctx, cancel := context.WithTimeout(s.d.ctx, s.provedAt().Add(s.ttl).Sub(now))

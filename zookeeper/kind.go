@@ -1,3 +1,9 @@
+// This file writes what a request asks for into the name of its node, and reads it back.
+//
+// ZooKeeper returns the names of a node's children in one request and the content of each only in another. So
+// everything that decides who holds has to be part of the name: with the use in the content, a waiter behind n entries
+// would send n more requests before it knew whether it holds.
+
 package zookeeper
 
 import (
@@ -9,28 +15,31 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Kinds. What an entry asks for stands at the end of its request id in the node's name, so that one read of the queue
-// shows who holds and who waits:
+// The end of the request id in a node's name says what the entry asks for:
 //
 //	4f2a….0000000003            exclusive
 //	4f2a…-shared.0000000004     shared
 //	4f2a…-2of8.0000000005       2 of 8 permits
 //
-// A client that knows no kinds reads all of these as exclusive entries with longer ids, as long as those have 128 bytes
-// at most, and waits behind them.
+// A client that knows no kinds reads all of these as exclusive entries with longer ids, as long as those have 128
+// bytes at most, and waits behind them. It is refused more often than necessary and never holds beside anybody.
 
+// use is the accessor that kit's rule of the queue wants.
 func (e entry) use() kit.Use { return e.Use }
 
-// blockers are those of the entries before e that keep it waiting.
+// blockers returns those of the entries before e that keep it waiting, as few and as near as possible; see
+// kit.Blockers.
 func blockers(front []entry, e entry) []entry { return kit.Blockers(front, entry.use, e.Use) }
 
-// The marks in names. An exclusive entry is marked only if its request id ends like a mark.
+// The marks in names. An exclusive entry is marked only if its request id itself ends like a mark, because a marked id
+// would otherwise be read back shorter than it was.
 const (
 	markShared    = "-shared"
 	markExclusive = "-exclusive"
 )
 
-// nodeName returns what the node of a request is called, without the number that the server adds.
+// nodeName returns what the node of a request is called, without the number that the server adds. Different requests
+// have different names, and cutMark reads each back as it was.
 func nodeName(r backend.Request) string {
 	switch r.Kind {
 	case backend.KindShared:
@@ -44,7 +53,9 @@ func nodeName(r backend.Request) string {
 	return r.RequestID
 }
 
-// cutMark is the reverse of nodeName. What is no mark, or has no request id before it, belongs to the id.
+// cutMark is the reverse of nodeName. Permits count as a mark only in the one spelling that nodeName writes, without
+// leading zeros: two names for one use would let foreign nodes pass for entries. What is no mark, or has no valid
+// request id before it, belongs to the id.
 func cutMark(name string) (requestID string, u kit.Use) {
 	at := strings.LastIndexByte(name, '-')
 	if at < 0 {

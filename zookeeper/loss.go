@@ -1,3 +1,9 @@
+// This file tells holders that they have lost their locks, and why. That a node is gone arrives as a watch event
+// (Driver.changed in hold.go); the reason is not in the event. ForceRelease therefore writes its reason into the
+// name's node in the same transaction that deletes the entries, and readTrace reads it there. The lost callback is
+// called after the reason is known or half a second has passed, whichever is earlier: the holder must stop soon, and
+// the reason is only advice.
+
 package zookeeper
 
 import (
@@ -14,13 +20,17 @@ import (
 )
 
 // victims are the holders of one name on one session. Where many lose it at once, one read of the name's node serves
-// all of those whose deletion was seen before.
+// all of those whose deletion was seen before the read: a thousand readers whose name is taken away cost a few
+// requests and one goroutine, not a thousand of each.
 type victims struct {
 	session *session
 	dir     string
 }
 
-// tell tells holders that their nodes were deleted, until there is none that has not been told.
+// tell tells holders that their nodes were deleted, until there is none at this place that has not been told. It is
+// one goroutine for each place in Driver.gone, started by goneLocked under d.mu, and it deletes the entry under d.mu
+// when it ends, so that no victim is added to a list which nobody reads any more. It calls lost without holding a
+// mutex: the core may call the driver back.
 func (d *Driver) tell(place victims) {
 	for {
 		d.mu.Lock()
@@ -35,6 +45,7 @@ func (d *Driver) tell(place victims) {
 		why := d.readTrace(d.ctx, place.session, place.dir)
 		for _, h := range holds {
 			d.mu.Lock()
+			// Looked at again at the last moment: a release that began meanwhile makes the end no loss.
 			lost := h.lost
 			if h.releasing {
 				lost = nil
@@ -47,19 +58,24 @@ func (d *Driver) tell(place victims) {
 	}
 }
 
-// forced is what ForceRelease leaves in the name's node for its victims.
+// forced is what ForceRelease leaves in the name's node for its victims. The tokens say whom it was meant for: the
+// next holder of the name, if it is evicted by other means, must not be told the old reason.
 type forced struct {
 	Token  int64   `json:"token"`
 	Others []int64 `json:"others,omitempty"` // tokens, where it ended several holds
 	Reason string  `json:"reason"`
 }
 
-// whyGone tells why a node was deleted. The reason is empty if there was no answer soon.
+// whyGone tells why the node with that token was deleted. The reason is empty if there was no answer soon; the caller
+// then reports the loss without one.
 func (d *Driver) whyGone(ctx context.Context, s *session, path string, token int64) backend.Reason {
 	return d.readTrace(ctx, s, parent(path))(token)
 }
 
-// readTrace reads the trace of a ForceRelease, and returns what tells the reason by the token.
+// readTrace reads the trace of a ForceRelease, and returns what tells the reason by the token. If the name's node is
+// missing too, everything may have been deleted, so the token space is checked first: the reason is then the loss of
+// history. A name whose node was cleaned up, or that carries somebody else's data, gives ReasonEvicted: the node was
+// deleted by other means than this package.
 func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(token int64) backend.Reason {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()

@@ -1,3 +1,6 @@
+// This file maps names, requests and grants to nodes and back. Everything that is stored has its form here: the paths,
+// the names of entries, their content, and the incarnation of a grant. It does no I/O.
+
 package zookeeper
 
 import (
@@ -14,22 +17,22 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Nodes. A name has a container node below the root, and every acquire of it one ephemeral node there, named for its
-// request and numbered by the server:
+// A name has a container node below the root, and every acquire of it one ephemeral node there, named for its request
+// and numbered by the server:
 //
 //	/fencelock                         the token space
 //	/fencelock/lock:orders%2F7         why a hold was taken away last
 //	/fencelock/lock:orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…","hold":"…"}
 //
-// The mark before the name is the boundary of a prefix: no part of one starts with it, so that no name of one prefix is
-// part of another prefix. What the request asks for, if it is not an exclusive hold, stands in the node's name, too:
-// see use.
+// The mark before the name is the boundary of a prefix: no part of one starts with it, so that no name of one prefix
+// is part of another prefix. What the request asks for, if it is not an exclusive hold, stands in the node's name,
+// too: see kind.go.
 
-// nameMark starts the nodes of names.
+// nameMark starts the nodes of names. checkOptions refuses it in prefixes.
 const nameMark = "lock:"
 
 // escape returns the name's node, without its mark. It leaves only letters, digits, - and _ as they are, so that
-// nothing is left which ZooKeeper refuses or reads as a path.
+// nothing is left which ZooKeeper refuses or reads as a path, and no two names have one node.
 func escape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -43,7 +46,8 @@ func escape(name string) string {
 	return b.String()
 }
 
-// unescape is the reverse of escape. It is false for foreign nodes.
+// unescape is the reverse of escape. It is false for nodes that escape never makes, such as one with %2f in place of
+// %2F: with two nodes for one name, List would tell that name twice.
 func unescape(node string) (name string, ok bool) {
 	name, err := url.PathUnescape(node)
 	return name, err == nil && escape(name) == node && backend.ValidateName(name) == nil
@@ -61,16 +65,17 @@ func nameOf(node string) (name string, ok bool) {
 	return unescape(escaped)
 }
 
-// entry is a node of the queue.
+// entry is a node of the queue, as far as its name tells.
 type entry struct {
 	path      string
 	requestID string
 	kit.Use
-	number int32 // given by the server
+	// Given by the server; it wraps.
+	number int32
 }
 
-// entryOf reads the name of a node. Foreign nodes beside ours are no entries. It is called for every entry of every
-// queue that is read.
+// entryOf reads the name of a node, and is false for foreign nodes beside ours. It is called for every entry of every
+// queue that is read, so that it makes one allocation, for the path; the request id is a part of that.
 func entryOf(dir, node string) (entry, bool) {
 	name, number, ok := strings.Cut(node, ".")
 	n, err := strconv.ParseInt(number, 10, 32)
@@ -82,11 +87,13 @@ func entryOf(dir, node string) (entry, bool) {
 		return entry{}, false
 	}
 	path := dir + "/" + node
-	id = path[len(dir)+1:][:len(id)] // so that an entry which is kept keeps nothing else of the queue
+	// So that an entry which is kept keeps nothing else of the queue.
+	id = path[len(dir)+1:][:len(id)]
 	return entry{path: path, requestID: id, Use: u, number: int32(n)}, true
 }
 
-// tenDigits reports whether the server writes n so, like %010d.
+// tenDigits reports whether the server writes the number n as this text, like %010d. Other spellings of a number
+// belong to foreign nodes.
 func tenDigits(text string, n int64) bool {
 	if n < 0 {
 		return len(text) == 10 || n <= -1e9
@@ -94,10 +101,12 @@ func tenDigits(text string, n int64) bool {
 	return len(text) == 10 && text[0] != '+' && text[0] != '-'
 }
 
-// entriesOf returns the entries among the children of dir in the order of the queue.
+// entriesOf returns the entries among the children of dir in the order of the queue. ZooKeeper returns children in no
+// order.
 //
 // The server counts with 32 bits and a sign. The difference of two numbers, taken with the same bits, tells which is
-// older also where the count has wrapped between them.
+// older also where the count has wrapped between them, as long as fewer than 2³¹ requests lie between two that stand
+// together.
 func entriesOf(dir string, children []string) []entry {
 	entries := make([]entry, 0, len(children))
 	for _, node := range children {
@@ -119,7 +128,8 @@ func place(queue []entry, path string) int {
 	return slices.IndexFunc(queue, func(e entry) bool { return e.path == path })
 }
 
-// ofRequest returns the entries of one request; there is more than one only if a creation was repeated.
+// ofRequest returns the entries of one request, the oldest first; there is more than one only if a creation was
+// repeated.
 func ofRequest(queue []entry, requestID string) []entry {
 	var own []entry
 	for _, e := range queue {
@@ -130,7 +140,8 @@ func ofRequest(queue []entry, requestID string) []entry {
 	return own
 }
 
-// value is what stands in a request's node.
+// value is the content of a request's node, as JSON. Only Token and Try decide anything, for moved nodes and for
+// refusals; the rest is shown to people. Who holds is decided by names alone.
 type value struct {
 	Format   int               `json:"fencelock"` // 1
 	Owner    string            `json:"owner,omitempty"`
@@ -140,10 +151,12 @@ type value struct {
 	Token    int64             `json:"token,omitempty"` // of a node that moved to another session; 0: its czxid
 }
 
+// valueOf returns what a new node of a request says. It has no token: that is the node's zxid, which nobody knows yet.
 func valueOf(r backend.Request) value {
 	return value{Format: 1, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata, Try: !r.Wait}
 }
 
+// encode returns the JSON of a value.
 func (v value) encode() ([]byte, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -152,7 +165,8 @@ func (v value) encode() ([]byte, error) {
 	return text, nil
 }
 
-// decode reads a node. What cannot be read is shown without an owner.
+// decode reads the content of a node that was created by czxid. What cannot be read, such as a later format or
+// somebody else's text, is shown without an owner and counts in the queue all the same.
 func decode(data []byte, czxid int64) value {
 	var v value
 	if json.Unmarshal(data, &v) != nil || v.Format != 1 {
@@ -164,10 +178,12 @@ func decode(data []byte, czxid int64) value {
 	return v
 }
 
-// incarnation is a node and its token.
+// incarnation names one hold for ever: the node and its token. Grants carry it, and pathOf reads it back, so that the
+// driver needs no table to find the node of a grant from another process.
 func incarnation(node string, token int64) string { return node + "/" + strconv.FormatInt(token, 10) }
 
-// pathOf returns the node that a grant stands on, and its token. It is false for a grant made by Request.Grant.
+// pathOf returns the node that a grant stands on, and its token. It is false for a grant made by Request.Grant, which
+// names a request only, and for one whose parts contradict each other.
 func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	node, number, ok := strings.Cut(g.Incarnation, "/")
 	if !ok {
@@ -180,7 +196,8 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 }
 
 // tokenOf returns what fences the writes of an entry's holder: the zxid that created it, marked unless the hold is
-// exclusive.
+// exclusive. The counter in the node's name was rejected as a token: it starts again when a name's node was removed,
+// and wraps.
 func tokenOf(u kit.Use, zxid int64) fencing.Token {
 	if u.Kind != backend.KindExclusive {
 		return fencing.Token(zxid).NotExclusive()
@@ -188,7 +205,7 @@ func tokenOf(u kit.Use, zxid int64) fencing.Token {
 	return fencing.Token(zxid)
 }
 
-// grantOf returns the grant of a hold.
+// grantOf returns the grant of a hold, valid from the instant on which the session's proof rests.
 func grantOf(r backend.Request, h *hold) backend.Grant {
 	g := r.Grant()
 	g.Token = tokenOf(kit.UseOf(r), h.token)

@@ -1,3 +1,5 @@
+// This file opens drivers by URL.
+
 package zookeeper
 
 import (
@@ -16,7 +18,8 @@ func init() { kit.Register(Open, "zk", "zookeeper", "zks") }
 //	zk://[user:password@]host[:port][,host[:port]…][/chroot][?option=value&…]
 //
 // The scheme zookeeper is the same. The scheme zks, or any of the options ca, cert, key and server-name, selects TLS.
-// Port 2181 is the default; TLS has no port of its own. User and password authenticate with the digest scheme. Options:
+// Port 2181 is the default; TLS has no port of its own. User and password authenticate with the digest scheme.
+// Options:
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
@@ -24,7 +27,9 @@ func init() { kit.Register(Open, "zk", "zookeeper", "zks") }
 //	tick            Options.Tick, the servers' tickTime: 2s by default
 //	timeout         how long to wait for the first connection, 5s by default
 //
-// A bad URL is an error that wraps backend.ErrInvalidOption; an ensemble that does not answer, backend.ErrUnavailable.
+// It returns when the ensemble has answered, or with an error when the timeout or ctx ends; nothing is left open then.
+// A bad URL is an error that wraps backend.ErrInvalidOption; an ensemble that does not answer, backend.ErrUnavailable;
+// one that lets the user not in, or whose tick is longer, backend.ErrMisconfigured.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	addrs, o, timeout, err := parseURL(rawURL)
 	if err != nil {
@@ -45,6 +50,7 @@ var syntax = kit.Syntax{
 	User: true, Path: true, Options: []string{"prefix", "tick"}, Timeout: 5 * time.Second,
 }
 
+// parseURL turns a URL into the arguments of New.
 func parseURL(rawURL string) (addrs []string, o *Options, timeout time.Duration, err error) {
 	u, err := syntax.ParseURL(rawURL)
 	if err != nil {

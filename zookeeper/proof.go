@@ -1,3 +1,6 @@
+// This file is the arithmetic of what a session's answers prove. It does no I/O and reads no clock, so that TestProof
+// checks it with plain numbers.
+
 package zookeeper
 
 import (
@@ -26,16 +29,17 @@ type proof struct {
 	proved  backend.Instant   // what may be reported
 }
 
-// made: a majority has agreed to the session, to a request sent at sent.
+// made notes that a majority has agreed to the session, in answer to a request sent at sent.
 func (p *proof) made(sent backend.Instant) { p.base, p.proved = sent, sent }
 
-// reconnected: a leader has taken the session's client in, to a request sent at sent. Whether it led then, only an
-// answer over this connection will tell.
+// reconnected notes that a leader has taken the session's client in, in answer to a request sent at sent. Whether it
+// still led then, only an answer over this connection will tell; so nothing more may be reported yet.
 func (p *proof) reconnected(sent backend.Instant) {
 	p.base, p.touches = sent, p.touches[:0] // what the server before this one heard may have died with it
 }
 
-// answered: a majority has answered a request sent at sent.
+// answered notes that a majority has answered a request sent at sent, over the present connection. Answers to requests
+// sent before that connection count for nothing here.
 func (p *proof) answered(sent backend.Instant) {
 	if sent < p.base {
 		return

@@ -1,3 +1,11 @@
+// This file is the wait for one's turn: an entry reads the queue, watches what keeps it waiting, and reads the queue
+// again.
+//
+// The rule of who holds is kit.Blockers. queue applies it to a fresh read; await sleeps until one of the blockers may
+// have gone; watch and lookAt are the two ways to find that out, by the server's notification and by a look at
+// intervals. A notification never grants anything. It only makes the waiter read the queue again, so that a
+// notification that is lost, late, or meant for an earlier state does no harm.
+
 package zookeeper
 
 import (
@@ -12,9 +20,14 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// How often a waiter looks for itself: at first soon, then after pauses that double. Watches make this unnecessary as
-// long as none is lost. A look reads the waiter's own node and those that it waits for, and not the queue, so that what
-// many waiters cost together grows with their number and not with its square.
+// How often a waiter looks for itself: the first time after about a second, then after pauses that double up to half a
+// minute, each drawn between three and five quarters of its length so that the waiters of one client do not look
+// together.
+//
+// Watches make this unnecessary as long as none is lost; the contract wants the fallback because notifications do get
+// lost. A look reads the waiter's own node and those that it waits for, and not the queue. The cost of many waiters
+// therefore grows with their number and not with its square: reading the queue each time, 2,000 waiters on one name
+// would each read 2,000 names.
 const (
 	firstLook = time.Second
 	lookEvery = 30 * time.Second
@@ -23,24 +36,30 @@ const (
 // errGone: the node that an acquire stood on was deleted by somebody else.
 var errGone = errors.New("the node of the request is gone")
 
-// queue waits until no entry before path keeps it waiting, and returns its hold. An attempt without Wait steps back
-// instead. Of a node that was found, and not made now, only the path is known.
+// queue waits until no entry before the node of b keeps it waiting, and returns its hold. An attempt without Wait is
+// refused instead (see blocked). Of a node that was found, and not made by this try, only the path is known.
 //
-// What says "held" is the queue, read with our own node in it. That the node is our session's is known without another
-// request: the session made it under a name that nobody else gives, or the node was read. Only the same request, sent
-// by another client, moves it to another session; that session then has to tell its own client.
+// What says "held" is the queue, read with the own node in it. That the node is our session's is known without another
+// request: the session made it under a name that nobody else gives, or the node was read just before. Only the same
+// request, sent by another client, moves it to another session; that session then tells its own client.
 //
-// What stands before our node only ever leaves: the server numbers the nodes of a name in the order of their creation.
-// A queue that grants therefore goes on granting while our node stands.
+// What stands before a node can only leave, because the server numbers the nodes of a name in the order of their
+// creation. A queue that grants therefore goes on granting while the node stands, and no second read is needed to
+// confirm it.
+//
+// The hold is entered before the wait, in Driver.holds: from then on a watch event for the path has somebody to arrive
+// at, and giveUp finds the node.
 func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error) {
 	// From here on the node is known. Its hold is what the watch finds, and what removes the node if we give up.
 	h := a.d.addHold(s, b.path, b.zxid, nil)
 	a.mine = b.path
+	// A node that was found and not made: read it, for its token, and watch it in the same request.
 	if b.zxid == 0 {
 		if err := a.d.watchHold(ctx, h); err != nil {
 			return h, a.vanished(h, err)
 		}
 	}
+	// One wake-up may wait here. More would only repeat it: what follows is a read of everything that matters.
 	a.wake = make(chan struct{}, 1)
 	defer a.stopListening(s)
 	own := entry{path: b.path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
@@ -55,6 +74,8 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			}
 		}
 		nodes = nil
+		// In the first turn only: an earlier acquire of the request may have made a node that this one did not know
+		// of.
 		if same := ofRequest(queue, a.r.RequestID); len(same) > 1 && first {
 			return a.merge(ctx, s, h, same)
 		}
@@ -62,9 +83,11 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		if !there || h.isGone() {
 			return h, a.vanished(h, zk.ErrNoNode)
 		}
+		// What looks like an entry and is none stands in nobody's way.
 		front = slices.DeleteFunc(front, func(e entry) bool { return a.foreign[e.path] })
 		block := slices.Clone(blockers(front, own))
 		if len(block) == 0 {
+			// Granted. The watch that tells of a deletion can wait: see watch.go.
 			a.d.watchLater(h)
 			return h, nil
 		}
@@ -76,7 +99,8 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 	}
 }
 
-// vanished turns the absence of our node into an error that begins anew.
+// vanished turns the absence of the own node into an error that makes acquire begin anew. There is no node to remove
+// any more, so mine is forgotten.
 func (a *attempt) vanished(h *hold, err error) error {
 	if !errors.Is(err, zk.ErrNoNode) {
 		return err
@@ -85,7 +109,9 @@ func (a *attempt) vanished(h *hold, err error) error {
 	return errGone
 }
 
-// merge goes on with the older node of the request, which an earlier acquire made; resume removes the one made now.
+// merge goes on with the older node of the request, which an earlier acquire made and which was not known when this
+// one created its own. resume deletes the younger one. The hold that was entered for it is marked as releasing first,
+// so that the deletion is not told to the caller as a loss.
 func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) (*hold, error) {
 	a.d.setReleasing(h)
 	s.Add(1) // the next hold has a user of its own
@@ -98,13 +124,18 @@ func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) 
 	return next, err
 }
 
+// setReleasing marks a hold as one that the driver itself gives up: its end is no loss and is told to nobody.
 func (d *Driver) setReleasing(h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h.releasing = true
 }
 
-// await returns when one of some entries before ours may have gone; the error is zk.ErrNoNode if ours has.
+// await returns nil when one of some entries before ours may have gone, and the queue should be read again. The error
+// is zk.ErrNoNode if our own node has gone, errSessionLost if the session has ended, or the end of ctx.
+//
+// It owns one timer, which it stops when it returns, and no goroutine: the library's event callback fills a.wake,
+// which has room for one wake-up, and goneLocked closes h.gone.
 func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) error {
 	if changed, err := a.watch(ctx, s, some); err != nil || changed {
 		return err
@@ -135,9 +166,12 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 	}
 }
 
+// jitter spreads a pause over the half around d.
 func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
-// watch watches entries that are not watched yet. It is true if one of them has gone, or was none.
+// watch sets a watch on each of some entries that this attempt does not watch yet, all side by side. It is true if one
+// of them has gone already, or turned out to be a foreign node. It listens on the session before it asks the server,
+// so that a notification which overtakes the answer is not missed.
 func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed bool, err error) {
 	some = slices.DeleteFunc(slices.Clone(some), func(e entry) bool { return !s.listen(e.path, a.wake) })
 	for _, e := range some {
@@ -163,6 +197,8 @@ func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed 
 	return changed, err
 }
 
+// stopListening ends the attempt's interest in what it watched. The watches at the server stay until they fire; what
+// they report then finds no listener.
 func (a *attempt) stopListening(s *session) {
 	for _, path := range a.heard {
 		s.unlisten(path, a.wake)
@@ -170,12 +206,16 @@ func (a *attempt) stopListening(s *session) {
 	a.heard = nil
 }
 
-// lookAtNodes is how many entries a waiter looks at one by one. Where it waits for more it reads the whole queue, at
-// once.
+// lookAtNodes is how many entries a waiter looks at one by one. A waiter for permits may wait for many more: beyond
+// this it reads the whole queue, in one request.
 const lookAtNodes = 16
 
-// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has. The first look watches
-// ours: few wait for so long.
+// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has. The first look also sets
+// the watch on our own node: most waits end before, so that a watch set at the start would cost every waiter a request
+// for the few who wait for a second.
+//
+// A lost connection is no answer. The place in the queue is kept as long as the session lives, and the next look asks
+// again.
 func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
 	if gone, err = a.lookAt(ctx, s, some); err == nil {
 		err = a.d.seeAgain(ctx, h)
@@ -186,7 +226,7 @@ func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (
 	return gone, err
 }
 
-// lookAt reports whether one of some entries has gone.
+// lookAt reports whether one of some entries has gone, by one request for each or by one for the queue.
 func (a *attempt) lookAt(ctx context.Context, s *session, some []entry) (gone bool, err error) {
 	if len(some) > lookAtNodes {
 		queue, err := s.children(ctx, a.dir)

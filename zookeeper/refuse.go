@@ -1,3 +1,16 @@
+// This file decides who is refused: an attempt without Wait behind somebody else, and a request that does not go with
+// what the name is in use for.
+//
+// The difficulty is that every request makes its node before it knows whether it is refused, so that entries stand in
+// the queue which are about to leave. Only an entry that stays may refuse another one. If any entry could, a writer
+// that tries in vain beside a reader would refuse the next reader, although the reader who holds would let it in
+// (refusedAttemptsRefuseNobody in the tests).
+//
+// blocked sorts what stands in front into firm entries, which hold or wait, and passing ones, which are refused
+// themselves. What refuses ours must be firm. Where the queue cannot tell, because an entry of an attempt may have
+// been granted and may have gone since, the own node is removed first and the leader is asked whether the other one
+// stays.
+
 package zookeeper
 
 import (
@@ -12,7 +25,10 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// passTime bounds how long an attempt waits for others that are refused, and remove their entries.
+// passTime bounds how long an attempt waits, over all of its tries, for others that are refused and remove their
+// entries. They need one round trip for that. One that stands for longer belongs to a client that has died, and its
+// entry stays until the session expires, up to 20 ticks later: the attempt is then refused because of it, instead of
+// waiting for so long.
 const passTime = time.Second
 
 // read reads an entry. It is false if the entry has gone, or was none: a foreign node is not ephemeral, whatever its
@@ -31,6 +47,9 @@ func (a *attempt) read(ctx context.Context, s *session, e entry) (node found, ok
 	return node, true, nil
 }
 
+// noteForeign remembers a node that looks like an entry and is none, so that the attempt does not read it again at
+// each turn. Somebody's persistent node in the place of an entry would otherwise close the name for ever, since nobody
+// removes it (clause N4).
 func (a *attempt) noteForeign(e entry) {
 	if a.foreign == nil {
 		a.foreign = map[string]bool{}
@@ -38,7 +57,7 @@ func (a *attempt) noteForeign(e entry) {
 	a.foreign[e.path] = true
 }
 
-// first returns the first entry that is really one.
+// first returns the first entry that really is one, with its content.
 func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, bool, error) {
 	for _, e := range front {
 		node, ok, err := a.read(ctx, s, e)
@@ -49,15 +68,20 @@ func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, b
 	return held{}, false, nil
 }
 
-// blocked is called for an attempt whose entry, own, is kept waiting by some of those in front. It returns when the
-// queue must be read again, or removes the entry and tells why the attempt is refused: it does not wait, or the name is
-// in use for something else.
+// blocked is called for an attempt whose entry, own, is kept waiting by block, which is part of front. It returns nil
+// when the queue must be read again. Otherwise it removes the entry and says why the attempt is refused: it does not
+// wait, or the name is in use for something else.
 //
 // The entry that refuses ours may itself belong to an attempt that is about to leave, and then is no reason. Where the
-// queue shows that it was never granted, wait until it has gone. Where it may have left because of a holder who has
-// gone since, look whether it stays.
+// queue shows that it was never granted, blocked waits until it has gone (letPass). Where it may have left because of
+// a holder who has gone since, blocked looks whether it stays (stay), and removes our own node first, so that it
+// stands in nobody's way meanwhile.
+//
+// errGone with a.held set means that the reason has gone while we looked: try again, and if the tries are used up, say
+// who held the name last.
 func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block []entry, own entry) error {
 	odd := slices.ContainsFunc(front, func(e entry) bool { return !e.Mixes(own.Use) })
+	// The usual wait: everything in front goes with what is asked for.
 	if a.r.Wait && !odd {
 		return a.await(ctx, s, h, block)
 	}
@@ -65,6 +89,7 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 	if err != nil || !ok {
 		return err
 	}
+	// Begin with the first entry alone: if it refuses ours by itself, nobody else needs to be read.
 	firm, sure, why := []entry{first.entry}, false, heldError(a.r.Name, first)
 	refused := func(by []entry) bool { return len(blockers(by, own)) > 0 }
 	switch {
@@ -78,6 +103,7 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 	case refused(firm):
 		sure = !first.Try
 	default:
+		// The first entry would let ours in; somebody behind it does not.
 		var passing []entry
 		behind := front[slices.IndexFunc(front, func(e entry) bool { return e.path == first.path })+1:]
 		if firm, passing, err = a.sift(ctx, s, first.entry, behind, refused); err != nil {
@@ -111,7 +137,8 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 
 // sift divides the entries behind the first one into firm and passing ones, and stops as soon as the firm ones are
 // reason enough to refuse ours. Firm entries hold, as far as the queue tells, or wait, and nobody overtakes them.
-// Passing entries will be refused and leave.
+// Passing entries will be refused and leave. Only entries that are blocked are read, since the others hold whatever
+// they asked for; so the usual queue, of one holder or of readers, costs no request here.
 func (a *attempt) sift(
 	ctx context.Context, s *session, first entry, behind []entry, refused func([]entry) bool,
 ) (firm, passing []entry, err error) {
@@ -137,8 +164,9 @@ func (a *attempt) sift(
 	return firm, passing, nil
 }
 
-// letPass returns when one of the entries may have gone. It is true if they stood for too long: whoever made them has
-// died.
+// letPass returns when one of the entries may have gone. It is true if they stood for longer than passTime: whoever
+// made them has died. The time runs from the first wait of the attempt, so that a stream of refused attempts cannot
+// keep it waiting.
 func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []entry) (stood bool, err error) {
 	if len(passing) == 0 {
 		return false, nil // they have gone already
@@ -156,7 +184,8 @@ func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []en
 	return false, err
 }
 
-// stay returns those of some entries that the leader still knows.
+// stay returns those of some entries that the leader still knows. The proof makes the session's server as new as the
+// leader, so that a removal which is done is seen.
 func (a *attempt) stay(ctx context.Context, s *session, some []entry) ([]entry, error) {
 	if err := s.prove(ctx, a.d.clock.Now()); err != nil {
 		return nil, err
@@ -165,12 +194,13 @@ func (a *attempt) stay(ctx context.Context, s *session, some []entry) ([]entry, 
 	return slices.DeleteFunc(some, func(e entry) bool { return place(queue, e.path) < 0 }), err
 }
 
-// heldError tells who stands first in the queue. How long that session lasts is not known to ZooKeeper's clients.
+// heldError tells who stands first in the queue. RetryAfter stays empty: ZooKeeper does not tell one client how long
+// the session of another one lasts.
 func heldError(name string, first held) error {
 	return &backend.HeldError{Name: name, Holder: first.Owner, HoldID: first.HoldID}
 }
 
-// mismatchError tells what a name is in use for.
+// mismatchError tells what a name is in use for, and by whom if its entry says so.
 func mismatchError(by held) error {
 	err := fmt.Errorf("%w: %v", backend.ErrLimitMismatch, by.Use)
 	if by.Owner != "" {

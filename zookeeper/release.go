@@ -1,3 +1,8 @@
+// This file gives holds back. A hold of this client is deleted on its own session by one request. A hold that another
+// session has, and a request whose outcome nobody knows, are looked for first, on a session whose server has been
+// brought up to the leader's state: a deletion by path alone could meet the next hold at an equal path, or miss a
+// creation that is still under way.
+
 package zookeeper
 
 import (
@@ -9,12 +14,19 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Release removes the node of a hold if it still is the one that was granted. With a grant that Request.Grant made it
-// removes whatever that request has, its hold or its place in the queue. What is not there is backend.ErrNotHeld.
+// Release removes the node of a hold if it still is the one that was granted: token and request id must match, so that
+// a release which is delivered late, or sent twice, never ends a later hold. With a grant that Request.Grant made it
+// removes whatever that request has, its hold or its place in the queue.
+//
+// It returns when a majority has the deletion. What is not there is backend.ErrNotHeld, with the reason if a
+// ForceRelease left one; a deletion that was sent and not answered before ctx ended is ErrUnknown, and may be
+// repeated. Release is safe for concurrent use and beside Renew of the same grant.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, notHeld(g, d.release(ctx, g)))
 }
 
+// release is Release without the name of the call. Whatever an earlier acquire of the same request left is this call's
+// to remove from here on (adopt).
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits || g.Hierarchical {
 		return backend.ErrUnsupported
@@ -35,17 +47,21 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	path, token, ok := d.pathOf(g)
 	switch {
 	case g.Incarnation == "" && g.Token == 0:
+		// A grant made by Request.Grant: the caller knows the request only.
 		return d.removeRequest(ctx, g.Name, g.RequestID, left)
 	case !ok:
 		return &backend.NotHeldError{Name: g.Name}
 	}
+	// Only a hold of this driver is deleted without a look at it.
 	if h := d.holdAt(path, token); h != nil {
 		return d.releaseHold(ctx, g, h)
 	}
 	return d.releaseAt(ctx, g, path, token)
 }
 
-// releaseHold deletes a node that we know to be ours: its watch says so.
+// releaseHold deletes a node that we know to be ours, because its watch has said nothing else. If the request fails in
+// a way that may have left the node, the hold stays marked as releasing: the session goes on, and whoever calls again
+// finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
 	d.mu.Lock()
 	h.releasing = true
@@ -68,7 +84,9 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	return err // or the node may stand: the session goes on, and so does whoever calls again
 }
 
-// releaseAt deletes the node of a hold that another session has, or had.
+// releaseAt deletes the node of a hold that another session has, or had: another client of the same request, or an
+// earlier process. It reads the node before it deletes it, since the path may belong to a hold with another token by
+// now. Between the two requests only the same request could put another node there.
 func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, token int64) error {
 	s, err := d.proven(ctx, nil)
 	if err != nil {
@@ -85,8 +103,9 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	return s.remove(ctx, path)
 }
 
-// removeRequest deletes whatever a request has left. ErrNoNode if there is nothing. It looks on the session on which an
-// attempt was given up, if that is known: what was sent on it before then has been done, or never will be.
+// removeRequest deletes whatever a request has left, and returns zk.ErrNoNode if there is nothing. It looks on the
+// session on which an attempt was given up, if that is known: what was sent on that session before has been done, or
+// never will be, so that a node cannot appear after the look. On any other session it could.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *orphan) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
@@ -111,7 +130,8 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	return none
 }
 
-// sessionOf returns the session on which an orphan may stand, or any session, and adds a user.
+// sessionOf returns the session on which an orphan may stand, or any session if that one has ended or none is known,
+// and counts one more user of it.
 func (d *Driver) sessionOf(ctx context.Context, left *orphan) (*session, error) {
 	if left != nil {
 		if _, there := d.sessions.Find(left.slot); there {
@@ -121,7 +141,8 @@ func (d *Driver) sessionOf(ctx context.Context, left *orphan) (*session, error) 
 	return d.anySession(ctx)
 }
 
-// notHeld turns the absence of a grant's node, or of all that the ensemble once knew, into the answer for its holder.
+// notHeld turns the absence of a grant's node, or of everything that the ensemble once knew, into the answer for its
+// holder: the hold is gone, which is a definite answer and not a failed call.
 func notHeld(g backend.Grant, err error) error {
 	switch {
 	case errors.Is(err, zk.ErrNoNode):

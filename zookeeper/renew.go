@@ -1,3 +1,9 @@
+// This file prolongs holds. A hold lives as long as its session, so that a renewal is a proof of the session
+// (keepalive.go) and the certainty that the node is still there. The second costs nothing while the connection stands:
+// a node that was deleted before the leader answered the proof has been reported by its watch before that answer, on
+// the same stream. After a reconnect that no longer holds for what happened in between, and every hold is read once
+// over the new connection.
+
 package zookeeper
 
 import (
@@ -10,12 +16,16 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew prolongs grants, and answers for each of them, in order. One request proves the session of all grants with one
-// TTL. Every node that was deleted before the leader answered it has been told by its watch before that answer, so that
-// nothing is read for the single holds. After a reconnect each of them is read once, all side by side.
+// Renew prolongs grants to their full TTL, and answers for each of them, in order. All grants of one TTL cost one
+// request, which proves their session, or none if a proof is recent. After a reconnect each of them is read once, all
+// side by side.
 //
-// A grant with a longer TTL than its session's moves to the session of that TTL, with one transaction of its own. One
-// with a shorter TTL stays where it is: a renewal never shortens a hold.
+// A grant with a longer TTL than its session's moves to the session of that TTL, by one transaction for each; token
+// and place in the queue stay. One with a shorter TTL stays where it is: a renewal never shortens a hold.
+//
+// A hold that is gone is a *backend.NotHeldError with the reason and is never made again. Everything else, such as a
+// lost connection, is ErrUnavailable or ErrUnknown and says nothing about the hold; the grant's validity stays what it
+// was. Renew returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -28,6 +38,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
 
+	// Each goroutine writes its own elements of out, and out is read when all have ended.
 	bySession := map[*session][]int{}
 	holds := make([]*hold, len(grants))
 	var work sync.WaitGroup
@@ -38,6 +49,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 			continue
 		}
 		h := d.holdAt(path, token)
+		// Moves are rare and cost a transaction each, so that they run beside the rest.
 		if h == nil || g.TTL > h.session.ttl {
 			work.Go(func() { out[i] = d.renewElsewhere(ctx, g, h, path, token) })
 			continue
@@ -55,7 +67,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// renewOn renews the grants whose numbers are in members, all on one session.
+// renewOn renews the grants whose indexes are in members, all on session s. It writes out only at these indexes, so
+// that the goroutines of one Renew need no mutex.
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, holds []*hold, members []int, out []backend.Renewal,
 ) {
@@ -67,6 +80,8 @@ func (d *Driver) renewOn(
 		}
 		return
 	}
+	// Read after the proof, and the holds after that: a watch event that came before the proof's answer has been
+	// handled by now.
 	sentAt := s.provedAt()
 	var work sync.WaitGroup
 	for _, i := range members {
@@ -91,8 +106,10 @@ func (d *Driver) renewOn(
 	work.Wait()
 }
 
-// proveRenewal proves the session since the first renewal that has not been proved: one that comes again, because the
-// answer took longer than it waited, finds that answer.
+// proveRenewal proves the session since the first renewal that has not been proved yet. The core repeats a renewal
+// that was not answered in time; asking since the first one lets the repetition take the answer to the first question
+// when that arrives. Asking since the present call would discard it each time, and an ensemble that answers more
+// slowly than callers wait would never renew anything.
 func (s *session) proveRenewal(ctx context.Context) error {
 	s.mu.Lock()
 	if s.renewing.IsZero() {
@@ -109,15 +126,19 @@ func (s *session) proveRenewal(ctx context.Context) error {
 	return err
 }
 
-// renewGone is the answer for a hold whose node was deleted.
+// renewGone is the answer for a hold whose node was deleted: not held, with the reason that can be found.
 func (d *Driver) renewGone(ctx context.Context, g backend.Grant, h *hold) backend.Renewal {
 	reason := d.whyGone(ctx, h.session, h.path, h.token)
 	d.dropHold(h)
 	return backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: reason}}
 }
 
-// seeAgain reads a node: after a reconnect the library sets its watches again, but says neither when nor whether. A node
-// that has no watch yet gets it. The error is zk.ErrNoNode if it is not our session's any more.
+// seeAgain makes sure over the present connection that the node of a hold still is its session's; the error is
+// zk.ErrNoNode if it is not. After a reconnect the library sets its watches again, but says neither when nor whether
+// that worked, so that the node is read. A node that has no watch yet gets it in the same request.
+//
+// The link number is taken before the request: if the connection breaks meanwhile, the read counts for the old one
+// only.
 func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 	d.mu.Lock()
 	watched := h.link != 0
@@ -139,8 +160,8 @@ func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// renewElsewhere renews a grant that has no hold here, or that has a longer TTL now: it moves to the session of that
-// TTL.
+// renewElsewhere renews a grant that has no hold here (it was granted to another process, or moved away) or that asks
+// for a longer TTL than its session has: its node moves to the session of the TTL that is asked for.
 func (d *Driver) renewElsewhere(
 	ctx context.Context, g backend.Grant, h *hold, path string, token int64,
 ) backend.Renewal {
@@ -165,7 +186,13 @@ func (d *Driver) renewElsewhere(
 	return backend.Renewal{SentAt: s.provedAt(), TTL: s.ttl}
 }
 
-// takeOver puts a hold on s. The returned hold has the session's user.
+// takeOver puts the hold at path on session s and returns it; the returned hold has the user of s that the caller
+// counted. h is the hold that this driver has there, or nil.
+//
+// While the node moves, h is marked as releasing: its deletion is part of our own transaction, and its watch must not
+// report a loss. If the transaction fails the mark is taken back. A Release of the same grant may come in between;
+// addHold then refuses to enter the new hold, which nobody would ever drop, and both sessions stay free of it
+// (TestReleaseWhileMoving).
 func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string, token int64) (*hold, error) {
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
 		return nil, err
@@ -195,6 +222,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 			return nil, err
 		}
 	}
+	// The new hold is entered before its watch is set, so that the event finds it.
 	moved := d.addHold(s, path, token, h)
 	if moved == nil {
 		return nil, errGone

@@ -1,3 +1,15 @@
+// This file makes and ends ZooKeeper sessions. A session is the unit of everything: it owns the ephemeral nodes, its
+// timeout is the TTL, and its end is the only way in which the service takes a hold back by itself.
+//
+// A session moves through these states, and never back: blank (newSession), connecting (connect, from which on the
+// library's goroutines run), usable (create has checked the tick, the members and the token space), ended (end, for
+// any reason), and closed (closeAfterEnd). One ends for good; the next acquire makes another. The client library would
+// go on with a new session on the same connection, and send there what was asked on the old one, so that a waiter who
+// was frozen is granted a lock that it does not hold (TestPausedWaiterHoldsNothing). dial in wire.go therefore refuses
+// every connection after the end.
+//
+// kit.Sessions keeps which session a slot uses, and who uses it.
+
 package zookeeper
 
 import (
@@ -18,53 +30,66 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// session is one ZooKeeper session on a connection of its own. All holds and waiters with one TTL share it. When it
-// ends it ends for good; the next acquire makes another one.
+// session is one ZooKeeper session on a connection of its own. All holds and waiters of one slot share it.
+//
+// Its goroutines, besides the library's own: closeAfterEnd runs from connect until everything has ended, and Close
+// waits for it through Driver.ending; keepAlive runs while the session is usable; ask runs for each proof and one
+// goroutine of do for each request, counted in calls. mu is taken after Driver.mu, never before.
 type session struct {
 	kit.Session
 	d     *Driver
 	asked time.Duration // the TTL
-	conn  *zk.Conn
+	// Set by connect, before any request is made.
+	conn *zk.Conn
 
 	shook chan struct{} // closed when a server has made the session, or refused to, or none could be reached
 
 	probe bool // it claims to have seen nothing, and asks for the shortest timeout that the server grants
 
+	// dialing bounds everything that makes connections. end cancels it, also for a session that was never made.
 	dialing  context.Context // ends with the session
 	stopDial context.CancelFunc
-	calls    sync.WaitGroup // requests under way
-	busy     atomic.Int32   // how many
-	written  atomic.Int64   // requests that left, pings aside
-	zxid     atomic.Int64   // of the last reply; see also Driver.zxid
+	// What is under way on the session, for closeAfterEnd, slotFor and do.
+	calls   sync.WaitGroup // requests under way
+	busy    atomic.Int32   // how many
+	written atomic.Int64   // requests that left, pings aside
+	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
 
 	// Set before shook is closed.
 	id  int64
 	ttl time.Duration // as granted
 
-	mu       sync.Mutex     // protects the following fields; taken after Driver.mu, never before
-	made     bool           // shook is closed
-	err      error          // why it could not be made
-	trouble  error          // why the last connection did not come to stand
-	why      backend.Reason // why it has ended
-	usable   bool
-	wire     *wire // the present connection
-	up       chan struct{}
-	isUp     bool
-	link     int               // counts connections: what was seen over an earlier one is looked at again
+	mu      sync.Mutex     // protects the following fields; taken after Driver.mu, never before
+	made    bool           // shook is closed
+	err     error          // why it could not be made
+	trouble error          // why the last connection did not come to stand
+	why     backend.Reason // why it has ended
+	usable  bool
+	// The connection. up is closed when a connection stands, and replaced under mu when it is lost, so that await can
+	// wait for it without a mutex. link counts connections: what was seen over an earlier one is looked at again.
+	wire *wire // the present connection
+	up   chan struct{}
+	isUp bool
+	link int // counts connections: what was seen over an earlier one is looked at again
+	// What the wire does for the next creation, and what it knows of those that were answered.
 	missing  map[string]bool   // see makeFirst
 	births   map[string]*birth // of nodes whose creation was answered just now
 	failures int               // dials since the last connection
+	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
+	// since when renewals wait for a proof, zero if none does.
 	proof    proof
-	asking   *question                    // not nil while a proof is asked for
-	last     backend.Instant              // when the last answered one was sent
-	renewing backend.Instant              // since when renewals wait for a proof; zero if none does
-	watched  map[string][]chan<- struct{} // who waits for a change of a node
+	asking   *question       // not nil while a proof is asked for
+	last     backend.Instant // when the last answered one was sent
+	renewing backend.Instant // since when renewals wait for a proof; zero if none does
+	// Who waits for a change of a node, by its path.
+	watched map[string][]chan<- struct{} // who waits for a change of a node
 }
 
 // errSessionLost: the session is gone, and with it every node on it.
 var errSessionLost = errors.New("the ZooKeeper session is gone")
 
-// attemptTime bounds one request that is not bounded more tightly.
+// attemptTime bounds one request that is not bounded more tightly, and the making of a session: what takes longer is
+// tried again, over another connection if there is one.
 const attemptTime = 3 * time.Second
 
 // slot is the place of a session among those of a driver.
@@ -76,11 +101,15 @@ type slot struct {
 // A server works off the requests of one session one after the other, so that one session is a bound for a client that
 // has much to do. One that has little keeps one session alive, and not four.
 const (
+	// A server works off the requests of one session one after the other, so that one session is a bound for a client
+	// that has much to do: hence up to four. A client that has little to do keeps one session alive, and not four,
+	// since each costs a connection and a transaction per interval.
 	sessionsPerTTL = 4
 	busySession    = 16 // requests under way from which on another session is used, too
 )
 
-// slotFor chooses the session for an attempt: the first one while it is not busy, and then another one by the name.
+// slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others by the
+// name, so that they share the work evenly without a counter that all acquires would write.
 func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	if first, found := d.sessions.Find(slot{ttl, 0}); !found || first.busy.Load() < busySession {
 		return slot{ttl, 0}
@@ -88,7 +117,9 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
 }
 
-// sessionFor returns the session of a slot, and adds a user. It makes one if there is none.
+// sessionFor returns the session of a slot, and counts one more user of it. It makes one if there is none; whoever
+// else waits for the same slot gets the same session, or the error with which it failed. If the failure is only the
+// end of this caller's context, the others make another one instead of failing for it.
 func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
 	var failed error
 	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
@@ -114,7 +145,8 @@ func (d *Driver) standing() (found *session) {
 	return found
 }
 
-// anySession returns a session for a call that needs none in particular, and counts one more user of it.
+// anySession returns a session for a call that needs none in particular, and counts one more user of it. If there is
+// none it makes one of 10 s, or of what the servers grant that is next to it.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
@@ -122,6 +154,8 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	return d.sessionFor(ctx, slot{ttl: min(max(10*time.Second, d.minTTL()), 20*d.o.Tick)})
 }
 
+// newSession returns a session that has not been made in ZooKeeper. It locks no mutex but kit's, since
+// kit.Sessions.Join calls it.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, asked: ttl, shook: make(chan struct{}), up: make(chan struct{}),
@@ -132,7 +166,9 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create makes the session usable.
+// create makes the session usable, or ends it and returns why. The tick is checked beside the connecting, on a session
+// of its own, so that the first call of a driver does not wait for one after the other. Whichever fails cancels the
+// other, and the tick's error counts before the cancellation that it caused.
 func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
@@ -175,7 +211,8 @@ func (s *session) create(whole context.Context) error {
 	return nil
 }
 
-// connect makes the session in ZooKeeper, for the user of the options.
+// connect makes the session in ZooKeeper, for the user of the options. It waits for the session's answer, and then
+// authenticates; the order is the library's.
 func (s *session) connect(ctx context.Context) error {
 	conn, events, err := zk.Connect(s.d.addrs, s.asked, zk.WithDialer(s.dial), zk.WithHostProvider(&servers{s: s}),
 		zk.WithEventCallback(s.event), zk.WithLogInfo(false), zk.WithLogger(libraryLog{s.d.o.Logger}))
@@ -203,7 +240,7 @@ func (s *session) connect(ctx context.Context) error {
 	return err
 }
 
-// fail ends the making of the session.
+// fail ends the making of the session, once: closes shook, or does nothing if that is closed.
 func (s *session) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +250,8 @@ func (s *session) fail(err error) {
 	}
 }
 
-// unmade is the error of a session that did not come to stand in time. Without a connection nothing was sent.
+// unmade is the error of a session that did not come to stand in time. Without a connection nothing was sent, which
+// makes the difference between ErrUnavailable and the bare end of a context.
 func (s *session) unmade(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,14 +264,15 @@ func (s *session) unmade(err error) error {
 	return err
 }
 
-// reason tells why the session has ended.
+// reason tells why the session has ended; "" before that.
 func (s *session) reason() backend.Reason {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
 }
 
-// setWire notes a connection that was opened, so that end can close it.
+// setWire notes a connection that was opened, so that closeAfterEnd can close it. It is false if the session has
+// ended: the caller then closes the connection itself. One of the two sees the other, since both take s.mu.
 func (s *session) setWire(w *wire) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +283,8 @@ func (s *session) setWire(w *wire) bool {
 	return true
 }
 
-// dialFailed ends the making of the session when no server can be reached: nothing was sent.
+// dialFailed notes a failed dial. When every server has been tried once without an answer, it ends the making of the
+// session with errNoConnection: a caller learns of a wrong port at once, and not at its deadline.
 func (s *session) dialFailed(err error) {
 	s.mu.Lock()
 	s.failures++
@@ -257,7 +297,8 @@ func (s *session) dialFailed(err error) {
 }
 
 // turnedAway notes that a server has closed a connection instead of answering the connect request. It does so when it
-// does not serve yet, and when it has seen less than the client.
+// does not serve yet, and when it has seen less than the client claims; only the second is worth a suspicion, and only
+// if the client claimed something.
 func (s *session) turnedAway(w *wire, err error) {
 	s.mu.Lock()
 	s.trouble = fmt.Errorf("%s answered no connect request: %w", w.address, err)
@@ -267,7 +308,8 @@ func (s *session) turnedAway(w *wire, err error) {
 	}
 }
 
-// paceDial pauses after every server has been tried once.
+// paceDial pauses after every server has been tried once. It returns an error when the session ends, which lets the
+// library's loop go.
 func (s *session) paceDial() error {
 	s.mu.Lock()
 	failures := s.failures
@@ -278,9 +320,15 @@ func (s *session) paceDial() error {
 	return kit.Sleep(s.dialing, kit.RetryPause(s.asked)/2)
 }
 
-// shaken looks at a server's answer to the connect request.
+// shaken looks at a server's answer to the connect request, on the library's reading goroutine, before the library
+// sees it. An error there closes the connection.
+//
+// A session that the server does not know any more has ended. A timeout below the TTL is refused with ErrInvalidTTL:
+// the servers would end holds before the time that was promised. A longer one than asked for cannot be avoided for a
+// probe, and is how the tick is learnt.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
+	// All cases but the last end the session, or keep it from being made.
 	first := s.id == 0
 	switch {
 	case s.Ended():
@@ -299,6 +347,8 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		})
 		return errSessionLost
 	}
+	// The proof's base: the instant before the connection was opened, which is not later than when the connect request
+	// left.
 	if first {
 		s.id, s.ttl = id, timeout
 		s.proof.made(w.sent)
@@ -310,7 +360,11 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	return nil
 }
 
-// event is called by the library, in the order of what the server sends. It must not block.
+// event is called by the library, on the goroutine that reads, in the order of what the server sends. It must not
+// block, and it must not send requests, whose answers that same goroutine would have to read.
+//
+// The states of a connection arrive here too. StateHasSession counts a new link and asks for a proof, since what was
+// proved before is old by then; StateDisconnected replaces the channel for which await waits.
 func (s *session) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
@@ -351,14 +405,17 @@ func (s *session) connected() bool {
 	return s.isUp
 }
 
-// linkNumber tells over which connection what is asked now will be answered, or an earlier one.
+// linkNumber counts the session's connections. What is asked after it was read is answered over that connection or a
+// later one.
 func (s *session) linkNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.link
 }
 
-// end declares the session gone and tells every holder on it. It does not wait until the connection is closed.
+// end declares the session gone and tells every holder on it, with the given reason. Only the first call does
+// anything. It does not wait until the connection is closed: closeAfterEnd does that, woken by Over, because end is
+// called where nothing may block. Holders are told without a mutex held.
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
@@ -376,11 +433,17 @@ func (s *session) end(reason backend.Reason) {
 	}
 }
 
-// closeAfterEnd closes the session in ZooKeeper and waits until the library's goroutines have ended.
+// closeAfterEnd waits for the end of the session, closes it in ZooKeeper, so that its nodes go at once and not after
+// the timeout, and waits until the library's goroutines and the requests under way have ended. It is the only
+// goroutine that closes conn.
+//
+// A connection that does not stand is closed before: the library's Close asks the server to end the session and would
+// wait for an answer that never comes. Another one may have been opened meanwhile, so that it looks again afterwards.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
 	<-s.Over()
 	s.mu.Lock()
+	// What the library waits for on a dead connection would hold up its Close.
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {
@@ -388,6 +451,7 @@ func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	}
 	s.conn.Close() // waits for the answer, for a second at most
 	s.mu.Lock()
+	// The library may have dialled again meanwhile. After this no connection comes: dial and setWire refuse.
 	w = s.wire
 	s.mu.Unlock()
 	if w != nil {

@@ -1,3 +1,11 @@
+// This file sets watches: on our own holds, to learn that they were taken away, and on others' entries, to learn that
+// they have gone. What the watches report arrives in session.event.
+//
+// A hold is watched late. A watch costs one more request in the acquire and a notification when the node is deleted,
+// and most locks are released before they would need either (docs/decisions, the ZooKeeper driver watches a hold
+// late). Until then a hold that is taken away is noticed by its renewal at the latest, which reads every hold without
+// a watch.
+
 package zookeeper
 
 import (
@@ -12,21 +20,22 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// watchAfter is how long a node is held before it is watched. A watch costs a request and, when the node is
-// deleted, a notification; most locks are released before they would need it.
+// watchAfter is how long a node is held before it is watched. A hold that is taken away sooner is told of it after
+// this time instead of at once.
 const watchAfter = 200 * time.Millisecond
 
-// watchTime is how long the watch of one node may take before the others go on.
+// watchTime is how long the watch of one node may take before the others go on. It is tried again later.
 const watchTime = 500 * time.Millisecond
 
-// unwatched is a hold that was made at an instant, and has no watch.
+// unwatched is a hold without a watch, and the instant at which it was entered here.
 type unwatched struct {
 	h  *hold
 	at backend.Instant
 }
 
-// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all of them, and
-// ends when there is none.
+// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all holds of the
+// driver, started here under d.mu, and it ends when there is none left. A timer for each hold was rejected, as every
+// goroutine or timer per lease is.
 func (d *Driver) watchLater(h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -37,7 +46,9 @@ func (d *Driver) watchLater(h *hold) {
 	}
 }
 
-// watchAll watches what has stood for long enough, until no node is left that has no watch.
+// watchAll watches what has stood for long enough, until no node is left that has no watch, or the driver closes.
+// Whether it goes on is decided under d.mu together with the flag, so that a hold that is added meanwhile is never
+// left without it.
 func (d *Driver) watchAll() {
 	for kit.Sleep(d.ctx, watchAfter/2) == nil {
 		due := d.takeUnwatched()
@@ -52,7 +63,8 @@ func (d *Driver) watchAll() {
 	}
 }
 
-// takeUnwatched takes out the holds that are due, and those that were released.
+// takeUnwatched takes out the holds that are due, and those that were released or watched meanwhile. The list is in
+// the order of time, so that it stops at the first one that is not due.
 func (d *Driver) takeUnwatched() (due []*hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +84,8 @@ func (d *Driver) takeUnwatched() (due []*hold) {
 	return due
 }
 
-// watchNow watches a hold, or tells its holder that the node has gone meanwhile.
+// watchNow watches a hold, or has its holder told that the node has gone meanwhile. Where there was no answer the hold
+// goes back into the list.
 func (d *Driver) watchNow(h *hold) {
 	ctx, cancel := context.WithTimeout(d.ctx, watchTime)
 	defer cancel()
@@ -90,7 +103,8 @@ func (d *Driver) watchNow(h *hold) {
 	}
 }
 
-// watchHold reads the node of a hold and watches it. The error is zk.ErrNoNode if it is not our session's any more.
+// watchHold reads the node of a hold and watches it, in one request. The error is zk.ErrNoNode if it is not our
+// session's any more. It also learns the token of a node that this driver found and did not make.
 func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 	link := h.session.linkNumber()
 	node, err := h.session.watch(ctx, h.path)
@@ -109,8 +123,8 @@ func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// listen lets a change of a node wake somebody, once. The caller then watches the node. It is false if the same listens
-// to the node already.
+// listen lets a change of a node wake somebody, once. The caller sets the watch after that. It is false if the same
+// channel listens to the node already. wake must have a buffer of one.
 func (s *session) listen(path string, wake chan<- struct{}) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,6 +135,7 @@ func (s *session) listen(path string, wake chan<- struct{}) bool {
 	return true
 }
 
+// unlisten takes a listener back. A wake-up that has been sent stays in the channel.
 func (s *session) unlisten(path string, wake chan<- struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +145,8 @@ func (s *session) unlisten(path string, wake chan<- struct{}) {
 	}
 }
 
-// wake wakes those who listen to a node. Whoever has been woken and has not looked yet will see this change, too.
+// wake wakes those who listen to a node, without waiting for them. Whoever has been woken and has not looked yet will
+// see this change, too, so that a full channel may be left alone.
 func (s *session) wake(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
