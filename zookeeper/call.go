@@ -1,6 +1,11 @@
 // This file makes single requests to ZooKeeper. do is the only door: it gives the client library's blocking calls a
 // context, knows whether a request left, and never lets one wait for a connection. The rest are the requests
 // themselves, each with what its absence of an answer means.
+//
+// Every request ends in one of four ways, and callers choose what to do by which it was: with the server's answer;
+// with errNoConnection, so that nothing was sent; with errSessionLost, after which nothing of the session stands and
+// nothing of it will be carried out; or with zk.ErrConnectionClosed or the end of ctx, which leave it open whether the
+// server has done it.
 
 package zookeeper
 
@@ -72,9 +77,11 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	case <-s.Over():
 		return none, errSessionLost
 	}
+	// The library says "connection closed" to whatever was under way when the session ended.
 	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(r.err, zk.ErrConnectionClosed) {
 		return r.value, errSessionLost
 	}
+	// Not a byte of it left: the connection had broken before.
 	if errors.Is(r.err, zk.ErrConnectionClosed) && s.written.Load() == before {
 		return r.value, fmt.Errorf("%w: %w", errNoConnection, r.err)
 	}

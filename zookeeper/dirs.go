@@ -98,6 +98,7 @@ func (d *Driver) leftDir(dir string) {
 // that removes unused names, unless that runs: one for the driver, which ends when nothing is left to watch, so that
 // an idle client has none. Others' entries may still stand in the node; the server refuses to delete it then.
 func (d *Driver) leftDirLocked(dir string) {
+	// Others of our entries may stand there; their end writes a later instant.
 	d.dirs[dir] = d.clock.Now()
 	if !d.tidying && d.ctx.Err() == nil {
 		d.tidying = true
@@ -106,9 +107,11 @@ func (d *Driver) leftDirLocked(dir string) {
 }
 
 // tidyDirs removes the empty nodes of names that are not used any more, until there is none left to watch or the
-// driver closes. It looks at half of emptyAfter, on any session that has a connection.
+// driver closes. It looks twice in emptyAfter, on any session that has a connection, and removes what is due side by
+// side: one after the other, the round trips of a few hundred names would take longer than their use did.
 func (d *Driver) tidyDirs() {
 	for kit.Sleep(d.ctx, emptyAfter/2) == nil {
+		// Without a session there is nothing to remove: the servers do it.
 		due, more := d.takeUnused()
 		if s := d.standing(); s != nil {
 			sideBySide(len(due), func(i int) { s.removeEmpty(d.ctx, due[i]) })
@@ -146,6 +149,7 @@ func (d *Driver) takeUnused() (due []string, more bool) {
 func (s *session) removeEmpty(ctx context.Context, dir string) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
+	// Children or content: somebody uses it, or a victim still has to read why.
 	stat, err := s.stat(ctx, dir)
 	if err != nil || stat == nil || stat.NumChildren > 0 || stat.DataLength > 0 {
 		return

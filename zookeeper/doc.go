@@ -6,14 +6,16 @@
 //
 // # Algorithm
 //
-// Every acquire makes one ephemeral sequential node below the name's node, on a session that locks with one TTL share;
-// the TTL is the session's timeout. A client that has more than a few requests under way at once uses up to four
-// sessions per TTL. The node's name starts with the request id, so that a node whose creation was not answered is found
-// again. The nodes in the order of their creation are the queue, and the first one holds the lock. A waiter watches the
-// node before its own. It says "held" only after it has read the queue with its own node in it, first, on the session
-// that made it. An uncontended acquire takes one round trip: the request for the queue is sent with the creation, and the
-// server does one after the other. An attempt without waiting that is not the first removes its node again. A release is
-// one deletion.
+// Every acquire makes one ephemeral sequential node below the name's node, on a session that all locks with one TTL
+// share; the TTL is the session's timeout. A client that has more than a few requests under way at once uses up to
+// four sessions per TTL. The node's name starts with the request id, so that a node whose creation was not answered is
+// found again. The nodes in the order of their creation are the queue, and the first one holds the lock. A waiter
+// watches the node before its own. It says "held" only after it has read the queue with its own node in it, first, on
+// the session that made it.
+//
+// An uncontended acquire takes one round trip: the request for the queue is sent with the creation, and the server
+// does one after the other. An attempt without waiting that is not the first removes its node again. A release is one
+// deletion.
 //
 // Shared holds and permits stand in the same queue, and the end of a node's name says what it asks for. An exclusive
 // entry holds when it is the first. A shared one holds while no exclusive one stands before it: a writer that waits
@@ -40,9 +42,10 @@
 // # Promises
 //
 // The token of an exclusive hold is the zxid that created its node. It increases strictly with every grant of a name,
-// also across expiry, crash, leader change, restart, and deletion of all nodes, and does not depend on the sequence
-// number, which starts again when a name's node was removed and wraps at 2³¹. Shared holds and permits have the zxid of
-// their nodes, too, marked as not exclusive: by Token.Order a reader comes between the writers before and after it.
+// also across expiry, crash, leader change, restart, and deletion of all nodes. It does not depend on the sequence
+// number in the node's name, which starts again when a name's node was removed and wraps at 2³¹. Shared holds and
+// permits have the zxid of their nodes, too, marked as not exclusive: by Token.Order a reader comes between the
+// writers before and after it.
 //
 // The token space is a random id in the node of Options.KeyPrefix. It is made once, by the first client, and no client
 // ever writes it a second time.
@@ -55,6 +58,33 @@
 // A deleted node is told to its holder at once, through a watch that costs no goroutine. It is set when the lock has
 // been held for 200 ms. Names are container nodes. The driver removes those that it has used and that have been empty
 // for 2 s; the servers remove what is left by clients that died.
+//
+// # Cost
+//
+// A cycle of acquire and release is three requests, of which the servers log two: the creation and the deletion. On a
+// single ZooKeeper 3.8.0 and two processors (bench/RESULTS.md), 64 callers with a name each did 5,661 cycles per
+// second through one client. The library's own zk.Lock, which makes the same requests and ignores contexts, did 5,952.
+// A hand-over among 16 clients took 0.59 ms at the median, against 0.48 ms there: a waiter reads the queue again
+// before it holds.
+//
+// A held lock costs the client 1.6 KB and no goroutine, and its renewals nothing beside its session's. A waiter costs
+// about 23 KB and the goroutine of its caller; when nothing happens it looks for itself ever more seldom, up to twice
+// a minute.
+//
+// # Faults
+//
+//   - A connection is lost: the library finds another server; waiters keep their places, and holds go on while the
+//     session lives. A renewal without an answer is no loss.
+//   - The client is cut off: its holds end by its own clock, one tick before the session may. In the bench (TTL 3 s)
+//     the holder knew 630 ms before its rival held, at worst.
+//   - The client dies: its nodes stay until the session's timeout, and then the next in the queue holds. With a TTL of
+//     3 s that took 2.98 to 3.36 s.
+//   - The leader dies, or is cut off or frozen: another one is elected, which gives every session its whole timeout
+//     again. Grants go on within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader proves
+//     nothing to anybody, since it has no majority.
+//   - The client is frozen for longer than its TTL: what it asked before is not sent on another session when it goes
+//     on, so that a waiter which wakes up late is granted nothing.
+//   - A majority is gone: calls answer ErrUnavailable or ErrUnknown, and holds end at their deadlines.
 //
 // # History
 //

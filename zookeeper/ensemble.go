@@ -27,6 +27,7 @@ func (s *session) readConfig(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrNoNode):
+		// Nothing is known, and the weaker claim stays.
 		return nil
 	case err != nil:
 		return err
@@ -71,6 +72,7 @@ func (d *Driver) checkTick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The session was granted what the servers grant at least.
 	if tick := s.ttl / 2; tick > d.o.Tick {
 		return &backend.ConfigError{
 			Setting: "Options.Tick (tick in a URL)", Value: d.o.Tick.String(), Want: tick.String() + " or more",

@@ -38,9 +38,10 @@ func (d *Driver) callError(call, name string, err error) error {
 // refused reports whether the server answered that it did not do it.
 func refused(err error) bool {
 	for _, e := range []error{
+		// Answers of a server about the request, or of the library before it sent one.
 		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
-		zk.ErrSessionExpired, zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrSessionMoved, zk.ErrBadArguments, zk.ErrAPIError,
-		zk.ErrInvalidPath, zk.ErrNoServer,
+		zk.ErrSessionExpired, zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrSessionMoved, zk.ErrBadArguments,
+		zk.ErrAPIError, zk.ErrInvalidPath, zk.ErrNoServer,
 	} {
 		if errors.Is(err, e) {
 			return true
@@ -50,9 +51,11 @@ func refused(err error) bool {
 }
 
 // transient reports whether another attempt may do better, over another connection or on another session. The end of a
-// context counts, since it may be the attempt's own; the caller looks at its context itself.
+// context counts, since it may be the attempt's own; the caller looks at its context itself. A refusal that names the
+// request (ErrNoNode, ErrBadVersion and the like) does not: those who send the request know what it means.
 func transient(err error) bool {
 	for _, e := range []error{
+		// What another session, connection, node or server may not have.
 		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
 		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable,
 	} {

@@ -61,6 +61,7 @@ func (d *Driver) historyLost() error {
 // then on. The first finding counts; sessions that are being made see it before they become usable.
 func (d *Driver) forgot(what, was, now string) error {
 	d.mu.Lock()
+	// The first finding stays: it names what was wrong, and later ones are its consequences.
 	if d.forgotten == nil {
 		d.forgotten = &backend.HistoryError{What: what, Was: was, Now: now}
 	}
@@ -101,6 +102,7 @@ func (d *Driver) recall() {
 	if err == nil {
 		err = s.prove(ctx, d.clock.Now())
 	}
+	// prove has found a zxid below what was seen. Those who come later shall see another space.
 	if errors.Is(err, backend.ErrHistoryLost) {
 		d.respace(ctx, s)
 	}
@@ -131,13 +133,15 @@ func (d *Driver) checkZxid(seen, given int64) error {
 
 // recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one
 // that the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
-// in the next turn and counts.
+// in the next turn and counts. A driver that has known a space never plants one: an empty root is then the sign that
+// everything was deleted.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
 	for {
 		root, err := s.readRoot(ctx)
 		if err != nil {
 			return err
 		}
+		// Learning and comparing is one step, so that of two sessions with different spaces one notices.
 		switch known := d.learnSpace(root.space); {
 		case known != root.space:
 			return d.forgot("token space", known, root.String())

@@ -5,6 +5,12 @@
 // hold counts as one user of its session (kit.Session), taken over from the acquire that made it and given back by
 // dropHold; so a session is retired only when nothing of ours stands on it. All fields of holds that change are
 // protected by Driver.mu. Nothing here does I/O under that mutex.
+//
+// A hold goes one of these ways. It is entered by addHold when its node is known, and either never granted (the
+// attempt gives up, and the node is deleted) or granted. A granted hold ends by a release (releasing is set, the node
+// is deleted, dropHold), by a move to another session (another hold takes its place), by the loss of its node
+// (goneLocked, then its holder is told), or with its session (forget, then all holders are told). What is not granted,
+// or releasing, is told to nobody.
 
 package zookeeper
 
@@ -129,6 +135,7 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 		}
 		delete(d.holds, path)
 		d.leftDirLocked(parent(path))
+		// Those who wait learn it from their own calls.
 		if h.granted && !h.releasing && h.lost != nil {
 			tell = append(tell, h.lost)
 		}
@@ -146,6 +153,7 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	if h == nil || h.session != s || h.isGone() || d.ctx.Err() != nil {
 		return
 	}
+	// Written into by somebody else; the watch is used up.
 	if e.Type == zk.EventNodeDataChanged { // by somebody else; the watch is used up
 		d.background(func() { d.watchAgain(h) })
 		return
@@ -164,6 +172,7 @@ func (d *Driver) goneLocked(h *hold) {
 	if !h.granted || h.releasing || d.ctx.Err() != nil {
 		return
 	}
+	// The first victim at a place starts the goroutine that tells all of them.
 	place := victims{h.session, parent(h.path)}
 	others, telling := d.gone[place]
 	d.gone[place] = append(others, h)
@@ -176,6 +185,7 @@ func (d *Driver) goneLocked(h *hold) {
 func (d *Driver) watchAgain(h *hold) {
 	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
 	defer cancel()
+	// Without an answer the next reconnect or look finds out.
 	if _, err := h.session.watch(ctx, h.path); errors.Is(err, zk.ErrNoNode) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -255,7 +265,8 @@ func (d *Driver) background(f func()) {
 }
 
 // repeat calls f, which makes requests, until it says something definite, ctx ends, or the session has ended and with
-// it whatever f was to remove. Each call has attemptTime.
+// it whatever f was to remove. Each call has attemptTime. Giving up after some tries was rejected: what is left behind
+// closes a name for as long as the session lives, which may be as long as the process.
 func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) {
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, attemptTime)

@@ -87,6 +87,7 @@ func (s *session) describe(ctx context.Context, name string) (backend.State, err
 		return info, err
 	}
 	info.Held, info.Waiters = true, waiters
+	// Since is the creation of the holder's node, so that the time in the queue counts in it.
 	for _, h := range all {
 		info.Holders = append(info.Holders, backend.Holder{
 			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Permits: h.Permits, Token: tokenOf(h.Use, h.Token),
@@ -100,6 +101,7 @@ func (s *session) describe(ctx context.Context, name string) (backend.State, err
 // since the queue was read, and foreign nodes, do not count; those behind them may then hold, so that it looks at the
 // queue once more without them, and reads only what it has not read yet.
 func (s *session) holders(ctx context.Context, dir string) (all []held, waiters int, err error) {
+	// The session was proved, so that the queue is as new as the call. What it shows may go while its nodes are read.
 	queue, err := s.children(ctx, dir)
 	if err != nil {
 		return nil, 0, err
@@ -110,6 +112,7 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
 		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path) })
+		// Those that the queue shows and that are no entries, or not any more.
 		none := map[string]bool{}
 		for i, e := range fresh {
 			switch {
@@ -148,6 +151,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 		}
 	}
 	return d.onSession(ctx, func(ctx context.Context, s *session) error {
+		// One read for all names; there is none for a prefix.
 		nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
 			nodes, _, err := c.Children(d.root)
 			return nodes, err
@@ -161,6 +165,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 			if !ok || !strings.HasPrefix(name, prefix) {
 				continue
 			}
+			// Two requests or more for each name: List is for people and tools, and not for the way of an acquire.
 			info, err := s.describe(ctx, name)
 			if err != nil {
 				return err
@@ -232,6 +237,7 @@ func (s *session) evict(ctx context.Context, dir string, all []held, reason stri
 		case !errors.Is(err, zk.ErrNoNode):
 			return done, err
 		default:
+			// One of them has ended by itself, and the transaction did nothing. The rest is tried without it.
 			queue, err := s.children(ctx, dir)
 			if err != nil {
 				return done, err

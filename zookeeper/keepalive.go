@@ -42,15 +42,18 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 			s.mu.Unlock()
 			return errSessionLost
 		}
+		// An answer to a request that was sent late enough is there already.
 		if s.last >= since {
 			s.mu.Unlock()
 			return nil
 		}
+		// Ours, or one that is under way and may have been sent too early: then the next turn asks again.
 		mine := s.startAsking()
 		asked := s.asking
 		s.mu.Unlock()
 		select {
 		case <-asked.done:
+			// The question has its own, shorter patience; that it ran out is no reason for a caller who has time left.
 			late := kit.IsContext(asked.err) && !errors.Is(asked.err, errNoConnection)
 			if mine && asked.err != nil && !late {
 				return asked.err
@@ -142,6 +145,7 @@ func (s *session) ask(q *question) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// The end of the question: who comes from here on asks a new one.
 	q.err = err
 	s.asking = nil
 	close(q.done)
@@ -154,6 +158,7 @@ func (s *session) ask(q *question) {
 // holds have ended for their holders, and a client whose answers do not arrive would keep it alive for ever by coming
 // back.
 func (s *session) keepAlive() {
+	// See the package comment for what this costs; 10 ms keeps very short ticks of tests from a busy loop.
 	every := max(min(s.ttl/4, max(s.ttl/10, s.d.o.Tick*2/5)), 10*time.Millisecond)
 	timer := time.NewTimer(every)
 	defer timer.Stop()
@@ -165,6 +170,7 @@ func (s *session) keepAlive() {
 		case <-s.d.ctx.Done():
 			return // Close ends it
 		}
+		// Nobody can join it from here on. closeAfterEnd closes it.
 		if s.d.sessions.Retire(s, s.ttl) {
 			s.stopDial()
 			return

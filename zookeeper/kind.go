@@ -55,7 +55,8 @@ func nodeName(r backend.Request) string {
 
 // cutMark is the reverse of nodeName. Permits count as a mark only in the one spelling that nodeName writes, without
 // leading zeros: two names for one use would let foreign nodes pass for entries. What is no mark, or has no valid
-// request id before it, belongs to the id.
+// request id before it, belongs to the id. It is called for every entry of every queue that is read, and so has no
+// regular expression.
 func cutMark(name string) (requestID string, u kit.Use) {
 	at := strings.LastIndexByte(name, '-')
 	if at < 0 {

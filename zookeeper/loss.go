@@ -42,6 +42,7 @@ func (d *Driver) tell(place victims) {
 		}
 		d.gone[place] = nil
 		d.mu.Unlock()
+		// Read after the victims were taken: it cannot be older than their deletion.
 		why := d.readTrace(d.ctx, place.session, place.dir)
 		for _, h := range holds {
 			d.mu.Lock()
@@ -83,6 +84,7 @@ func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(tok
 		data, _, err := c.Get(dir)
 		return data, err
 	})
+	// The name's node is gone as well. Has all been deleted?
 	if errors.Is(err, zk.ErrNoNode) { // has all been deleted?
 		_ = s.d.recognize(ctx, s)
 	}

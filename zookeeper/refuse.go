@@ -94,9 +94,9 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 	refused := func(by []entry) bool { return len(blockers(by, own)) > 0 }
 	switch {
 	case !first.Mixes(own.Use):
-		// What the first entry is for tells what the name is in use for. Others that do not go with ours do not go with
-		// the first one either, and are refused themselves. Until they have gone they stand in the way: the first one may
-		// go before they look.
+		// What the first entry is for tells what the name is in use for. Others that do not go with ours do not go
+		// with the first one either, and are refused themselves. Until they have gone they stand in the way: the first
+		// one may go before they look.
 		why, refused = mismatchError(first), func(by []entry) bool { return len(by) > 0 }
 	case a.r.Wait:
 		return a.await(ctx, s, h, block)
@@ -144,6 +144,7 @@ func (a *attempt) sift(
 ) (firm, passing []entry, err error) {
 	firm = []entry{first}
 	for _, e := range behind {
+		// It does not hold: it waits, or is about to leave. Its content tells which.
 		if len(blockers(firm, e)) > 0 {
 			node, ok, err := a.read(ctx, s, e)
 			if err != nil {
@@ -157,6 +158,7 @@ func (a *attempt) sift(
 				continue
 			}
 		}
+		// Reason enough; what stands behind changes nothing.
 		if firm = append(firm, e); refused(firm) {
 			break
 		}

@@ -67,6 +67,7 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	h.releasing = true
 	gone := h.isGone()
 	d.mu.Unlock()
+	// The watch has told it: the node was taken away before this release.
 	if gone {
 		d.dropHold(h)
 		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
@@ -105,7 +106,10 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 
 // removeRequest deletes whatever a request has left, and returns zk.ErrNoNode if there is nothing. It looks on the
 // session on which an attempt was given up, if that is known: what was sent on that session before has been done, or
-// never will be, so that a node cannot appear after the look. On any other session it could.
+// never will be, so that a node cannot appear after the look. On any other session it could: a creation that a slow
+// server still has would be carried out after the look, and close the name.
+//
+// A hold of ours among the nodes is dropped with its node. Its holder asked for that, and is not told of a loss.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *orphan) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
@@ -116,6 +120,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	if err != nil {
 		return err
 	}
+	// Success if anything was deleted.
 	none := zk.ErrNoNode
 	for _, e := range ofRequest(queue, requestID) {
 		h := d.releasingAt(e.path)

@@ -69,9 +69,15 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 
 // renewOn renews the grants whose indexes are in members, all on session s. It writes out only at these indexes, so
 // that the goroutines of one Renew need no mutex.
+//
+// The order matters. The proof comes first; then each hold is asked whether its watch has fired. A deletion that the
+// leader carried out before it answered the proof was told to this client before that answer, on the same connection,
+// and the library handles messages in their order. So a hold that is still there after the proof was there when the
+// leader answered. A hold that was last seen over an earlier connection lacks that certainty and is read.
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, holds []*hold, members []int, out []backend.Renewal,
 ) {
+	// One answer for all: without a proof nothing is known of any of them.
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
 			if out[i].Err = err; errors.Is(err, errSessionLost) {
@@ -87,6 +93,7 @@ func (d *Driver) renewOn(
 	for _, i := range members {
 		h := holds[i]
 		d.mu.Lock()
+		// What the watch has said, and over which connection it could have.
 		seen, gone := h.link, h.isGone()
 		d.mu.Unlock()
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
@@ -174,6 +181,7 @@ func (d *Driver) renewElsewhere(
 	}
 	moved, err := d.takeOver(ctx, s, h, path, token)
 	if err != nil {
+		// No hold has taken the session's user over.
 		if moved == nil {
 			s.Leave(1)
 		}
@@ -206,6 +214,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	}
 	var lost func(backend.Reason)
 	releasing := false
+	// A hold of ours: its holder's callback moves along.
 	if h != nil {
 		d.mu.Lock()
 		lost, releasing = h.lost, h.releasing

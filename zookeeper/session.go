@@ -166,9 +166,13 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create makes the session usable, or ends it and returns why. The tick is checked beside the connecting, on a session
-// of its own, so that the first call of a driver does not wait for one after the other. Whichever fails cancels the
-// other, and the tick's error counts before the cancellation that it caused.
+// create makes the session usable, or ends it and returns why: connected and authenticated, on servers whose tick is
+// no longer than Options.Tick, whose members are counted, and whose token space is the one that this driver knows.
+// Only then may anything be granted on it.
+//
+// The tick is checked beside the connecting, on a session of its own, so that the first call of a driver does not wait
+// for one after the other. Whichever fails cancels the other, and the tick's error counts before the cancellation that
+// it caused.
 func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
@@ -199,6 +203,7 @@ func (s *session) create(whole context.Context) error {
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
+		// The attempt's time was over and not the caller's, who must not hear that its context has ended.
 		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
 			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, attemptTime, err)
 		}
@@ -220,6 +225,7 @@ func (s *session) connect(ctx context.Context) error {
 		return err
 	}
 	s.conn = conn
+	// Not while Close waits for it: a call, or work that Close waits for before, is under way.
 	s.d.ending.Add(1) // not while Close waits for it: a call, or work that Close waits for before, is under way
 	go s.closeAfterEnd(events)
 	select {
@@ -335,10 +341,12 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		s.mu.Unlock()
 		return errSessionLost
 	case id == 0 || !first && id != s.id:
+		// The server has no such session any more, or has made another: that one is not ours to use.
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errSessionLost
 	case first && timeout < s.asked && !s.probe:
+		// Only the first answer decides the timeout; a session keeps it when it goes on elsewhere.
 		s.mu.Unlock()
 		s.fail(&backend.InvalidError{
 			Kind: backend.ErrInvalidTTL, What: "TTL", Value: s.asked.String(),
@@ -363,8 +371,10 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 // event is called by the library, on the goroutine that reads, in the order of what the server sends. It must not
 // block, and it must not send requests, whose answers that same goroutine would have to read.
 //
-// The states of a connection arrive here too. StateHasSession counts a new link and asks for a proof, since what was
-// proved before is old by then; StateDisconnected replaces the channel for which await waits.
+// The states of a connection arrive here too. StateHasSession counts a new link, lets those go who wait for a
+// connection, and asks for a proof, since what was proved before is old by then. StateDisconnected replaces the
+// channel for which await waits. A change of the root may mean that everything was deleted, and is looked at in the
+// background. Changes of other nodes wake waiters (wake) and end holds (changed).
 func (s *session) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
@@ -374,6 +384,7 @@ func (s *session) event(e zk.Event) {
 			s.link++
 			close(s.up)
 		}
+		// A reconnection. The holds are read again by their next renewal, since link has changed.
 		if s.made {
 			s.startAsking() // what was proved before is old by now
 		} else {
@@ -419,6 +430,7 @@ func (s *session) linkNumber() int {
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
+	// End is atomic, and why is set with it: who sees the end finds the reason.
 	first := s.d.sessions.End(s)
 	if first {
 		s.why = reason
@@ -435,10 +447,11 @@ func (s *session) end(reason backend.Reason) {
 
 // closeAfterEnd waits for the end of the session, closes it in ZooKeeper, so that its nodes go at once and not after
 // the timeout, and waits until the library's goroutines and the requests under way have ended. It is the only
-// goroutine that closes conn.
+// goroutine that closes conn, and Close of the driver waits for it.
 //
 // A connection that does not stand is closed before: the library's Close asks the server to end the session and would
 // wait for an answer that never comes. Another one may have been opened meanwhile, so that it looks again afterwards.
+// The events are read until the library closes their channel, which is the last thing that it does.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
 	<-s.Over()

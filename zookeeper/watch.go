@@ -55,6 +55,7 @@ func (d *Driver) watchAll() {
 		sideBySide(len(due), func(i int) { d.watchNow(due[i]) })
 		d.mu.Lock()
 		d.watching = len(d.unwatched) > 0
+		// Read under the lock; watchLater starts another goroutine only when it is false.
 		more := d.watching
 		d.mu.Unlock()
 		if !more {
@@ -71,6 +72,7 @@ func (d *Driver) takeUnwatched() (due []*hold) {
 	for len(d.unwatched) > 0 {
 		first := d.unwatched[0]
 		h := first.h
+		// Released, watched or gone meanwhile: nothing to do, and nothing to wait for.
 		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone() && !h.releasing
 		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
 			return due
@@ -106,6 +108,7 @@ func (d *Driver) watchNow(h *hold) {
 // watchHold reads the node of a hold and watches it, in one request. The error is zk.ErrNoNode if it is not our
 // session's any more. It also learns the token of a node that this driver found and did not make.
 func (d *Driver) watchHold(ctx context.Context, h *hold) error {
+	// Before the request: if the connection breaks meanwhile, the watch belongs to the old one.
 	link := h.session.linkNumber()
 	node, err := h.session.watch(ctx, h.path)
 	if err == nil && node.stat.EphemeralOwner != h.session.id {
@@ -123,8 +126,9 @@ func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 	return nil
 }
 
-// listen lets a change of a node wake somebody, once. The caller sets the watch after that. It is false if the same
-// channel listens to the node already. wake must have a buffer of one.
+// listen lets a change of a node wake somebody, once. The caller sets the watch after that: the other way round, a
+// notification could come before anybody listens. It is false if the same channel listens to the node already. wake
+// must have a buffer of one.
 func (s *session) listen(path string, wake chan<- struct{}) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

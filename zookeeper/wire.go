@@ -96,10 +96,12 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
 	ctx, cancel := context.WithTimeout(s.dialing, timeout)
 	defer cancel()
+	// All that the greeting and the proof need is read before anything is sent.
 	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32]*birth{}}
 	if !s.probe {
 		w.seen = s.d.zxid.Load()
 	}
+	// A dialer of the caller's gets the same context, which ends with the session.
 	dial := s.d.o.Dial
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
@@ -157,6 +159,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		if refused := w.follow(w.buffer[:n]); refused != nil {
 			return 0, refused
 		}
+		// The connection has ended. Whatever was asked over it has no answer any more.
 		if n == 0 {
 			if !w.shaken {
 				w.s.turnedAway(w, err)
@@ -181,7 +184,8 @@ func (w *wire) Close() error {
 }
 
 // follow finds the server's messages in what was read, takes the zxids out, and leaves the library what is its own.
-// Messages may begin and end anywhere in p; what is known of an unfinished one stays in head, have and rest.
+// Messages may begin and end anywhere in p; what is known of an unfinished one stays in head, have and rest. TestWire
+// feeds a conversation in pieces of several sizes, down to single bytes.
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
 		if w.rest > 0 {
@@ -218,10 +222,14 @@ func (w *wire) follow(p []byte) error {
 	return nil
 }
 
-// message looks at the head of a message, before any of it is passed on. The zxid is cleared: the library would store
-// it without synchronization in one goroutine and read it in another. Answers to requests of our own are kept from the
-// library, which would not know their numbers.
+// message looks at the head of a message, before any of it is passed on.
+//
+// The first message is the server's answer to the connect request, with the timeout and the session that it granted;
+// session.shaken judges it. In all others the zxid is noted and then cleared: the library would store it without
+// synchronization in one goroutine and read it in another. Answers to requests of our own, which have numbers that the
+// library never gives, are kept from it.
 func (w *wire) message() error {
+	// The first message has a form of its own.
 	if !w.shaken {
 		if size := binary.BigEndian.Uint32(w.head[:]); size > maxHello {
 			err := errors.New("what listens there is no ZooKeeper, or wants TLS")
@@ -237,6 +245,7 @@ func (w *wire) message() error {
 	refused := binary.BigEndian.Uint32(w.head[16:]) != 0
 	clear(w.head[8:16])
 	w.ours = number < -ownNumbers
+	// A reply, and no event or answer to a ping: those carry no zxid that was given to anything.
 	if (number >= 0 || w.ours) && zxid > 0 { // a reply, and no event or answer to a ping
 		w.s.zxid.Store(zxid)
 		w.s.d.saw(zxid)
@@ -361,6 +370,7 @@ func (w *wire) Write(p []byte) (int, error) {
 			p = w.askBirth(p)
 		}
 	}
+	// The library gave size bytes and must not hear of more.
 	n, err := w.Conn.Write(p)
 	n = min(n, size)
 	if n > 0 && op != opPing {
@@ -385,6 +395,8 @@ func (w *wire) askBirth(p []byte) []byte {
 	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	// Not understood, or nobody would end the wait: the request goes out as it is, and who misses the queue asks for
+	// it later.
 	if !ok || number >= ownNumbers-1 || w.closed {
 		return p // it is asked for later, by who misses it
 	}
@@ -397,6 +409,7 @@ func (w *wire) askBirth(p []byte) []byte {
 		all = w.s.creationOf(dir)
 	}
 	at := len(all)
+	// The same request, but for its kind: create and create2 have one form.
 	all = append(all, p...)
 	binary.BigEndian.PutUint32(all[at+8:], opCreate2)
 	all = binary.BigEndian.AppendUint32(all, uint32(4+4+4+len(dir)+1))
