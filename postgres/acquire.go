@@ -35,9 +35,6 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 
 // admit counts a call in, if there is nothing wrong with its requests.
 func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
-	if d.unfit != nil {
-		return d.unfit
-	}
 	if err := d.validate(rs...); err != nil {
 		return err
 	}
@@ -206,7 +203,8 @@ func arguments(s *session, r *backend.Request) []any {
 func requests(calls []*call) []any {
 	return []any{
 		column[string](calls, 0), column[string](calls, 1), column[string](calls, 2), column[string](calls, 3),
-		column[string](calls, 4), column[int](calls, 5), column[int](calls, 6), column[int](calls, 7), column[*string](calls, 8),
+		column[string](calls, 4), column[int](calls, 5), column[int](calls, 6), column[int](calls, 7),
+		column[*string](calls, 8),
 	}
 }
 

@@ -97,6 +97,19 @@ var (
 
 var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 
+const schemaSyntax = "want 1 to 40 characters of a-z 0-9 _, not a digit first"
+
+// schema returns where the tables are. Nil options mean the default.
+func (o *Options) schema() (string, error) {
+	if o == nil || o.Schema == "" {
+		return defaultSchema, nil
+	}
+	if !schemaName.MatchString(o.Schema) {
+		return o.Schema, kit.InvalidOption("Schema", strconv.Quote(o.Schema), schemaSyntax)
+	}
+	return o.Schema, nil
+}
+
 // New returns a driver for the database of pool. It does no I/O; what is wrong with the server shows in Ping or in the
 // first call, as an error that wraps backend.ErrMisconfigured.
 //
@@ -120,10 +133,7 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
-	schema := o.Schema
-	if schema == "" {
-		schema = defaultSchema
-	}
+	schema, err := o.schema()
 	d.sql = queriesFor(schema)
 	d.acquires = together{d: d, one: d.sql.acquire, free: d.sql.acquireFree, columns: requests, done: "granted"}
 	d.releases = together{d: d, one: d.sql.release, free: d.sql.releaseFree, columns: func(calls []*call) []any {
@@ -133,13 +143,12 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	switch {
 	case pool == nil:
 		d.unfit = kit.InvalidOption("pool", "nil", "it is nil")
-	case !schemaName.MatchString(schema):
-		d.unfit = kit.InvalidOption("Schema", strconv.Quote(schema), "want 1 to 40 characters of a-z 0-9 _, not a digit first")
+	case err != nil:
+		d.unfit = err
 	default:
 		d.connect(pool.Config())
 	}
 	if o.Listen != "" {
-		var err error
 		if d.listenAt, err = pgx.ParseConfig(o.Listen); err != nil {
 			d.unfit = kit.InvalidOption("Listen", "…", "pgx cannot read it")
 		}
@@ -155,16 +164,29 @@ func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 // after the first Ping or call.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
-// enter counts a call in; leave follows unless it fails.
-func (d *Driver) enter(ctx context.Context) error {
+// begin counts a call in, whatever the server is; gate.Leave follows unless it fails.
+func (d *Driver) begin(ctx context.Context) error {
 	if d.unfit != nil {
 		return d.unfit
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if d.gate.Enter() != nil {
-		return backend.ErrClosed
+	return d.gate.Enter()
+}
+
+// enterFor is enter for a call on one name.
+func (d *Driver) enterFor(ctx context.Context, name string) error {
+	if err := backend.ValidateName(name); err != nil {
+		return err
+	}
+	return d.enter(ctx)
+}
+
+// enter counts a call in; gate.Leave follows unless it fails.
+func (d *Driver) enter(ctx context.Context) error {
+	if err := d.begin(ctx); err != nil {
+		return err
 	}
 	if err := d.history(); err != nil {
 		d.gate.Leave()
@@ -230,7 +252,8 @@ func (d *Driver) validate(rs ...backend.Request) error {
 	for _, r := range rs {
 		for k, v := range r.Metadata {
 			if strings.ContainsRune(k+v, 0) {
-				return kit.InvalidOption("metadata", strconv.Quote(k), "key or value contains NUL, which PostgreSQL does not store")
+				return kit.InvalidOption("metadata", strconv.Quote(k),
+					"key or value contains NUL, which PostgreSQL does not store")
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -100,10 +101,7 @@ func (s *session) doubted(err error) {
 // of the queue. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
 // queue. What is not held is backend.ErrNotHeld; a commit without an answer is ErrUnknown.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	if err := backend.ValidateName(g.Name); err != nil {
-		return callError("release", g.Name, err)
-	}
-	if err := d.enter(ctx); err != nil {
+	if err := d.enterFor(ctx, g.Name); err != nil {
 		return callError("release", g.Name, err)
 	}
 	defer d.gate.Leave()
@@ -132,19 +130,12 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 // Renew prolongs grants, and answers for each of them, in order: one round trip for each TTL among them, however many
 // there are. A hold that is gone is a backend.NotHeldError and is never made again.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	out := make([]backend.Renewal, len(grants))
-	fail := func(at []int, err error) {
-		for _, i := range at {
-			out[i].Err = callError("renew", grants[i].Name, err)
-		}
-	}
-	all := make([]int, len(grants))
-	for i := range all {
-		all[i] = i
-	}
+	r := &renewals{d: d, grants: grants, out: make([]backend.Renewal, len(grants))}
 	if err := d.enter(ctx); err != nil {
-		fail(all, err)
-		return out
+		for i := range grants {
+			r.fail(err, i)
+		}
+		return r.out
 	}
 	defer d.gate.Leave()
 	bySession := map[*session][]int{}
@@ -152,25 +143,18 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for i := range grants {
 		h := d.holds[key{grants[i].Name, grants[i].RequestID}]
 		if h == nil || h.grant.Token != grants[i].Token {
-			out[i].Err = callError("renew", grants[i].Name, &backend.NotHeldError{Name: grants[i].Name, Reason: d.goneWhy()})
+			r.fail(&backend.NotHeldError{Name: grants[i].Name, Reason: d.goneWhy()}, i)
 			continue
 		}
 		bySession[h.session] = append(bySession[h.session], i)
 	}
 	d.mu.Unlock()
-	done := make(chan struct{}, len(bySession))
+	var all sync.WaitGroup
 	for s, at := range bySession {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			if err := d.renewOn(ctx, s, grants, at, out); err != nil {
-				fail(at, err)
-			}
-		}()
+		all.Go(func() { r.on(ctx, s, at) })
 	}
-	for range bySession {
-		<-done // each is bounded by ctx
-	}
-	return out
+	all.Wait() // each is bounded by ctx
+	return r.out
 }
 
 // goneWhy is the reason for a hold that this driver no longer has. The caller holds d.mu.
@@ -181,68 +165,72 @@ func (d *Driver) goneWhy() backend.Reason {
 	return backend.ReasonSessionExpired
 }
 
-// renewOn renews the grants at some places of grants, which live on s.
-func (d *Driver) renewOn(
-	ctx context.Context, s *session, grants []backend.Grant, at []int, out []backend.Renewal,
-) error {
-	for ttl, some := range s.longer(grants, at) {
-		if err := d.move(ctx, s, ttl, grants, some, out); err != nil {
-			return err
+// renewals is one call of Renew.
+type renewals struct {
+	d      *Driver
+	grants []backend.Grant
+	out    []backend.Renewal
+}
+
+// fail answers for the grants at some places.
+func (r *renewals) fail(err error, at ...int) {
+	for _, i := range at {
+		r.out[i] = backend.Renewal{Err: callError("renew", r.grants[i].Name, err)}
+	}
+}
+
+// on renews the grants at some places, which live on s.
+func (r *renewals) on(ctx context.Context, s *session, at []int) {
+	d := r.d
+	for ttl, some := range s.longer(r.grants, at) {
+		if err := r.move(ctx, s, ttl, some); err != nil {
+			r.fail(err, at...)
+			return
 		}
 	}
 	d.mu.Lock()
 	var stay []int
 	var holds []backend.Grant
 	for _, i := range at {
-		if h := d.holds[key{grants[i].Name, grants[i].RequestID}]; h != nil && h.session == s {
-			stay, holds = append(stay, i), append(holds, grants[i])
+		if h := d.holds[key{r.grants[i].Name, r.grants[i].RequestID}]; h != nil && h.session == s {
+			stay, holds = append(stay, i), append(holds, r.grants[i])
 		}
 	}
 	d.mu.Unlock()
 	if len(stay) == 0 {
-		return nil
+		return
 	}
 	seen, err := s.renew(ctx, holds, 0)
 	if errors.Is(err, errNoSession) {
-		return &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
+		err = &backend.NotHeldError{Reason: backend.ReasonSessionExpired}
 	}
 	if err != nil {
-		return err
+		r.fail(err, at...)
+		return
 	}
 	proved := s.provedAt()
 	for _, i := range stay {
-		out[i] = backend.Renewal{SentAt: proved, TTL: s.ttl}
+		r.out[i] = backend.Renewal{SentAt: proved, TTL: s.ttl}
 	}
 	for j, place := range seen.gone {
 		i := stay[place-1]
-		reason := backend.Reason(seen.reasons[j])
-		if reason == "" {
-			reason = backend.ReasonEvicted
-		}
-		d.forget(&grants[i])
-		notHeld := &backend.NotHeldError{Name: grants[i].Name, Reason: reason}
-		out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, notHeld)}
+		d.forget(&r.grants[i])
+		r.fail(&backend.NotHeldError{Name: r.grants[i].Name, Reason: seen.reason(j)}, i)
 	}
 	elsewhere := map[*session][]int{}
 	for j, place := range seen.moved {
 		i := stay[place-1]
 		other := d.sessionOf(seen.sessions[j])
 		if other == nil {
-			err := fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable)
-			out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, err)}
+			r.fail(fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable), i)
 			continue
 		}
 		elsewhere[other] = append(elsewhere[other], i)
 	}
 	for other, some := range elsewhere {
-		d.moved(s, other, grants, some)
-		if err := d.renewOn(ctx, other, grants, some, out); err != nil {
-			for _, i := range some {
-				out[i] = backend.Renewal{Err: callError("renew", grants[i].Name, err)}
-			}
-		}
+		d.moved(s, other, r.grants, some)
+		r.on(ctx, other, some)
 	}
-	return nil
 }
 
 // sessionOf returns the session with that id, if it is one of this driver's in use.
@@ -281,9 +269,8 @@ func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]i
 }
 
 // move brings grants to the session for another TTL, and renews them there.
-func (d *Driver) move(
-	ctx context.Context, from *session, ttl time.Duration, grants []backend.Grant, at []int, out []backend.Renewal,
-) error {
+func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, at []int) error {
+	d := r.d
 	to, err := d.join(ctx, ttl)
 	if err != nil {
 		return err
@@ -291,15 +278,16 @@ func (d *Driver) move(
 	defer to.Leave(1)
 	some := make([]backend.Grant, len(at))
 	for j, i := range at {
-		some[j] = grants[i]
+		some[j] = r.grants[i]
 	}
 	names, ids, tokens := columns(some)
 	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
 		to.doubted(err)
 		return err
 	}
-	d.moved(from, to, grants, at)
-	return d.renewOn(ctx, to, grants, at, out)
+	d.moved(from, to, r.grants, at)
+	r.on(ctx, to, at)
+	return nil
 }
 
 // checkHolds looks whether the holds with a hold id are still there, and tells their holders if not. All holds if it is
@@ -327,11 +315,7 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 				continue
 			}
 			d.forget(g)
-			reason := backend.Reason(seen.reasons[j])
-			if reason == "" {
-				reason = backend.ReasonEvicted
-			}
-			h.lose(reason)
+			h.lose(seen.reason(j))
 		}
 	}
 }

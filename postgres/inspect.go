@@ -36,10 +36,7 @@ func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
 // Look tells who holds a name and how many wait for it. From then on the database keeps what happens to the name, for
 // ten minutes, so that Watch can follow State.Revision without a gap.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	if err := backend.ValidateName(name); err != nil {
-		return backend.State{}, callError("look", name, err)
-	}
-	if err := d.enter(ctx); err != nil {
+	if err := d.enterFor(ctx, name); err != nil {
 		return backend.State{}, callError("look", name, err)
 	}
 	defer d.gate.Leave()
@@ -116,11 +113,7 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		fail := func(err error) { yield(backend.Change{}, callError("watch", name, err)) }
-		if err := backend.ValidateName(name); err != nil {
-			fail(err)
-			return
-		}
-		if err := d.enter(ctx); err != nil {
+		if err := d.enterFor(ctx, name); err != nil {
 			fail(err)
 			return
 		}
@@ -189,10 +182,7 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 // ForceRelease ends all holds of name, in the transaction that grants to the head of the queue. The victims learn it at
 // their next renewal. A name that nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	if err := backend.ValidateName(name); err != nil {
-		return callError("force-release", name, err)
-	}
-	if err := d.enter(ctx); err != nil {
+	if err := d.enterFor(ctx, name); err != nil {
 		return callError("force-release", name, err)
 	}
 	defer d.gate.Leave()

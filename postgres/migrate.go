@@ -41,13 +41,9 @@ func migrations() []Migration {
 // Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a
 // tool also runs, after each, the statement that the step's last line gives.
 func Migrations(o *Options) ([]Migration, error) {
-	schema := defaultSchema
-	if o != nil && o.Schema != "" {
-		schema = o.Schema
-	}
-	if !schemaName.MatchString(schema) {
-		return nil, &backend.CallError{Driver: driverName, Call: "migrate", Err: kit.InvalidOption("Schema", strconv.Quote(schema),
-			"want 1 to 40 characters of a-z 0-9 _, not a digit first")}
+	schema, err := o.schema()
+	if err != nil {
+		return nil, callError("migrate", "", err)
 	}
 	all := migrations()
 	for i := range all {
@@ -68,10 +64,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	if pool == nil {
 		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
-	schema := defaultSchema
-	if o != nil && o.Schema != "" {
-		schema = o.Schema
-	}
+	schema, _ := o.schema() // Migrations has checked it
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
@@ -80,11 +73,12 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		}
 		version := 0
 		var there bool
-		if err := tx.QueryRow(ctx, `select to_regclass($1) is not null`, schema+".migrations").Scan(&there); err != nil {
+		row := tx.QueryRow(ctx, `select to_regclass($1) is not null`, schema+".migrations")
+		if err := row.Scan(&there); err != nil {
 			return err
 		}
 		if there {
-			row := tx.QueryRow(ctx, inSchema(`select coalesce(max(version), 0) from fencelock.migrations`, schema))
+			row = tx.QueryRow(ctx, inSchema(`select coalesce(max(version), 0) from fencelock.migrations`, schema))
 			if err := row.Scan(&version); err != nil {
 				return err
 			}

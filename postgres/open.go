@@ -87,7 +87,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		switch name {
 		case "schema":
 			if !schemaName.MatchString(value) {
-				return bad("schema wants 1 to 40 characters of a-z 0-9 _, not a digit first")
+				return bad("schema: " + schemaSyntax)
 			}
 			o.Schema = value
 		case "no-listen", "timeout":

@@ -23,7 +23,7 @@ type facts struct {
 	system           string // what initdb drew
 	database         uint32
 	schema           int    // the highest migration; 0: there are none
-	incarnation      string // of the tables: it changes when all that they held is deleted; empty: nobody has begun anew
+	incarnation      string // of the tables: another one when all that they held was deleted; empty: not drawn yet
 	timeline         int64
 	overflown        bool // the log position needs more bits than a token has for it
 }
@@ -31,14 +31,8 @@ type facts struct {
 // Ping looks at the server's settings and at the schema. A server that cannot keep what the driver declares is
 // backend.ErrMisconfigured, with what to change.
 func (d *Driver) Ping(ctx context.Context) error {
-	if d.unfit != nil {
-		return callError("ping", "", d.unfit)
-	}
-	if err := ctx.Err(); err != nil {
+	if err := d.begin(ctx); err != nil {
 		return callError("ping", "", err)
-	}
-	if d.gate.Enter() != nil {
-		return callError("ping", "", backend.ErrClosed)
 	}
 	defer d.gate.Leave()
 	return callError("ping", "", d.probe(ctx))
@@ -50,8 +44,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	d.looked.Store(int64(d.clock.Now()))
 	ctx = context.WithValue(ctx, once{}, true)
 	err := d.query(ctx, func(rows pgx.Rows) error {
-		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous, &f.system,
-			&f.database, &f.timeline, &f.overflown)
+		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
+			&f.system, &f.database, &f.timeline, &f.overflown)
 	}, `select pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
 		current_setting('full_page_writes'), current_setting('transaction_read_only'),
 		(select count(*)::int from pg_stat_replication), current_setting('synchronous_standby_names'),
@@ -72,7 +66,8 @@ func (d *Driver) probe(ctx context.Context) error {
 			coalesce((select incarnation::text from fencelock.cluster), '') from fencelock.migrations`, d.sql.schema))
 	if err == nil && f.schema != len(migrations()) {
 		err = &backend.ConfigError{
-			Setting: "version of schema " + d.sql.schema, Value: fmt.Sprint(f.schema), Want: fmt.Sprint(len(migrations())),
+			Setting: "version of schema " + d.sql.schema,
+			Value:   fmt.Sprint(f.schema), Want: fmt.Sprint(len(migrations())),
 			Why: "run `fencelock postgres migrate` or postgres.Migrate with the version of this program",
 		}
 	}
@@ -116,7 +111,9 @@ func (d *Driver) learn(f facts) error {
 	d.mu.Lock()
 	last := d.described.Load()
 	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
-		d.lost = &backend.HistoryError{What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace}
+		d.lost = &backend.HistoryError{
+			What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace,
+		}
 	}
 	if was := d.found.incarnation; was != "" && was != f.incarnation && d.lost == nil {
 		d.lost = &backend.HistoryError{
@@ -149,9 +146,9 @@ func (d *Driver) facts() facts {
 func (d *Driver) describe(f facts) *backend.Description {
 	desc := &backend.Description{
 		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
-		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits | backend.CapMinHold |
-			backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay |
-			backend.CapForceRelease | backend.CapMultiAcquire,
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits |
+			backend.CapMinHold | backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch |
+			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
 	}
 	if d.deaf() {

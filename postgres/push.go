@@ -88,15 +88,8 @@ const (
 
 // listenAll keeps a connection that listens, until Close.
 func (d *Driver) listenAll(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { // ends with ctx
-		select {
-		case <-d.gate.Closing().Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	ctx, done := d.gate.Bind(ctx)
+	defer done()
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)

@@ -22,7 +22,9 @@ const defaultSchema = "fencelock"
 type queries struct {
 	schema string
 
-	acquire, acquireFree, acquireAll, release, releaseFree, renew, move, begin, sweep, reap, poll, settle, force, look, holders, list, changes string
+	acquire, acquireFree, acquireAll, release, releaseFree, renew, move, begin, sweep, reap, poll, settle, force string
+
+	look, holders, list, changes string
 }
 
 const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
@@ -31,12 +33,14 @@ const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coales
 func queriesFor(schema string) queries {
 	in := func(sql string) string { return inSchema(sql, schema) }
 	const request = `row(%s, %s, %s, %s, %s, %s, %s, %s, 0, null, null, false, %s)::fencelock.holds`
-	one := fmt.Sprintf(request, "$1::text", "$2::text", "$3::text", "$4::text", "$5::text", "$6::smallint", "$7::int", "$8::int",
-		"$9::jsonb")
-	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "u.ses", "u.own", "u.knd", "u.prm", "u.lim", "u.meta::jsonb")
+	one := fmt.Sprintf(request, "$1::text", "$2::text", "$3::text", "$4::text", "$5::text", "$6::smallint",
+		"$7::int", "$8::int", "$9::jsonb")
+	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "u.ses", "u.own", "u.knd", "u.prm", "u.lim",
+		"u.meta::jsonb")
 	several := func(order string) string {
-		return `(select array_agg(` + each + ` order by ` + order + `) from unnest($1::text[], $2::text[], $3::text[], $4::text[],
-			$5::text[], $6::int[], $7::int[], $8::int[], $9::text[]) with ordinality u(name, req, hid, ses, own, knd, prm, lim, meta, i))`
+		return `(select array_agg(` + each + ` order by ` + order + `) from unnest($1::text[], $2::text[],
+			$3::text[], $4::text[], $5::text[], $6::int[], $7::int[], $8::int[], $9::text[])
+			with ordinality u(name, req, hid, ses, own, knd, prm, lim, meta, i))`
 	}
 	return queries{
 		schema: schema,
@@ -133,8 +137,9 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	for tries := int32(0); ; tries++ {
 		err := d.queryOnce(ctx, scan, sql, args...)
 		var dial *pgconn.ConnectError
-		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial) && ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
-		if !ended && !d.mixedUp(err) {
+		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial)
+		more := ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
+		if !(ended && more) && !d.mixedUp(err) {
 			return err
 		}
 	}
@@ -235,7 +240,9 @@ type answer struct {
 }
 
 func (a *answer) scan(rows pgx.Rows) error {
-	return rows.Scan(&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here)
+	return rows.Scan(
+		&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here,
+	)
 }
 
 // ask runs a verb, once.
@@ -243,9 +250,7 @@ func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, erro
 	var a answer
 	began := d.position()
 	err := d.query(ctx, a.scan, sql, args...)
-	if len(a.wake) > 0 {
-		d.wake(a.wake) // also if the answer is in doubt: a wake-up in vain does no harm
-	}
+	d.wake(a.wake) // also if the answer is in doubt: a wake-up in vain does no harm
 	if err == nil {
 		err = d.saw(began, a.here)
 	}
@@ -256,9 +261,7 @@ func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, erro
 func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
 	var wake []string
 	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&wake) }, sql, args...)
-	if len(wake) > 0 {
-		d.wake(wake)
-	}
+	d.wake(wake)
 	return err
 }
 
@@ -297,7 +300,9 @@ func (d *Driver) saw(before, here int64) error {
 		return err
 	}
 	if d.lost == nil {
-		d.lost = &backend.HistoryError{What: "timeline and log position", Was: showPosition(before), Now: showPosition(here)}
+		d.lost = &backend.HistoryError{
+			What: "timeline and log position", Was: showPosition(before), Now: showPosition(here),
+		}
 	}
 	err := d.lost
 	d.mu.Unlock()

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,6 +86,11 @@ type missing struct {
 	reasons  []string
 	moved    []int // to these sessions: a call that moves them is under way, or was not answered
 	sessions []string
+}
+
+// reason tells why a hold is gone.
+func (m missing) reason(j int) backend.Reason {
+	return cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted)
 }
 
 // renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are

@@ -111,7 +111,8 @@ func (t *together) send(ctx context.Context, calls []*call) {
 	var places, tokens []int64
 	var here int64
 	before := t.d.position()
-	err := t.d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&places, &tokens, &here) }, t.free, t.columns(calls)...)
+	read := func(rows pgx.Rows) error { return rows.Scan(&places, &tokens, &here) }
+	err := t.d.query(ctx, read, t.free, t.columns(calls)...)
 	switch {
 	case err == nil:
 		err = t.d.saw(before, here)
