@@ -70,6 +70,42 @@ func TestListenerIsEnded(t *testing.T) {
 	}
 }
 
+// A session's row is made by a request whose answer is lost, and asked for again: what is granted on it is believed no
+// longer than the row lives.
+func TestSessionThatBeganUnheard(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	addr, link := server.NewLink(t)
+	d := postgres.New(newPool(t, urlOf(addr)), nil)
+	defer closeDriver(t, d)
+	if err := d.Ping(soon(t, 30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	link.Drop(fault.Replies)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	if _, err := d.Acquire(ctx, request("x", time.Minute)); err == nil {
+		t.Fatal("an acquire without an answer = nil")
+	}
+	link.Pass()
+	g, err := d.Acquire(soon(t, 30*time.Second), request("y", time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var left float64 // seconds
+	row := connect(t, server.URL()).QueryRow(soon(t, 30*time.Second), `select count(*)::int,
+		extract(epoch from min(expires_at) - clock_timestamp())::float8 from fencelock.sessions`)
+	var sessions int
+	if err := row.Scan(&sessions, &left); err != nil || sessions != 1 {
+		t.Fatalf("%d sessions, %v; want one", sessions, err)
+	}
+	is := d.Describe()
+	ends := is.Clock.Now().Add(time.Duration(left * float64(time.Second))) // or earlier
+	if believed := g.SentAt.Add(is.Validity(g.TTL)); believed > ends {
+		t.Errorf("the hold is believed for %v longer than its session lives", believed.Sub(ends))
+	}
+}
+
 // The schema is dropped under a client that holds, and made anew: the client has lost its history, and those that come
 // after get greater tokens.
 func TestSchemaIsDropped(t *testing.T) {

@@ -21,7 +21,8 @@ type session struct {
 	id  string
 	ttl time.Duration
 
-	renewing chan struct{} // holds a token while a renewal is under way: one at a time
+	renewing chan struct{}   // holds a token while a renewal is under way: one at a time
+	begun    backend.Instant // when its row was asked for first; who has the token may touch it
 
 	// The following fields are protected by d.mu.
 
@@ -138,13 +139,18 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	return seen, nil
 }
 
+// begin makes the session's row, unless an earlier begin that was not answered has made it. Nobody knows which of them
+// did, so the proof counts from the first: counted from a later one, the holds would be believed for longer than the
+// row lives. The next renewal makes up for what is lost if the first never arrived. The caller has the token.
 func (s *session) begin(ctx context.Context) error {
-	now := s.d.clock.Now()
+	if s.begun.IsZero() {
+		s.begun = s.d.clock.Now()
+	}
 	if err := s.d.write(ctx, s.d.sql.begin, s.id, s.d.channel(), s.ttl.Milliseconds()); err != nil {
 		return err
 	}
 	s.d.mu.Lock()
-	s.proved = now
+	s.proved = s.begun
 	s.d.mu.Unlock()
 	return nil
 }
