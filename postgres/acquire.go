@@ -1,3 +1,16 @@
+// This file takes locks: one name (Acquire) or several in one commit (AcquireAll), from the check of the request to
+// the grant or to what is known about its failure.
+//
+// The path of an acquire is admit, which counts it in; acquire, which asks until there is a definite answer;
+// acquireOn, which asks once and waits for its turn (wait.go); put, which lets the statement outlive its caller; and
+// granted, which reads the server's answer. together.go decides whether the statement is shared with others. Who holds
+// and who waits is decided in SQL, in the functions of migrations/0001_locks.sql, under the lock of the name's row;
+// nothing here takes part in that.
+//
+// A statement that was sent may commit although its answer never arrives. The request id makes asking again the same
+// request, giveUp and the core's Release take back what nobody wants, and sweep (session.go) removes what nobody knows
+// of.
+
 package postgres
 
 import (
@@ -17,9 +30,17 @@ import (
 )
 
 // Acquire takes a lock: one statement and one commit for a free name, or a place in the name's queue. The release
-// before grants to the head of the queue in its own transaction and then notifies it. The same RequestID again gets the
-// same hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (the commit may have happened,
-// and what it left could not be given back), or ctx's error.
+// before grants to the head of the queue in its own transaction and then notifies it. Without r.Wait a name that is
+// held is answered at once, with a holder and, as RetryAfter, the time after which its hold ends if nobody renews it.
+//
+// r.TTL is between 1 s and 24 h, in milliseconds. The grant's validity counts from the instant at which the session
+// was last proved to live. The same RequestID again gets the same hold with the same token. If ctx ends, Acquire
+// returns within about 30 ms; what the request has or gets is given back in the background.
+//
+// Errors wrap backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (nothing was sent, or the server took it back),
+// ErrUnknown (the commit may have happened, and what it left could not be given back in time), ErrMisconfigured,
+// ErrHistoryLost, ErrClosed, or ctx's error. Acquire is safe for concurrent use; calls that come together may share a
+// statement.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.admit(ctx, r); err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
@@ -33,7 +54,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return g, nil
 }
 
-// admit counts a call in, if there is nothing wrong with its requests.
+// admit counts a call in, if there is nothing wrong with its requests. gate.Leave follows unless it fails.
 func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
 	if err := d.validate(rs...); err != nil {
 		return err
@@ -41,7 +62,8 @@ func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
 	return d.enter(ctx)
 }
 
-// calling marks a request as one that somebody asks for, so that what it gets is not swept away.
+// calling marks requests as ones that somebody asks for, until done is called: a sweep ends what nobody knows of, and
+// must not end what such a call is about to get.
 func (d *Driver) calling(ids ...string) (done func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,13 +81,18 @@ func (d *Driver) calling(ids ...string) (done func()) {
 	}
 }
 
-// acquire asks until there is a definite answer: the request id makes a repetition the same request.
+// acquire asks until there is a definite answer: the request id makes a repetition the same request. w is entered
+// before the first statement is sent, since the notification of a grant can overtake the answer that says "waiting".
+//
+// Whether anything may have been done is remembered over all tries, in sent: an error of the last try that promises
+// nothing was done says nothing about the tries before.
 func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant, error) {
 	var w *waiter
 	if r.Wait {
 		w = d.waitFor(r)
 		defer w.stop()
 	}
+	// A request may have been carried out without an answer.
 	sent := false // a request may have been carried out without an answer
 	for {
 		s, err := d.join(ctx, r.TTL)
@@ -77,13 +104,16 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 				return g, nil
 			}
 		}
+		// The session ended before the request counted; the next one is made at once.
 		if errors.Is(err, errNoSession) && ctx.Err() == nil {
 			continue
 		}
 		sent = sent || errors.Is(err, backend.ErrUnknown) || again(err) && sqlState(err) == ""
+		// The pause lets the server, or the transaction in the way, get on.
 		if again(err) && d.pause(ctx, kit.RetryPause(time.Second)) {
 			continue
 		}
+		// The last error may promise that nothing was done; an earlier try has not.
 		if sent && !errors.Is(err, backend.ErrUnknown) && !definite(err) {
 			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 		}
@@ -94,8 +124,11 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 	}
 }
 
-// acquireOn asks once, and waits for its turn where that is wanted. w is nil for an attempt.
+// acquireOn asks once on session s, and waits for its turn where that is wanted. w is nil for an attempt without Wait.
+// A place in the queue that has gone, because its session ended under it, is errNoSession: the caller asks again, on
+// another session.
 func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, w *waiter) (backend.Grant, error) {
+	// From here on the waiter's place is on this session: its end wakes the waiter.
 	if w != nil {
 		w.place(s)
 	}
@@ -111,6 +144,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 		return backend.Grant{}, err
 	}
 	if a.state == "waiting" {
+		// Until a notification can arrive, the loop looks often while this queue moves.
 		if !d.hears.Load() {
 			d.lookAtAll() // it looks often while this queue moves
 		}
@@ -125,14 +159,20 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	return d.granted(ctx, s, r, a)
 }
 
-// lateTime is how long a request goes on after its caller has gone.
+// lateTime is how long a statement goes on after its caller has gone. Cancelling it at once would say less: pgx ends
+// the connection, and the server may carry the statement out all the same, later than whatever tidies up behind it.
 const lateTime = 2 * time.Second
 
 // put asks for what keys name, on s, and returns with the answer or with the end of ctx. The statement goes on after
-// that for a while: what tidies up behind it must come later than the server has carried it out, and waits for it
-// (answered). ask's results are only its caller's if put returns its error.
+// that for lateTime: what tidies up behind it must come later than the server has carried it out, and waits for it
+// (answered). A clean-up that came first would find nothing, and the name would stay closed until the next sweep.
+//
+// What ask stores belongs to the caller only if put returns ask's error; after the end of ctx the goroutine may still
+// write it. That goroutine ends with ask, and the channel that it enters in Driver.asking is closed after those that
+// stood there before, so that whoever waits for the last waits for all.
 func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
 	done, result := make(chan struct{}), make(chan error, 1)
+	// Calls of the same requests that are under way already, from a caller who asked twice.
 	var before []chan struct{} // of the same requests, asked for twice
 	d.mu.Lock()
 	for _, k := range keys {
@@ -142,6 +182,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		d.asking[k] = done
 	}
 	d.mu.Unlock()
+	// over ends the wait of those who tidy up. It runs once: in the goroutine, or here if none could be started.
 	over := func() {
 		for _, c := range before {
 			<-c
@@ -159,9 +200,11 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		defer over()
 		bounded, cancel := context.WithCancel(work)
 		defer cancel()
+		// The caller's end cancels nothing by itself; it starts the clock.
 		stop := context.AfterFunc(ctx, func() { time.AfterFunc(lateTime, cancel) })
 		defer stop()
 		err := ask(bounded)
+		// Nobody may ever know the answer: the session looks after it.
 		if err != nil || ctx.Err() != nil {
 			s.doubted(err)
 		}
@@ -179,7 +222,8 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 	}
 }
 
-// answered waits until no answer to a request is outstanding any more, or ctx ends.
+// answered waits until no answer to a request is outstanding any more, or ctx ends. It takes no part in what the
+// answers say.
 func (d *Driver) answered(ctx context.Context, k key) {
 	d.mu.Lock()
 	asking := d.asking[k]
@@ -193,13 +237,16 @@ func (d *Driver) answered(ctx context.Context, k key) {
 	}
 }
 
+// arguments are those of the SQL function acquire, in its order: a row of the table holds, as far as the client knows
+// it.
 func arguments(s *session, r *backend.Request) []any {
 	return []any{
 		r.Name, r.RequestID, r.HoldID, s.id, r.Owner, int(r.Kind), r.Permits, r.Limit, metadataText(r.Metadata),
 	}
 }
 
-// requests are the columns of what arguments returns for several.
+// requests are the columns of what arguments returns for several, each an array, as acquire_free and acquire_all take
+// them.
 func requests(calls []*call) []any {
 	return []any{
 		column[string](calls, 0), column[string](calls, 1), column[string](calls, 2), column[string](calls, 3),
@@ -208,6 +255,7 @@ func requests(calls []*call) []any {
 	}
 }
 
+// metadataText returns metadata as JSON, or nil for none, which is stored as null.
 func metadataText(m map[string]string) *string {
 	if len(m) == 0 {
 		return nil
@@ -217,7 +265,9 @@ func metadataText(m map[string]string) *string {
 	return &s
 }
 
-// granted makes a grant of the server's answer, or an error.
+// granted makes a grant of the server's answer, or an error. The session is proved again if the answer took so long
+// that its last proof is older than half a TTL, as after a wait for the row of the name: the grant would otherwise
+// begin with little time left.
 func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a answer) (backend.Grant, error) {
 	switch a.state {
 	case "granted":
@@ -235,11 +285,14 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	if err := s.fresh(ctx); err != nil { // after a long wait for the row of the name, say
 		return backend.Grant{}, err
 	}
+	// The validity rests on the session's proof, which may be older than this request: the row of the hold lives as
+	// long as the session.
 	proved := s.provedAt()
 	g := r.Grant()
 	g.TTL, g.SentAt, g.Queued = s.ttl, proved, a.queued
 	g.Token = tokenOf(r.Kind, a.token)
 	g.Incarnation = g.Token.String()
+	// Counted from the answer: the minimum binds others, and its end on our clock is only a hint for Release.
 	if a.minLeft > 0 && r.MinHold > 0 {
 		g.MinHoldUntil = d.clock.Now().Add(time.Duration(a.minLeft) * time.Millisecond)
 	}
@@ -247,6 +300,7 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	return g, nil
 }
 
+// tokenOf returns the token of a hold: the number that the server computed, marked unless the hold is exclusive.
 func tokenOf(kind backend.Kind, order int64) fencing.Token {
 	token := fencing.Token(order)
 	if kind != backend.KindExclusive {
@@ -255,11 +309,14 @@ func tokenOf(kind backend.Kind, order int64) fencing.Token {
 	return token
 }
 
-// giveUpTime is how long a call goes on after its context has ended, in order to know what became of it.
+// giveUpTime is how long a call goes on after its context has ended, in order to know what became of it. The contract
+// allows 50 ms (clause C2).
 const giveUpTime = 30 * time.Millisecond
 
 // giveUp takes the place of a request whose caller has gone out of the queue, and what it may have been granted, too.
-// What is not known in time is ErrUnknown.
+// It first waits for the answer to the request, since a release that overtakes it would find nothing. What is not
+// known within giveUpTime is ErrUnknown; the release goes on in the background, for attemptTime at most. cause is why
+// the wait ended.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
 	d.gate.Go(func(work context.Context) {
@@ -269,6 +326,7 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false)
 		done <- err
 	})
+	// Not bounded by ctx, which has ended.
 	patience := time.NewTimer(giveUpTime)
 	defer patience.Stop()
 	var err error
@@ -287,8 +345,13 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
 }
 
-// AcquireAll takes all names or none, in one statement and one commit. A set that waits looks again whenever something
-// may have changed: it keeps no place in the queues, and those who wait for one name go first.
+// AcquireAll takes all names or none, in one statement and one commit, and returns the grants in the order of rs. The
+// requests agree in TTL, Wait and MinHold. The rows of the names are locked in one order, that of their bytes, so that
+// two sets never wait for each other in a circle.
+//
+// A set that waits looks again every 25 to 50 ms and keeps no place in the queues, since a set at the head of one
+// queue would close that name while it waits for another; those who wait for one name go first. Errors are those of
+// Acquire.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -301,6 +364,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, nil
 }
 
+// acquireAll is AcquireAll without the name of the call: it asks until the set is granted, is refused for good, or ctx
+// ends.
 func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := d.admit(ctx, rs...); err != nil {
 		return nil, err
@@ -332,7 +397,8 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	}
 }
 
-// tryAll asks once for all of rs.
+// tryAll asks once for all of rs. The server answers once for each name, in the order of the names, or with one answer
+// that refuses all.
 func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	s, err := d.join(ctx, rs[0].TTL)
 	if err != nil {
@@ -340,6 +406,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	}
 	defer s.Leave(1)
 	n := len(rs)
+	// The calls are never sent by together; they are the form in which requests makes columns of them.
 	keys, calls := make([]key, n), make([]*call, n)
 	for i := range rs {
 		keys[i] = key{rs[i].Name, rs[i].RequestID}
@@ -362,6 +429,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	if err != nil {
 		return nil, err
 	}
+	// order[i] is which request the i-th answer is for.
 	order := make([]int, n) // the answers come in the order of the names
 	for i := range order {
 		order[i] = i

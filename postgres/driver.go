@@ -1,3 +1,14 @@
+// This file is the driver's face: its options, New, how calls come in, and Close.
+//
+// Three things run in the background, each only while it is needed and all of them through gate.Go, so that Close
+// waits for them: keepAlive for each session (session.go); pollAll and listenAll, one each for the driver, while
+// somebody waits or holds (wait.go, push.go); and short pieces of work such as notifying others, giving back, and
+// sending calls that share a statement. Nothing runs for each hold or waiter.
+//
+// Driver.mu protects what the driver knows of its holds, waiters and sessions. It is held for map operations, never
+// during a statement or a callback of the core. The mutexes of kit.Sessions and of together are independent of it: the
+// first may be taken while it is held, the second never is.
+
 package postgres
 
 import (
@@ -20,6 +31,7 @@ import (
 const driverName = "postgres"
 
 const (
+	// Description.MinTTL and MaxTTL.
 	minTTL = time.Second
 	maxTTL = 24 * time.Hour
 )
@@ -47,8 +59,8 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Driver takes locks in a PostgreSQL database. It implements backend.FencingDriver, Inspector, Lister, Watcher,
-// ForceReleaser, MultiAcquirer and Pinger. It is safe for concurrent use.
+// Driver takes locks in a PostgreSQL database. Make it with New or Open. It implements backend.FencingDriver,
+// Inspector, Lister, Watcher, ForceReleaser, MultiAcquirer and Pinger. All methods are safe for concurrent use.
 type Driver struct {
 	pool  *pgxpool.Pool // of the driver's own
 	unfit error         // why no call can work: bad arguments of New
@@ -57,6 +69,7 @@ type Driver struct {
 	log   *slog.Logger
 	id    string // of this client: sessions and the channel begin with it
 
+	// What the last probe found, as every call sees it. Written by probes and by the loop that listens.
 	described  atomic.Pointer[backend.Description]
 	probed     atomic.Bool  // the last probe found the server fit, and no other server has become primary since
 	looked     atomic.Int64 // when the last probe began, as an Instant
@@ -65,12 +78,16 @@ type Driver struct {
 	unprepared atomic.Bool     // statements are not prepared
 	gate       *kit.Gate
 	sessions   *kit.Sessions[time.Duration, *session]
-	acquires   together      // calls of Acquire
-	releases   together      // calls of Release
-	unheard    atomic.Bool   // notifications do not arrive
-	hears      atomic.Bool   // they do, now
-	polls      chan struct{} // asks for a look at all who wait
+	// Calls of each verb that come together: see together.go.
+	acquires together // calls of Acquire
+	releases together // calls of Release
+	// Whether notifications arrive. unheard: the last attempt to listen failed, or has ended. hears: a loop listens,
+	// and has heard a notification of its own. Both are false before the first attempt.
+	unheard atomic.Bool   // notifications do not arrive
+	hears   atomic.Bool   // they do, now
+	polls   chan struct{} // asks for a look at all who wait
 
+	// mu protects the fields below it, and some of each session and hold.
 	mu      sync.Mutex // protects the following fields
 	holds   map[key]*hold
 	waiters map[string]map[*waiter]struct{} // by hold id
@@ -99,7 +116,8 @@ var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 
 const schemaSyntax = "want 1 to 40 characters of a-z 0-9 _, not a digit first"
 
-// schema returns where the tables are. Nil options mean the default.
+// schema returns where the tables are, or what is wrong with the name. Nil options mean the default. The name is put
+// into statements as it is, which is why its characters are few.
 func (o *Options) schema() (string, error) {
 	if o == nil || o.Schema == "" {
 		return defaultSchema, nil
@@ -110,8 +128,9 @@ func (o *Options) schema() (string, error) {
 	return o.Schema, nil
 }
 
-// New returns a driver for the database of pool. It does no I/O; what is wrong with the server shows in Ping or in the
-// first call, as an error that wraps backend.ErrMisconfigured.
+// New returns a driver for the database of pool. It does no I/O; what is wrong with the arguments or the server shows
+// in Ping or in the first call, as an error that wraps backend.ErrInvalidOption or ErrMisconfigured. A nil o means the
+// defaults.
 //
 // The driver opens connections of its own with the pool's settings, at most as many as the pool may have and one more
 // to listen: a lock must see the notices of its own commits, and must not wait behind the application's queries. Close
@@ -135,10 +154,12 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	}
 	schema, err := o.schema()
 	d.sql = queriesFor(schema)
+	// acquire_free answers only for those that it granted, hence the state.
 	d.acquires = together{d: d, one: d.sql.acquire, free: d.sql.acquireFree, columns: requests, done: "granted"}
 	d.releases = together{d: d, one: d.sql.release, free: d.sql.releaseFree, columns: func(calls []*call) []any {
 		return []any{column[string](calls, 0), column[string](calls, 1), column[int64](calls, 2)}
 	}, done: "ended"}
+	// What is declared before a probe: see exclusionOf.
 	d.described.Store(d.describe(facts{}))
 	switch {
 	case pool == nil:
@@ -157,11 +178,12 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 }
 
 // IssuesFencingTokens promises what backend.FencingDriver says: a token is computed in the step that grants, on a row
-// that is never deleted, from the server's timeline and log position.
+// that is never deleted, from the server's timeline and log position. The package comment names the conditions.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe tells what the driver can do with the present server, without asking it. Exclusion and TokenSpace are known
-// after the first Ping or call.
+// after the first Ping or call, and Exclusion may change with each probe; CapPushLoss comes and goes with the
+// notifications.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // begin counts a call in, whatever the server is; gate.Leave follows unless it fails.
@@ -183,7 +205,9 @@ func (d *Driver) enterFor(ctx context.Context, name string) error {
 	return d.enter(ctx)
 }
 
-// enter counts a call in; gate.Leave follows unless it fails.
+// enter counts a call in and makes sure that the server is one that keeps its promises: the first call of a driver,
+// and the first after a promotion, wait for a probe. Later probes run in the background, one per probeEvery at most,
+// started by whichever call finds the last one old.
 func (d *Driver) enter(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -199,6 +223,7 @@ func (d *Driver) enter(ctx context.Context) error {
 		}
 	} else if last := d.looked.Load(); d.clock.Now().Sub(backend.Instant(last)) > probeEvery &&
 		d.looked.CompareAndSwap(last, int64(d.clock.Now())) {
+		// One call starts it, whichever swaps first. It goes on itself with what the last probe found.
 		d.gate.Go(func(ctx context.Context) {
 			bounded, cancel := context.WithTimeout(ctx, attemptTime)
 			defer cancel()
@@ -208,11 +233,16 @@ func (d *Driver) enter(ctx context.Context) error {
 	return nil
 }
 
-// probeEvery is how often a driver in use looks at the server's settings, beside the first time and each promotion.
+// probeEvery is how often a driver in use looks at the server's settings, beside the first time and each promotion. A
+// standby that is added or fsync that is switched off is noticed within this time, whatever the TTL.
 const probeEvery = 30 * time.Second
 
-// Close ends waiters with backend.ErrClosed, ends the driver's sessions, and closes its connections. Holds that were
-// not released end with their sessions, at once if the server can be reached and after their TTL otherwise.
+// Close ends waiters with backend.ErrClosed, waits for the calls and the work under way, ends the driver's sessions,
+// and closes its connections. Holds that were not released end with their sessions, at once if the server can be
+// reached and after their TTL otherwise; their holders are not told.
+//
+// It takes 10 s at most, whatever ctx allows, and returns the first error that kept a session from being ended. A
+// second call does nothing and returns nil.
 func (d *Driver) Close(ctx context.Context) error {
 	if d.unfit != nil || !d.gate.Close() {
 		return nil
@@ -220,11 +250,13 @@ func (d *Driver) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	err := d.gate.Wait(ctx)
+	// Each row is deleted, with what is left on it, so that the names are free at once.
 	for _, s := range d.sessions.Live() {
 		if d.sessions.End(s) && err == nil {
 			err = s.remove(ctx)
 		}
 	}
+	// Those whom the end of the sessions has let in: notifyAll does not run any more.
 	d.notify(ctx)
 	closed := make(chan struct{})
 	go func() { // ends when the last connection has: each is bounded by the calls above
@@ -244,7 +276,7 @@ func (d *Driver) Close(ctx context.Context) error {
 // closeTime bounds Close whatever its context allows: after it the sessions end by themselves.
 const closeTime = 10 * time.Second
 
-// validate refuses what the tables cannot hold.
+// validate refuses what the contract forbids and what the tables cannot hold: PostgreSQL stores no NUL in text.
 func (d *Driver) validate(rs ...backend.Request) error {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return err

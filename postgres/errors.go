@@ -1,3 +1,11 @@
+// This file says what an error of PostgreSQL or pgx means for the question that matters here: was the transaction
+// committed? SQLSTATE tells, by its class (Appendix A of PostgreSQL's manual): the server names a state only if it has
+// ended the transaction, except where it may have been stopped between the commit and the answer. Without a state the
+// connection broke, and only pgx knows whether anything had been written to it.
+//
+// The predicates overlap on purpose: unsent, rolledBack and undone say what did not happen, again and definite what to
+// do next, misconfigured what will not pass by itself.
+
 package postgres
 
 import (
@@ -11,7 +19,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// callError names the call, and maps what PostgreSQL and pgx say to the errors of the contract.
+// callError names the call and the lock, gives err its class, and adds what to do about a schema that is missing or
+// closed to the role. It is nil for nil.
 func callError(call, name string, err error) error {
 	if misconfigured(err) && !kit.Classified(err) {
 		err = fmt.Errorf("%w%s", err, remedy(err))
@@ -35,12 +44,14 @@ func classOf(err error) error {
 	return nil
 }
 
-// unsent reports whether no byte of the request left.
+// unsent reports whether no byte of the request left: the connection could not be made, or pgx knows that it wrote
+// nothing.
 func unsent(err error) bool {
 	var dial *pgconn.ConnectError
 	return pgconn.SafeToRetry(err) || errors.As(err, &dial) && !misconfigured(err)
 }
 
+// sqlState returns the five characters by which the server names an error, or "" if it is none of the server's.
 func sqlState(err error) string {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -49,8 +60,9 @@ func sqlState(err error) string {
 	return ""
 }
 
-// rolledBack reports whether the server said that the transaction left nothing: it is busy, starting, stopping, or made
-// a choice among transactions that were in each other's way.
+// rolledBack reports whether the server said that the transaction left nothing and that a later one may do better: it
+// is busy, starting, stopping, or made a choice among transactions that were in each other's way. 25006, a read-only
+// transaction, is what a standby answers.
 func rolledBack(err error) bool {
 	switch code := sqlState(err); {
 	case code == "57P01", code == "08006", code == "08003", code == "":
@@ -65,8 +77,9 @@ func rolledBack(err error) bool {
 // lockTimeout: another transaction kept a row for as long as a statement waits, see fencelock.be_patient.
 const lockTimeout = "55P03"
 
-// again reports whether another try of the same request may do better at once: the connection broke, or the transaction
-// was in another one's way.
+// again reports whether another try of the same request may do better at once: the connection broke, or the
+// transaction was in another one's way. Definite answers, ends of contexts and connections that could not be made are
+// not tried again here, since the caller should hear of them.
 func again(err error) bool {
 	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
 		return false
@@ -83,13 +96,15 @@ func definite(err error) bool {
 	return kit.Classified(err) || errors.Is(err, errNoSession) || misconfigured(err)
 }
 
-// misconfigured reports whether the server refuses what it will refuse tomorrow too.
+// misconfigured reports whether the server refuses what it will refuse tomorrow too: the password, the role's rights,
+// a schema or function that is not there, a feature that it lacks.
 func misconfigured(err error) bool {
 	code := sqlState(err)
 	return strings.HasPrefix(code, "28") || strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3D") ||
 		strings.HasPrefix(code, "3F") || code == "0A000"
 }
 
+// remedy says what to do about some errors, to be put behind them.
 func remedy(err error) string {
 	switch sqlState(err) {
 	case "3F000", "42883", "42P01":
@@ -100,8 +115,9 @@ func remedy(err error) string {
 	return ""
 }
 
-// undone reports whether the server said that the statement failed, whatever the reason: it left nothing. A server that
-// is stopped may say so between a commit and its answer.
+// undone reports whether the server said that the statement failed, whatever the reason: it left nothing. A server
+// that is stopped may say so between a commit and its answer, so that this state, as a broken connection, leaves it
+// open.
 func undone(err error) bool {
 	code := sqlState(err)
 	return code != "" && code != "57P01" && !strings.HasPrefix(code, "08") && !errors.Is(err, backend.ErrUnknown)

@@ -1,3 +1,11 @@
+// This file keeps the driver's holds, and releases and renews them. Driver.holds is what this client believes it has,
+// by name and request id, each on the session that keeps it; the table holds is what counts. The two can differ: a
+// call that was not answered may have moved a hold to another session, a lagging standby may have lost one or brought
+// one back. A renewal says which holds are gone, which moved, and Driver.holds follows.
+//
+// A hold counts as one user of its session, from keep to forget, so that the session is renewed as long as it has
+// holds.
+
 package postgres
 
 import (
@@ -13,20 +21,22 @@ import (
 // key names a request: its name and its id.
 type key struct{ name, requestID string }
 
-// hold is a grant of this driver's that nobody has released yet.
+// hold is a grant of this driver's that nobody has released yet. session changes when the hold moves to another TTL.
 type hold struct {
 	grant   backend.Grant
 	session *session // protected by Driver.mu
 	lost    func(backend.Reason)
 }
 
+// lose tells the holder. It is called without Driver.mu, since the core may call the driver back.
 func (h *hold) lose(reason backend.Reason) {
 	if h.lost != nil {
 		h.lost(reason)
 	}
 }
 
-// keep remembers a grant: its session lives as long as it does.
+// keep remembers a grant: its session lives as long as it does. The same request granted again replaces the entry, and
+// with it the callback. The first holder who wants to be told of losses starts the connection that listens.
 func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,7 +51,8 @@ func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 	}
 }
 
-// forget drops a hold that has ended.
+// forget drops a hold that has ended. A grant with a token drops only the hold with that token: the same request may
+// hold again by now.
 func (d *Driver) forget(g *backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -52,7 +63,8 @@ func (d *Driver) forget(g *backend.Grant) {
 	}
 }
 
-// holdsOf returns the holds on s, and forgets them. The caller holds d.mu.
+// holdsOf returns the holds on s, and forgets them. The caller holds d.mu, and s has ended, so that its users no
+// longer count.
 func (d *Driver) holdsOf(s *session) (all []*hold) {
 	for k, h := range d.holds {
 		if h.session == s {
@@ -63,7 +75,7 @@ func (d *Driver) holdsOf(s *session) (all []*hold) {
 	return all
 }
 
-// loseAll ends every session of the driver's, without asking the server.
+// loseAll ends every session of the driver's, without asking the server: it has forgotten them.
 func (d *Driver) loseAll(reason backend.Reason) {
 	for _, s := range d.sessions.Live() {
 		s.ended(reason)
@@ -71,7 +83,7 @@ func (d *Driver) loseAll(reason backend.Reason) {
 }
 
 // known lists the requests that somebody here knows, or may come to know: on every session, since one that moves is on
-// either.
+// either. A sweep spares them.
 func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,8 +98,8 @@ func (d *Driver) known() []string {
 }
 
 // doubted notes that a request on the session may be carried out although nobody will know its answer. It could then
-// live as long as the session does, so the session looks after each renewal for what nobody knows.
-// Err is nil if the answer came to nobody.
+// live as long as the session does, so that the session looks after each renewal for what nobody knows. err is what
+// became of the request, and nil if the answer came to nobody; one that certainly left nothing leaves no doubt.
 func (s *session) doubted(err error) {
 	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
 		return
@@ -97,9 +109,14 @@ func (s *session) doubted(err error) {
 	s.doubt = true
 }
 
-// Release gives a hold back if it still is the one that was granted; in the same transaction the lock goes to the head
-// of the queue. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
-// queue. What is not held is backend.ErrNotHeld; a commit without an answer is ErrUnknown.
+// Release gives a hold back if it still is the one that was granted: name, request id and token must match, so that a
+// release which is delivered late ends no later hold. In the same transaction the lock goes to the head of the queue.
+// A hold with a minimum time that is not over stays closed to others until it is.
+//
+// With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the queue, and
+// waits first for the answer to an acquire of it that is under way. What is not held is a *backend.NotHeldError, with
+// the reason if the server knows it. A commit without an answer is asked about again until ctx ends, and is then
+// ErrUnknown. Release is safe for concurrent use, also for one grant.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if err := d.enterFor(ctx, g.Name); err != nil {
 		return callError("release", g.Name, err)
@@ -108,6 +125,8 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	if g.Token == 0 {
 		d.answered(ctx, key{g.Name, g.RequestID})
 	}
+	// Whether its own minimum still binds, as the holder believes; the server decides by its own clock when that is
+	// over.
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
 		a, err := d.releases.ask(ctx, g.Token != 0, g.Name, g.RequestID, int64(g.Token.Order()), keep)
@@ -119,16 +138,23 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 			d.forget(&g)
 			return callError("release", g.Name, &backend.NotHeldError{Name: g.Name, Reason: backend.Reason(a.reason)})
 		case again(err) && d.pause(ctx, giveUpTime):
+			// A second answer "not held" is right too: the first may have been carried out.
 			continue // a second answer "not held" is right too: the first may have been carried out
 		case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+			// The caller sees both, why it ended and what the last try said.
 			err = fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 		}
 		return callError("release", g.Name, err)
 	}
 }
 
-// Renew prolongs grants, and answers for each of them, in order: one round trip for each TTL among them, however many
-// there are. A hold that is gone is a backend.NotHeldError and is never made again.
+// Renew prolongs grants, and answers for each of them, in order: one statement for each TTL among them, however many
+// there are, and all TTLs side by side. The server's clock sets the new end, and only ever to a later one.
+//
+// A grant with a longer TTL than its session's moves to the session of that TTL, with what it had as a minimum; one
+// with a shorter TTL stays: a renewal never shortens. A hold that is gone is a *backend.NotHeldError with the reason
+// and is never made again. Everything else is ErrUnavailable or ErrUnknown and says nothing about the hold. Renew
+// returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	r := &renewals{d: d, grants: grants, out: make([]backend.Renewal, len(grants))}
 	if err := d.enter(ctx); err != nil {
@@ -165,21 +191,24 @@ func (d *Driver) goneWhy() backend.Reason {
 	return backend.ReasonSessionExpired
 }
 
-// renewals is one call of Renew.
+// renewals is one call of Renew. Its goroutines, one for each session, write their own elements of out, so that they
+// need no mutex.
 type renewals struct {
 	d      *Driver
 	grants []backend.Grant
 	out    []backend.Renewal
 }
 
-// fail answers for the grants at some places.
+// fail answers for the grants at some places with err.
 func (r *renewals) fail(err error, at ...int) {
 	for _, i := range at {
 		r.out[i] = backend.Renewal{Err: callError("renew", r.grants[i].Name, err)}
 	}
 }
 
-// on renews the grants at some places, which live on s.
+// on renews the grants at some places, which live on s, and those that turn out to live on another session, there. A
+// hold on a session that this driver does not know is in the middle of a move, or another client's: ErrUnavailable,
+// since the next renewal will find it.
 func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	d := r.d
 	for ttl, some := range s.longer(r.grants, at) {
@@ -189,6 +218,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 		}
 	}
 	d.mu.Lock()
+	// A hold that a call has moved or released since is answered where it is, or not at all.
 	var stay []int
 	var holds []backend.Grant
 	for _, i := range at {
@@ -197,6 +227,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 		}
 	}
 	d.mu.Unlock()
+	// All have moved away with the longer TTLs above.
 	if len(stay) == 0 {
 		return
 	}
@@ -220,6 +251,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	elsewhere := map[*session][]int{}
 	for j, place := range seen.moved {
 		i := stay[place-1]
+		// Moved by a call whose answer was lost, or that has not noted it yet.
 		other := d.sessionOf(seen.sessions[j])
 		if other == nil {
 			r.fail(fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable), i)
@@ -233,7 +265,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	}
 }
 
-// sessionOf returns the session with that id, if it is one of this driver's in use.
+// sessionOf returns the session with that id, or nil if it is none of this driver's that lives.
 func (d *Driver) sessionOf(id string) *session {
 	for _, s := range d.sessions.Live() {
 		if s.id == id {
@@ -243,7 +275,8 @@ func (d *Driver) sessionOf(id string) *session {
 	return nil
 }
 
-// moved notes that grants at some places live on another session now.
+// moved notes that grants at some places live on another session, whose users they become. One that has been released
+// or moved elsewhere meanwhile is left alone.
 func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -256,8 +289,8 @@ func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	}
 }
 
-// longer finds the grants that want a longer TTL than their session has. One that wants a shorter one stays: a renewal
-// never shortens.
+// longer finds the grants that want a longer TTL than their session has, by that TTL. One that wants a shorter one
+// stays: a renewal never shortens.
 func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]int {
 	some := map[time.Duration][]int{}
 	for _, i := range at {
@@ -268,7 +301,9 @@ func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]i
 	return some
 }
 
-// move brings grants to the session for another TTL, and renews them there.
+// move brings grants to the session for another TTL, and renews them there. If the answer to the move is lost, the
+// holds may be on either session: the target looks for what nobody knows (doubted), and the next renewal finds them
+// wherever they are.
 func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, at []int) error {
 	d := r.d
 	to, err := d.join(ctx, ttl)
@@ -281,6 +316,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 		some[j] = r.grants[i]
 	}
 	names, ids, tokens := columns(some)
+	// Moving an unanswered move again changes nothing.
 	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
 		to.doubted(err)
 		return err
@@ -290,8 +326,9 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 	return nil
 }
 
-// checkHolds looks whether the holds with a hold id are still there, and tells their holders if not. All holds if it is
-// empty.
+// checkHolds looks whether the holds with a hold id are still there, and tells their holders if not; all holds if the
+// id is empty. It is what a notification leads to: the notification itself is no proof of anything. What cannot be
+// asked is left to the next renewal.
 func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 	bySession := map[*session][]backend.Grant{}
 	d.mu.Lock()
@@ -311,6 +348,7 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 			d.mu.Lock()
 			h := d.holds[key{g.Name, g.RequestID}]
 			d.mu.Unlock()
+			// Released, or granted anew, while we asked.
 			if h == nil || h.grant.Token != g.Token {
 				continue
 			}

@@ -1,3 +1,11 @@
+// This file looks at locks from outside: who holds, what happens, and ForceRelease. Look and List read the view held,
+// which shows only holds whose sessions live by the database's clock. Watch follows the table of changes, which the
+// database writes for a name only while somebody is interested: a log of everything would cost every grant a row, for
+// readers that most names never have.
+//
+// Calls that are not repeated (see once) first ask their connection for a sign of life, so that a pooled connection
+// which has ended is no reason to fail.
+
 package postgres
 
 import (
@@ -13,6 +21,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
+// heldColumns selects what heldRow reads.
 const heldColumns = `select name, owner, hold_id, kind::int, permits, token, since, coalesce(expires_in_ms, 0),
 	coalesce(metadata, '{}')::text from fencelock.held`
 
@@ -34,7 +43,10 @@ func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
 }
 
 // Look tells who holds a name and how many wait for it. From then on the database keeps what happens to the name, for
-// ten minutes, so that Watch can follow State.Revision without a gap.
+// ten minutes, so that Watch can follow State.Revision without a gap. ExpiresIn is the rest of the holder's time by
+// the database's clock, if it is not renewed. A name that nobody holds is no error. Two statements read the state, so
+// that a change between them shows in the second and is told again by Watch. Errors wrap backend.ErrUnavailable,
+// ErrMisconfigured, ErrHistoryLost, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := d.enterFor(ctx, name); err != nil {
 		return backend.State{}, callError("look", name, err)
@@ -58,10 +70,12 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return st, nil
 }
 
+// listPage is how many holds List reads at a time, so that no answer is long however many there are.
 const listPage = 500
 
 // List yields the names that begin with prefix and are held, in the order of their bytes, a page of 500 holds at a
-// time. Waiters and Revision are not told.
+// time; each page is read when it is needed, so that the names are not all of one instant. Waiters and Revision are
+// not told. The loop may stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.enter(ctx); err != nil {
@@ -90,7 +104,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
-// page returns the states of some names after one, each whole.
+// page returns the states of some names after one, each with all of its holds: a last name that may have more than
+// fitted is left to the next page, unless it is the only one.
 func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend.State, err error) {
 	n := 0
 	err = d.query(ctx, func(rows pgx.Rows) error {
@@ -108,8 +123,13 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 	return page, err
 }
 
-// Watch yields what happens to a name from now on, or since a revision that Look told at most ten minutes ago. It asks
-// the database four to five times a second. The loop ends with an error when ctx ends, or with Close.
+// Watch yields what happens to a name from now on, or since a revision that Look told at most ten minutes ago, in
+// order and without a gap. It asks the database four to five times a second, each time for all that is new; only
+// waiters and holders are notified.
+//
+// A revision that is no longer kept is backend.ErrCompacted; the caller looks again and watches from there.
+// Connections that break are no end. The loop ends with an error when ctx ends, or with Close, and without one when
+// the caller stops it.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		fail := func(err error) { yield(backend.Change{}, callError("watch", name, err)) }
@@ -150,6 +170,8 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 	}
 }
 
+// watchEvery is how long a watch pauses, on average; each pause is drawn between three and five quarters of it, so
+// that watches do not meet.
 const watchEvery = 220 * time.Millisecond
 
 // passing reports whether a watch goes on after err.
@@ -157,6 +179,8 @@ func passing(err error) bool {
 	return again(err) || unsent(err) || rolledBack(err)
 }
 
+// changes reads what happened to a name since a revision, and wakes those whom reading found to be due. The columns
+// come as arrays, one row in all, since news is an array of a composite type that pgx does not know.
 func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	out []backend.Change, revision int64, compacted bool, err error,
 ) {
@@ -179,8 +203,10 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	return out, revision, compacted, nil
 }
 
-// ForceRelease ends all holds of name, in the transaction that grants to the head of the queue. The victims learn it at
-// their next renewal. A name that nobody holds is backend.ErrNotHeld.
+// ForceRelease ends all holds of name, in the transaction that grants to the head of the queue. The victims learn it
+// by a notification, or at their next renewal, as ReasonForceReleased; the database keeps the reason for an hour. A
+// name that nobody holds is backend.ErrNotHeld. A call without an answer is ErrUnknown and is not repeated by the
+// driver, because a second try could take the lock from the next holder.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	if err := d.enterFor(ctx, name); err != nil {
 		return callError("force-release", name, err)

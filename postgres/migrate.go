@@ -1,3 +1,6 @@
+// This file brings a schema to the version that the driver needs. The driver never migrates by itself: its role need
+// only use the schema and execute its functions.
+
 package postgres
 
 import (
@@ -25,6 +28,7 @@ type Migration struct {
 	SQL     string
 }
 
+// migrations returns the steps in their order, for the default schema. It cannot fail: the files are in the binary.
 func migrations() []Migration {
 	var all []Migration
 	files, _ := fs.Glob(migrationFiles, "migrations/*.sql") // sorted; the pattern is right
@@ -39,7 +43,8 @@ func migrations() []Migration {
 }
 
 // Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a
-// tool also runs, after each, the statement that the step's last line gives.
+// tool also runs, after each, the statement that the step's last line gives: the driver reads the version that it
+// writes. A schema with a bad name is an error that wraps backend.ErrInvalidOption.
 func Migrations(o *Options) ([]Migration, error) {
 	schema, err := o.schema()
 	if err != nil {
@@ -53,9 +58,10 @@ func Migrations(o *Options) ([]Migration, error) {
 	return all, nil
 }
 
-// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many steps
-// it applied. Programs that do so at the same time wait for each other. The role must be allowed to create a schema, or
-// to create in it.
+// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many
+// steps it applied: none if the schema is up to date. Programs that do so at the same time wait for each other, by an
+// advisory lock. The role must be allowed to create a schema, or to create in it. A schema of a later version than
+// this package's is backend.ErrMisconfigured and is left as it is.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	all, err := Migrations(o)
 	if err != nil {
@@ -67,6 +73,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	schema, _ := o.schema() // Migrations has checked it
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// Taken before the version is read: whoever waits here then finds what the other has applied.
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
 		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err
@@ -90,6 +97,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 			}
 		}
 		for _, m := range all[version:] {
+			// A step is many statements, which only the simple protocol takes at once.
 			if _, err := tx.Conn().PgConn().Exec(ctx, m.SQL).ReadAll(); err != nil {
 				return fmt.Errorf("%s: %w", m.Name, err)
 			}

@@ -1,3 +1,6 @@
+// This file opens drivers by URL. libpq's URLs are passed on to pgx as they are, but for the options that all drivers
+// of this module share. kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
+
 package postgres
 
 import (
@@ -28,7 +31,8 @@ func init() { kit.Register(Open, "postgres", "postgresql") }
 //
 // All others are those of libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
 //
-// A bad URL is an error that wraps backend.ErrInvalidOption; a server that does not answer, backend.ErrUnavailable; one
+// It returns when the server has answered, or with an error when the timeout or ctx ends; nothing is left open then. A
+// bad URL is an error that wraps backend.ErrInvalidOption; a server that does not answer, backend.ErrUnavailable; one
 // that is unfit, lets the user not in or has not been migrated, backend.ErrMisconfigured.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, timeout, err := parseURL(rawURL)
@@ -50,6 +54,8 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 // renamed are options with the names that all drivers of fencelock share, and libpq's for them.
 var renamed = map[string]string{"ca": "sslrootcert", "cert": "sslcert", "key": "sslkey"}
 
+// parseURL turns a URL into pgx's settings and ours. ca, cert or key without an sslmode mean verify-full: libpq's
+// default, prefer, goes on without TLS where the server offers none. Errors never show the password.
 func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 	bad := func(why string) (*pgxpool.Config, *Options, time.Duration, error) {
 		return nil, nil, 0, &backend.InvalidError{

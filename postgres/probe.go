@@ -1,3 +1,10 @@
+// This file asks the server what it is. Before the first grant, after each promotion and every so often, a probe reads
+// the settings on which the promises rest, the standbys, and the identity of the database; judge refuses what cannot
+// keep what it acknowledges; learn compares the rest with what was found before, and publishes it for Describe.
+//
+// Settings can change while a driver lives, and the declaration changes with them: the core asks Describe again with
+// each grant of the correctness tier.
+
 package postgres
 
 import (
@@ -13,6 +20,7 @@ import (
 
 // facts are what a probe has found out about the server.
 type facts struct {
+	// False: nothing is known yet, and TokenSpace stays empty.
 	probed           bool
 	recovery         bool
 	version          int
@@ -28,8 +36,10 @@ type facts struct {
 	overflown        bool // the log position needs more bits than a token has for it
 }
 
-// Ping looks at the server's settings and at the schema. A server that cannot keep what the driver declares is
-// backend.ErrMisconfigured, with what to change.
+// Ping looks at the server's settings and at the schema, and waits for the answer. A server that cannot keep what the
+// driver declares is backend.ErrMisconfigured, with what to change; so is a schema that has not been migrated. Ping
+// works on a server that calls refuse, and makes them work again once it is fit. Other errors wrap
+// backend.ErrUnavailable, ErrHistoryLost, ErrClosed, or ctx's error.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return callError("ping", "", err)
@@ -38,11 +48,14 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return callError("ping", "", d.probe(ctx))
 }
 
-// probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit.
+// probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit; without an
+// answer everything stays as it was. The timeline is read from the name of the current file of the log, because the
+// control file tells the timeline of before until the first checkpoint after a promotion.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
 	d.looked.Store(int64(d.clock.Now()))
 	ctx = context.WithValue(ctx, once{}, true)
+	// One statement, so that what it finds belongs together. On a standby the functions of the log would fail.
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
 			&f.system, &f.database, &f.timeline, &f.overflown)
@@ -61,6 +74,8 @@ func (d *Driver) probe(ctx context.Context) error {
 		d.probed.Store(false)
 		return err
 	}
+	// The schema comes second: without it this statement fails, and a server that is unfit should be called that
+	// first.
 	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
 		inSchema(`select coalesce(max(version), 0)::int,
 			coalesce((select incarnation::text from fencelock.cluster), '') from fencelock.migrations`, d.sql.schema))
@@ -79,7 +94,8 @@ func (d *Driver) probe(ctx context.Context) error {
 	return d.learn(f)
 }
 
-// judge refuses servers that cannot keep what they acknowledge.
+// judge refuses servers that cannot keep what they acknowledge, each with the setting, its value, and what it should
+// be.
 func (d *Driver) judge(f *facts) error {
 	refuse := func(setting, value, want, why string) error {
 		return &backend.ConfigError{Setting: setting, Value: value, Want: want, Why: why}
@@ -105,9 +121,11 @@ func (d *Driver) judge(f *facts) error {
 	return nil
 }
 
-// learn publishes what was found. Another system or database is another history.
+// learn publishes what was found. Another system, database or incarnation of the tables is another history: every
+// session ends, and the driver answers nothing more. The sessions are ended without d.mu.
 func (d *Driver) learn(f facts) error {
 	next := d.describe(f)
+	// Probes may overlap, and the one that learns first sets what the others are compared with.
 	d.mu.Lock()
 	last := d.described.Load()
 	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
@@ -137,12 +155,14 @@ func (d *Driver) learn(f facts) error {
 	return nil
 }
 
+// facts returns what the last probe found.
 func (d *Driver) facts() facts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.found
 }
 
+// describe returns what the driver declares with a server of which it knows f, and with or without notifications.
 func (d *Driver) describe(f facts) *backend.Description {
 	desc := &backend.Description{
 		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
@@ -151,6 +171,7 @@ func (d *Driver) describe(f facts) *backend.Description {
 			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
 	}
+	// How seldom waiters look is part of what the suite's clauses judge by.
 	if d.deaf() {
 		desc.Polling = pollEvery
 	} else {
@@ -163,7 +184,9 @@ func (d *Driver) describe(f facts) *backend.Description {
 }
 
 // exclusionOf says what keeps two holders apart when the server fails. Before a probe it says what any PostgreSQL with
-// fsync is; the probe precedes the first grant.
+// fsync is; the probe precedes the first grant. A standby that receives the log without being waited for may be
+// promoted, and then has forgotten the last commits: that is the weaker claim, which the correctness tier refuses
+// unless told otherwise.
 func exclusionOf(f facts) backend.Exclusion {
 	switch {
 	case strings.TrimSpace(f.synchronous) != "":

@@ -1,3 +1,13 @@
+// This file tells others that their turn has come, and hears it. Each client listens on one channel of its own, over
+// one connection beside the pool; whoever grants a lock or takes one away notifies the channel of the client that it
+// concerns, with the hold's id. A channel for each name was rejected: a release would wake everybody who waits for it,
+// where only the head of the queue is concerned.
+//
+// A notification only makes its receiver look. It may get lost, since it is sent after the commit and not with it;
+// then the poll of wait.go finds the grant within about a second. Behind a pooler that hands connections on, nothing
+// arrives and there is no error: so the listener first notifies itself, and only believes in its connection when that
+// arrives.
+
 package postgres
 
 import (
@@ -15,9 +25,11 @@ func (d *Driver) channel() string { return "fencelock_" + d.id }
 
 // wake tells those whose request was granted, or whose hold was taken away, by channel and hold id of each. It is a
 // statement of its own, since a notification inside a transaction takes one lock for all databases of the server until
-// its commit is on disk; those that come together share one. Whoever waits here is told without the server.
+// its commit is on disk; those that come together share one. Whoever waits in this client is told without the server.
+// It does not block.
 func (d *Driver) wake(pairs []string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
+		// Ours: the database need not carry it around.
 		if pairs[i] == d.channel() {
 			d.notified(pairs[i+1])
 			continue
@@ -31,12 +43,15 @@ func (d *Driver) wake(pairs []string) {
 	}
 }
 
+// notifyAll sends until there is nothing to send. At most one runs, as waking says, which notify takes back under d.mu
+// when it finds nothing.
 func (d *Driver) notifyAll(ctx context.Context) {
 	for d.notify(ctx) {
 	}
 }
 
 // notify sends what is to be sent, and is false if that is nothing. What fails is left to the polls of those who wait.
+// The commit is not waited for (synchronous_commit off): it has nothing to make durable.
 func (d *Driver) notify(ctx context.Context) bool {
 	d.mu.Lock()
 	pairs := d.wakes
@@ -57,8 +72,9 @@ func (d *Driver) notify(ctx context.Context) bool {
 	return true
 }
 
-// notified is what a notification does. It may have got lost, come twice, or mean another client's hold with the same
-// id.
+// notified is what a notification does: the waiters with that hold id look, or, if there are none, the holds with it
+// are checked. It may have got lost, come twice, or mean another client's hold with the same id, so that it decides
+// nothing. It does not block.
 func (d *Driver) notified(holdID string) {
 	d.mu.Lock()
 	waits := len(d.waiters[holdID]) > 0
@@ -74,7 +90,7 @@ func (d *Driver) notified(holdID string) {
 // deaf reports whether waiters live on polling alone.
 func (d *Driver) deaf() bool { return d.noListen || d.unheard.Load() }
 
-// listen sees to it that a loop listens. The caller holds d.mu.
+// listen sees to it that a loop listens, from the first waiter or holder on, until Close. The caller holds d.mu.
 func (d *Driver) listen() {
 	if !d.listens && !d.noListen {
 		d.listens = d.gate.Go(d.listenAll)
@@ -82,11 +98,15 @@ func (d *Driver) listen() {
 }
 
 const (
+	// listenPing is how long a connection may be silent before it is asked for a sign of life, and listenPatience how
+	// long that may take: a connection that was cut off would be silent for ever.
 	listenPing     = 5 * time.Second // how long a connection may be silent before it is asked for a sign of life
 	listenPatience = 2 * time.Second
 )
 
-// listenAll keeps a connection that listens, until Close.
+// listenAll keeps a connection that listens, until Close, and makes a new one after a pause when it is lost. Describe
+// follows: without notifications the driver declares Polling and not CapPushLoss. The warning is logged once for each
+// driver.
 func (d *Driver) listenAll(ctx context.Context) {
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
@@ -104,13 +124,17 @@ func (d *Driver) listenAll(ctx context.Context) {
 	}
 }
 
-// listenOnce listens on a new connection until it fails.
+// listenOnce listens on a new connection until that fails, and closes it. What came while nobody listened is not
+// repeated, so that it looks at all holds and all waiters once it hears. OnNotification runs in this goroutine, within
+// WaitForNotification.
 func (d *Driver) listenOnce(ctx context.Context) error {
 	config := d.pool.Config().ConnConfig
 	if d.listenAt != nil {
 		config = d.listenAt.Copy()
 	}
+	// An empty payload is the listener's own.
 	arrived := make(chan struct{}, 1)
+	// Called by WaitForNotification and Ping, in this goroutine.
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
 		if n.Payload == "" {
 			select {
@@ -121,6 +145,7 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 		}
 		d.notified(n.Payload)
 	}
+	// For connecting and the first notification to ourselves.
 	begin, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(begin, config)
@@ -143,6 +168,7 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if err := conn.PgConn().WaitForNotification(begin); err != nil {
 		return err
 	}
+	// Before the looks below: what is notified from here on arrives.
 	d.hears.Store(true)
 	d.unheard.Store(false)
 	d.described.Store(d.describe(d.facts()))
@@ -151,6 +177,7 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	for {
 		quiet, cancel := context.WithTimeout(ctx, listenPing)
 		err := conn.PgConn().WaitForNotification(quiet)
+		// Silence is normal, and any other error is the connection's end.
 		silent := quiet.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err != nil && !silent {

@@ -1,3 +1,11 @@
+// This file keeps sessions. A session is one row of the table sessions, on which all holds and places in queues of one
+// TTL of this client live: renewing ten thousand holds writes one row. With a row to renew for each hold, a renewal
+// would be as long as the list. The price is that the holds of one TTL end together when their client dies.
+//
+// kit.Sessions says which session a TTL uses and who uses it. The row is made by the first renewal (begin), prolonged
+// by keepAlive and by Renew, and deleted by remove, or by anybody's reap once its time is over. A session that the
+// server does not know any more has ended for good, with its holds: a row of the same name is never made again.
+
 package postgres
 
 import (
@@ -13,8 +21,7 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// session is one row of the table sessions, on which all holds and waits of one TTL live: ten thousand holds are
-// renewed by writing one row.
+// session is one row of the table sessions, on which all holds and waits of one TTL live.
 type session struct {
 	kit.Session
 	d   *Driver
@@ -30,9 +37,11 @@ type session struct {
 	doubt  bool            // a request on it may be carried out late, or a standby that lagged has brought one back
 }
 
+// errNoSession: the session is over. Whoever needs one asks for another.
 var errNoSession = errors.New("the session is over")
 
-// join returns the session for ttl, alive for at least half of it, and adds a user. leave follows.
+// join returns the session for ttl, proved within the last half of its TTL, and counts one more user of it. s.Leave
+// follows.
 func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) {
 	s, err := d.sessions.Join(ctx, ttl, func() *session {
 		id := d.id + "-" + backend.NewRequestID()[:16]
@@ -51,7 +60,7 @@ func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) 
 	return s, nil
 }
 
-// provedAt tells when the last renewal that was confirmed was sent.
+// provedAt returns when the last renewal that was confirmed was sent; zero if none was.
 func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -81,7 +90,9 @@ func (s *session) fresh(ctx context.Context) error {
 	}
 }
 
-// missing is what a renewal says of holds that are not on its session any more, by their places in what was asked, from 1.
+// missing is what a renewal says of holds that are not on its session any more, by their places in what was asked,
+// from 1. gone has a reason each, and moved a session: a call that moves such a hold is under way, or was not
+// answered.
 type missing struct {
 	gone     []int // with the reasons why
 	reasons  []string
@@ -89,16 +100,20 @@ type missing struct {
 	sessions []string
 }
 
-// reason tells why a hold is gone.
+// reason tells why the j-th of gone is gone: evicted, where the server has kept no reason.
 func (m missing) reason(j int) backend.Reason {
 	return cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted)
 }
 
-// renew prolongs the session and asks which of the holds are gone, unless that was done within recent and there are
-// none.
+// renew prolongs the session and asks which of the holds are gone. Without holds it does nothing if the session was
+// proved within recent, so that those who come together share one renewal. One renewal of a session is under way at a
+// time, as the token in renewing says: two at once would only wait for the row.
+//
+// The session's proof is the instant before the statement was sent; one that overtakes another never sets it back.
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
 	seen missing, err error,
 ) {
+	// One at a time. Who has waited for another one's renewal looks below whether that was enough.
 	select {
 	case s.renewing <- struct{}{}:
 		defer func() { <-s.renewing }()
@@ -112,6 +127,7 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
 		return seen, nil
 	case proved.IsZero():
+		// The first renewal makes the row, and has nothing to ask about unless holds moved here.
 		if err := s.begin(ctx); err != nil || len(holds) == 0 {
 			return seen, err
 		}
@@ -155,7 +171,8 @@ func (s *session) begin(ctx context.Context) error {
 	return nil
 }
 
-// expired looks why the server does not know the session: its time was over, or all was deleted.
+// expired looks why the server does not know the session: its time was over, or everything was deleted, which is a
+// lost history and not a lost session.
 func (s *session) expired(ctx context.Context) error {
 	if err := s.d.probe(ctx); err != nil {
 		return err
@@ -164,13 +181,16 @@ func (s *session) expired(ctx context.Context) error {
 	return errNoSession
 }
 
-// ended tells everybody who lives on the session that it is over, and makes room for another one.
+// ended tells everybody who lives on the session that it is over, and makes room for another one. Only the first call
+// does anything. The callbacks are called without d.mu. Waiters are made to look, find their places gone, and ask
+// again.
 func (s *session) ended(reason backend.Reason) {
 	d := s.d
 	if !d.sessions.End(s) {
 		return
 	}
 	d.mu.Lock()
+	// Both under one lock, so that a hold is told once, here or by whoever finds it gone.
 	lost := d.holdsOf(s)
 	waiting := d.waitersOf(s)
 	d.mu.Unlock()
@@ -182,10 +202,13 @@ func (s *session) ended(reason backend.Reason) {
 	}
 }
 
-// keepAlive renews the session while anybody uses it, and ends it when nobody has for a while.
+// keepAlive renews the session three times per TTL while anybody uses it, and ends it when nobody has for three TTLs.
+// It runs from the session's first use until its end or Close. What is in doubt is swept after a renewal, and every
+// fourth round also reaps sessions of clients that died, and probes the server.
 func (s *session) keepAlive(ctx context.Context) {
 	d, beats := s.d, 0
 	for {
+		// A tenth of the interval earlier than a third of the TTL, and not at once after a renewal that failed.
 		pause := s.ttl/3 - s.ttl/30
 		if proved := s.provedAt(); !proved.IsZero() {
 			pause = max(pause-d.clock.Now().Sub(proved), kit.RetryPause(s.ttl))
@@ -193,6 +216,7 @@ func (s *session) keepAlive(ctx context.Context) {
 		if !d.pause(ctx, pause) {
 			return
 		}
+		// Nobody can join it from here on, so that what the sweep ends is nobody's.
 		if d.sessions.Retire(s, 3*s.ttl) {
 			_ = s.remove(ctx) // it ends by itself
 		}
@@ -203,6 +227,7 @@ func (s *session) keepAlive(ctx context.Context) {
 		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
 			_ = d.exec(bounded, d.sql.sweep, s.id, d.known(), false) // what fails is done after the next renewal
 		}
+		// Any client does this for all: those whose sessions are over do nothing any more.
 		if beats++; beats%4 == 0 {
 			_ = d.exec(bounded, d.sql.reap)
 			_ = d.probe(bounded)
@@ -211,7 +236,7 @@ func (s *session) keepAlive(ctx context.Context) {
 	}
 }
 
-// remove ends the session in the service, with all that may be left on it.
+// remove ends the session in the service, with all that may be left on it. What fails ends by itself after the TTL.
 func (s *session) remove(ctx context.Context) error {
 	if s.provedAt().IsZero() { // it has not begun there
 		return nil
@@ -226,6 +251,7 @@ func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
 	return kit.Sleep(bound, pause) == nil
 }
 
+// columns returns what the SQL functions take of holds: arrays of names, request ids and tokens.
 func columns(holds []backend.Grant) (names, ids []string, tokens []int64) {
 	names, ids, tokens = make([]string, len(holds)), make([]string, len(holds)), make([]int64, len(holds))
 	for i := range holds {

@@ -1,3 +1,5 @@
+// This file joins the lock and the data: a transaction that checks the fencing token and then writes.
+
 package postgres
 
 import (

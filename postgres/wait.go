@@ -1,3 +1,9 @@
+// This file is the wait for one's turn. The place in the queue is a row of the table waits; what happens here is only
+// how a waiter learns that its turn has come. A notification names its hold id (push.go), and one loop of the driver's
+// looks at all waiters about once a second, for names whose holder died, which nobody announces, and for notifications
+// that got lost. However many wait in one client, that is one statement a second; one for each waiter would grow with
+// them.
+
 package postgres
 
 import (
@@ -11,8 +17,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// waiter is an acquire that waits for its turn. Nothing of it runs: a notification names its hold id, and one loop of
-// the driver's looks at all waiters once a second.
+// waiter is an acquire that waits for its turn. Nothing of it runs but its caller. turn has room for one wake-up,
+// since a second look would find the same.
 type waiter struct {
 	d       *Driver
 	r       *backend.Request
@@ -20,14 +26,16 @@ type waiter struct {
 	turn    chan struct{} // asks for a look at this one
 }
 
-// errGone: the request has neither a hold nor a place any more.
+// errGone: the request has neither a hold nor a place any more. It is asked again.
 var errGone = errors.New("the place in the queue is gone")
 
-// waitFor enters a waiter, before its request is sent: the notification may be faster than the answer.
+// waitFor enters a waiter, before its request is sent: the notification may be faster than the answer. It starts the
+// loops that look and listen, unless they run. stop follows.
 func (d *Driver) waitFor(r *backend.Request) *waiter {
 	w := &waiter{d: d, r: r, turn: make(chan struct{}, 1)}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// Several waiters may have one hold id: it names the holder for people and is not the key of the request.
 	if d.waiters[r.HoldID] == nil {
 		d.waiters[r.HoldID] = map[*waiter]struct{}{}
 	}
@@ -39,6 +47,7 @@ func (d *Driver) waitFor(r *backend.Request) *waiter {
 	return w
 }
 
+// stop takes a waiter out. The loops find nobody and end by themselves.
 func (w *waiter) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -48,6 +57,7 @@ func (w *waiter) stop() {
 	}
 }
 
+// place notes on which session the waiter's request stands.
 func (w *waiter) place(s *session) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -66,7 +76,7 @@ func (d *Driver) waitersOf(s *session) (all []*waiter) {
 	return all
 }
 
-// look makes the waiter ask how it stands.
+// look makes the waiter ask how it stands. It does not block, and may be called with d.mu held.
 func (w *waiter) look() {
 	select {
 	case w.turn <- struct{}{}:
@@ -75,7 +85,8 @@ func (w *waiter) look() {
 }
 
 // wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the
-// context's own error, or ErrClosed.
+// context's own error, or ErrClosed. A grant on another session than the one that was asked belongs to a call that
+// moved it; asking again finds it.
 func (w *waiter) wait(ctx context.Context) (answer, error) {
 	for {
 		select {
@@ -85,6 +96,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		case <-w.d.gate.Closing().Done():
 			return answer{}, backend.ErrClosed
 		}
+		// What woke us proves nothing, so the database is asked.
 		states, err := w.d.poll(ctx, []*waiter{w})
 		if errors.Is(err, backend.ErrHistoryLost) {
 			return answer{}, err
@@ -94,6 +106,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		}
 		switch st := states[0]; {
 		case st.state == "gone", st.state == "granted" && st.session != w.session.id:
+			// The session ended, or a call that moved it took the grant along.
 			return answer{}, errGone
 		case st.state == "granted":
 			return answer{state: "granted", token: st.token, minLeft: st.minLeft, here: st.here}, nil
@@ -101,14 +114,16 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 	}
 }
 
-// standing is how it stands with one that waits.
+// standing is how it stands with one that waits: i is its place in what was asked, from 1; head is the first ticket of
+// its queue, which rises as the queue moves; due says that settling the name would change something.
 type standing struct {
 	i, token, minLeft, head, here int64
 	state, session                string
 	due                           bool
 }
 
-// poll asks how it stands with ws, in one statement, and settles the names where something is due.
+// poll asks how it stands with ws, in one statement that writes nothing, and settles the names where something is due.
+// So a queue whose holder died moves on when any of its waiters looks.
 func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	names, ids := make([]string, len(ws)), make([]string, len(ws))
 	for i, w := range ws {
@@ -125,6 +140,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Names where the holder's time is over, or a place can be granted: nobody has said so, or nobody was told.
 	var due []string
 	for _, st := range states {
 		if err := d.saw(before, st.here); err != nil {
@@ -140,10 +156,11 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	return states, err
 }
 
-// pollAll looks at all who wait, for names whose holder died and for those whom no notification reached: about once a
-// second, and while none reaches this client, up to twenty times a second while the queues move. It ends when nobody
-// waits.
+// pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, up to twenty
+// times a second while the queues move and ever more seldom while they do not. It ends when nobody waits, which it
+// decides under d.mu, so that the next waiter starts another one, or with Close.
 func (d *Driver) pollAll(ctx context.Context) {
+	// seen is the head of each queue at the last look, by which a queue that moves is known.
 	pause, seen := pollEvery, map[key]int64{}
 	for {
 		select {
@@ -161,12 +178,14 @@ func (d *Driver) pollAll(ctx context.Context) {
 		all := make([]*waiter, 0, len(d.waiters))
 		for _, ws := range d.waiters {
 			for w := range ws {
+				// The others have not been sent yet.
 				if w.session != nil {
 					all = append(all, w)
 				}
 			}
 		}
 		d.mu.Unlock()
+		// Less and less often, unless a queue has moved; with notifications it stays at a second.
 		pause = min(pause*3/2, pollEvery)
 		var states []standing
 		if len(all) > 0 {
@@ -191,7 +210,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 	}
 }
 
-// lookAtAll makes the loop look now.
+// lookAtAll makes the loop look now. It does not block.
 func (d *Driver) lookAtAll() {
 	select {
 	case d.polls <- struct{}{}:
@@ -200,6 +219,8 @@ func (d *Driver) lookAtAll() {
 }
 
 const (
+	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there. Each pause is drawn
+	// between half of it and all of it.
 	pollEvery = time.Second
 	pollFast  = 50 * time.Millisecond
 )
