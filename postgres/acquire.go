@@ -56,6 +56,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 
 // admit counts a call in, if there is nothing wrong with its requests. gate.Leave follows unless it fails.
 func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
+	// Without the server: what cannot be meant is refused also while nothing answers.
 	if err := d.validate(rs...); err != nil {
 		return err
 	}
@@ -67,6 +68,7 @@ func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
 func (d *Driver) calling(ids ...string) (done func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// Counted, since the same request may be asked for twice at once.
 	for _, id := range ids {
 		d.calls[id]++
 	}
@@ -95,6 +97,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 	// A request may have been carried out without an answer.
 	sent := false // a request may have been carried out without an answer
 	for {
+		// A session that lives, and that was proved within the last half of its TTL.
 		s, err := d.join(ctx, r.TTL)
 		if err == nil {
 			var g backend.Grant
@@ -339,6 +342,7 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	if ended == nil {
 		ended = cause // the driver is closing
 	}
+	// The place is gone for certain. Where the request itself was in doubt, a later delivery may still come.
 	if err == nil && !errors.Is(cause, backend.ErrUnknown) {
 		return ended
 	}
@@ -382,6 +386,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 		case err == nil:
 			return grants, nil
 		case errors.Is(err, errNoSession) && ctx.Err() == nil, again(err):
+			// Nothing was granted, and asking again is the same request.
 		case !rs[0].Wait || !errors.Is(err, backend.ErrHeld):
 			return nil, err
 		}
@@ -389,6 +394,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 			if d.gate.Closed() {
 				return nil, backend.ErrClosed
 			}
+			// The last statement was not answered: the set may have been granted.
 			if sqlState(err) == "" && !errors.Is(err, backend.ErrHeld) {
 				return nil, fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 			}
@@ -437,6 +443,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	slices.SortFunc(order, func(a, b int) int { return strings.Compare(rs[a].Name, rs[b].Name) })
 	grants := make([]backend.Grant, n)
 	for i, a := range answers {
+		// Also an answer that grants counts for nothing from a server that has forgotten.
 		if err := d.saw(before, a.here); err != nil {
 			return nil, err
 		}

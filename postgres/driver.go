@@ -36,7 +36,7 @@ const (
 	maxTTL = 24 * time.Hour
 )
 
-// Options are the settings of New. The zero value, or nil, means defaults.
+// Options are the settings of New. The zero value, or nil, means defaults. New copies them.
 type Options struct {
 	// Schema is where the tables and functions are that Migrate made. 1 to 40 characters of a–z 0–9 _, not a digit
 	// first. Two schemas are two lock services. Default "fencelock".
@@ -62,12 +62,15 @@ type Options struct {
 // Driver takes locks in a PostgreSQL database. Make it with New or Open. It implements backend.FencingDriver,
 // Inspector, Lister, Watcher, ForceReleaser, MultiAcquirer and Pinger. All methods are safe for concurrent use.
 type Driver struct {
+	// Of the driver's own, see New.
 	pool  *pgxpool.Pool // of the driver's own
 	unfit error         // why no call can work: bad arguments of New
 	sql   queries
 	clock backend.Clock
 	log   *slog.Logger
-	id    string // of this client: sessions and the channel begin with it
+	// Of this client: the ids of its sessions and its channel begin with it. 64 random bits, so that clients need not
+	// know each other.
+	id string // of this client: sessions and the channel begin with it
 
 	// What the last probe found, as every call sees it. Written by probes and by the loop that listens.
 	described  atomic.Pointer[backend.Description]
@@ -88,18 +91,23 @@ type Driver struct {
 	polls   chan struct{} // asks for a look at all who wait
 
 	// mu protects the fields below it, and some of each session and hold.
-	mu      sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// What this client holds, who waits in it, and which requests are under way. calls counts by request id; a channel
+	// in asking is closed when the request has been answered.
 	holds   map[key]*hold
 	waiters map[string]map[*waiter]struct{} // by hold id
 	calls   map[string]int                  // request ids of calls in flight
 	asking  map[key]chan struct{}           // requests that were sent; closed when they have been answered
-	polling bool                            // a loop looks at those who wait
-	listens bool                            // a loop listens
-	wakes   []string                        // to notify: channel and hold id of each
-	waking  bool                            // a loop notifies
-	here    int64                           // the greatest position that the server told
-	lost    error                           // the service forgot; see saw
-	found   facts                           // of the last probe
+	// Which loops run, and what waits to be notified: channel and hold id of each, in turn.
+	polling bool     // a loop looks at those who wait
+	listens bool     // a loop listens
+	wakes   []string // to notify: channel and hold id of each
+	waking  bool     // a loop notifies
+	// What is known of the server: the greatest position that it told, that it forgot (see saw and learn), and what
+	// the last probe found.
+	here  int64 // the greatest position that the server told
+	lost  error // the service forgot; see saw
+	found facts // of the last probe
 }
 
 var (
@@ -152,6 +160,7 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
+	// The statements are written even for a bad schema; nothing sends them.
 	schema, err := o.schema()
 	d.sql = queriesFor(schema)
 	// acquire_free answers only for those that it granted, hence the state.

@@ -66,6 +66,7 @@ func sqlState(err error) string {
 func rolledBack(err error) bool {
 	switch code := sqlState(err); {
 	case code == "57P01", code == "08006", code == "08003", code == "":
+		// It may have been stopped between the commit and the answer.
 		return false // it may have been stopped between the commit and the answer
 	case strings.HasPrefix(code, "40"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "55"),
 		strings.HasPrefix(code, "57"), code == "FL001", code == "25006":
@@ -74,22 +75,26 @@ func rolledBack(err error) bool {
 	return false
 }
 
-// lockTimeout: another transaction kept a row for as long as a statement waits, see fencelock.be_patient.
+// lockTimeout is the state of a statement that gave up waiting for a row, see fencelock.be_patient in the migrations.
 const lockTimeout = "55P03"
 
 // again reports whether another try of the same request may do better at once: the connection broke, or the
 // transaction was in another one's way. Definite answers, ends of contexts and connections that could not be made are
 // not tried again here, since the caller should hear of them.
 func again(err error) bool {
+	// Another try would repeat the answer, or is not wanted, or has not even begun.
 	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
 		return false
 	}
+	// No state means that the connection broke. The rest: a set that could not be had whole (FL001), a server that is
+	// stopping, a row that was waited for, and serialization failures and deadlocks (class 40).
 	code := sqlState(err)
 	return code == "" || code == "FL001" || code == "57P01" || code == lockTimeout || strings.HasPrefix(code, "40")
 }
 
 // definite reports whether err is an answer of the contract's that another try would only repeat.
 func definite(err error) bool {
+	// Unknown is an answer of the contract's, and the one that another try may improve.
 	if errors.Is(err, backend.ErrUnknown) {
 		return false
 	}

@@ -41,6 +41,7 @@ func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
+	// The same request, granted again: the new hold has a user of its own.
 	if old := d.holds[k]; old != nil {
 		old.session.Leave(1)
 	}
@@ -57,6 +58,7 @@ func (d *Driver) forget(g *backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
+	// A grant without a token names whatever the request has.
 	if h := d.holds[k]; h != nil && (g.Token == 0 || h.grant.Token == g.Token) {
 		h.session.Leave(1)
 		delete(d.holds, k)
@@ -87,6 +89,7 @@ func (d *Driver) loseAll(reason backend.Reason) {
 func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// Not nil, which would be null in SQL and make every request unknown.
 	known := []string{}
 	for k := range d.holds {
 		known = append(known, k.requestID)
@@ -101,6 +104,7 @@ func (d *Driver) known() []string {
 // live as long as the session does, so that the session looks after each renewal for what nobody knows. err is what
 // became of the request, and nil if the answer came to nobody; one that certainly left nothing leaves no doubt.
 func (s *session) doubted(err error) {
+	// It left nothing, or was never sent.
 	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
 		return
 	}
@@ -122,6 +126,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 		return callError("release", g.Name, err)
 	}
 	defer d.gate.Leave()
+	// What is released by its request alone may still be on its way.
 	if g.Token == 0 {
 		d.answered(ctx, key{g.Name, g.RequestID})
 	}
@@ -176,6 +181,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	d.mu.Unlock()
 	var all sync.WaitGroup
+	// Side by side: a session that is slow to answer must not use up the time of another.
 	for s, at := range bySession {
 		all.Go(func() { r.on(ctx, s, at) })
 	}
@@ -248,6 +254,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 		d.forget(&r.grants[i])
 		r.fail(&backend.NotHeldError{Name: r.grants[i].Name, Reason: seen.reason(j)}, i)
 	}
+	// Grouped, so that each other session costs one statement.
 	elsewhere := map[*session][]int{}
 	for j, place := range seen.moved {
 		i := stay[place-1]
@@ -311,6 +318,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 		return err
 	}
 	defer to.Leave(1)
+	// The arrays that the SQL function takes.
 	some := make([]backend.Grant, len(at))
 	for j, i := range at {
 		some[j] = r.grants[i]
@@ -330,6 +338,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 // id is empty. It is what a notification leads to: the notification itself is no proof of anything. What cannot be
 // asked is left to the next renewal.
 func (d *Driver) checkHolds(ctx context.Context, holdID string) {
+	// One statement for each session, as in Renew.
 	bySession := map[*session][]backend.Grant{}
 	d.mu.Lock()
 	for _, h := range d.holds {

@@ -52,6 +52,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 		return backend.State{}, callError("look", name, err)
 	}
 	defer d.gate.Leave()
+	// A call that is not repeated asks its connection for a sign of life first.
 	ctx = context.WithValue(ctx, once{}, true)
 	st := backend.State{Name: name}
 	// The revision first: what happens between the two statements is told again by Watch, and not missed.
@@ -85,6 +86,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 		defer d.gate.Leave()
 		ctx := context.WithValue(ctx, once{}, true)
 		after := ""
+		// Each page begins behind the last name of the one before, so that a page costs the same wherever it is.
 		for {
 			page, err := d.page(ctx, prefix, after)
 			if err != nil {
@@ -107,6 +109,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 // page returns the states of some names after one, each with all of its holds: a last name that may have more than
 // fitted is left to the next page, unless it is the only one.
 func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend.State, err error) {
+	// Rows and not names: a name may have many holders.
 	n := 0
 	err = d.query(ctx, func(rows pgx.Rows) error {
 		name, h, err := heldRow(rows)
@@ -138,11 +141,13 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 			return
 		}
 		defer d.gate.Leave()
+		// The revision up to which changes were told; 0 means from now on.
 		at := int64(since)
 		for first := true; ; first = false {
 			changes, revision, compacted, err := d.changes(ctx, name, at)
 			switch {
 			case first && since == 0 && err == nil:
+				// Only to learn where now is.
 				at = revision
 			case err == nil && compacted:
 				fail(fmt.Errorf("%w: revision %d of %d", backend.ErrCompacted, at, revision))
@@ -155,9 +160,11 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 					if !yield(c, nil) {
 						return
 					}
+					// After the loop's body has run: a caller who stops there can go on from it.
 					at = int64(c.Revision)
 				}
 			}
+			// Ends early with ctx and with Close.
 			if !d.pause(ctx, watchEvery*3/4+rand.N(watchEvery/2)) {
 				if d.gate.Closed() {
 					fail(backend.ErrClosed)
@@ -193,6 +200,7 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	if err != nil {
 		return nil, 0, false, err
 	}
+	// Reading looked at the name and may have moved its queue on.
 	d.wake(wake)
 	for i := range types {
 		out = append(out, backend.Change{

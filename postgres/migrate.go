@@ -52,6 +52,7 @@ func Migrations(o *Options) ([]Migration, error) {
 	}
 	all := migrations()
 	for i := range all {
+		// In the step itself, so that a tool that applies steps one by one records them too.
 		all[i].SQL += fmt.Sprintf("\ninsert into fencelock.migrations (version) values (%d);\n", i+1)
 		all[i].SQL = inSchema(all[i].SQL, schema)
 	}
@@ -71,6 +72,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
 	schema, _ := o.schema() // Migrations has checked it
+	// One transaction for all: a step that fails leaves the schema as it was.
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		// Taken before the version is read: whoever waits here then finds what the other has applied.
@@ -78,6 +80,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err
 		}
+		// A schema without the table of versions is one that was never migrated.
 		version := 0
 		var there bool
 		row := tx.QueryRow(ctx, `select to_regclass($1) is not null`, schema+".migrations")
@@ -90,6 +93,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 				return err
 			}
 		}
+		// An older program must not touch it, and does not know what changed.
 		if version > len(all) {
 			return &backend.ConfigError{
 				Setting: "version of schema " + schema, Value: strconv.Itoa(version), Want: strconv.Itoa(len(all)),

@@ -39,6 +39,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	// For the connections that Ping makes now and all later ones, up to attemptTime.
 	config.ConnConfig.ConnectTimeout = timeout
 	d := New(nil, o)
 	d.connect(config)
@@ -67,6 +68,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 	if !ok || scheme != "postgres" && scheme != "postgresql" {
 		return bad("its scheme is neither postgres nor postgresql")
 	}
+	// pgx would take PGHOST, or a socket of this machine, for an empty host.
 	host := rest[strings.LastIndexByte(rest, '@')+1:]
 	if host == "" || strings.HasPrefix(host, "/") {
 		return bad("it has an empty address; write postgres://user@host:5432/database")
@@ -75,6 +77,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 	if err != nil {
 		return bad("its options cannot be read")
 	}
+	// kit.URL reads the options that all drivers have in common.
 	o, timeout := &Options{}, 5*time.Second
 	u := kit.URL{Options: options}
 	if o.NoListen, err = u.Bool("no-listen"); err != nil {
@@ -86,6 +89,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		}
 	}
 	for name, values := range options {
+		// One of them would be taken silently.
 		if len(values) != 1 {
 			return bad(fmt.Sprintf("option %s is given %d times", name, len(values)))
 		}
@@ -102,11 +106,13 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 			if !options.Has("sslmode") {
 				options.Set("sslmode", "verify-full")
 			}
+		// libpq's or pgxpool's: it stays in the URL.
 		default:
 			continue
 		}
 		options.Del(name)
 	}
+	// Its errors may show the whole URL, with the password.
 	config, err := pgxpool.ParseConfig(base + "?" + options.Encode())
 	if err != nil {
 		return bad("pgx says: " + strings.ReplaceAll(err.Error(), rawURL, "…"))

@@ -70,6 +70,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Calls are refused from here on, until a probe finds nothing wrong.
 	if err := d.judge(&f); err != nil {
 		d.probed.Store(false)
 		return err
@@ -90,6 +91,7 @@ func (d *Driver) probe(ctx context.Context) error {
 		d.probed.Store(false)
 		return err
 	}
+	// From here on the server is known to keep what it acknowledges.
 	f.probed = true
 	return d.learn(f)
 }
@@ -114,6 +116,7 @@ func (d *Driver) judge(f *facts) error {
 	case f.fullPages != "on":
 		return refuse("full_page_writes", f.fullPages, "on", "a crash may tear a page that holds locks")
 	case f.timeline >= 1<<10:
+		// A token has 53 bits for a position: 10 of the timeline, and 43 of the log in units of 64 bytes.
 		return refuse("timeline", fmt.Sprint(f.timeline), "less than 1024", "a token has 10 bits for it")
 	case f.overflown:
 		return refuse("pg_current_wal_insert_lsn()", "20000/0 or more", "less", "a token has 43 bits for 64 bytes each")
@@ -138,6 +141,7 @@ func (d *Driver) learn(f facts) error {
 			What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
 		}
 	}
+	// A driver that has lost its history learns nothing more: what it published last stays.
 	lost := d.lost
 	if lost == nil {
 		d.found = f
@@ -147,6 +151,7 @@ func (d *Driver) learn(f facts) error {
 		d.loseAll(backend.ReasonHistoryLost)
 		return lost
 	}
+	// What an operator wants to know of a failover or of a standby that was added.
 	if last.Exclusion != next.Exclusion {
 		d.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
 	}

@@ -62,6 +62,7 @@ func (d *Driver) notify(ctx context.Context) bool {
 		return false
 	}
 	d.mu.Unlock()
+	// The two columns of one statement.
 	var channels, payloads []string
 	for i := 0; i < len(pairs); i += 2 {
 		channels, payloads = append(channels, pairs[i]), append(payloads, pairs[i+1])
@@ -77,6 +78,7 @@ func (d *Driver) notify(ctx context.Context) bool {
 // nothing. It does not block.
 func (d *Driver) notified(holdID string) {
 	d.mu.Lock()
+	// A waiter may leave at any time, hence under the lock.
 	waits := len(d.waiters[holdID]) > 0
 	for w := range d.waiters[holdID] {
 		w.look()
@@ -110,6 +112,7 @@ const (
 func (d *Driver) listenAll(ctx context.Context) {
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
+	// The operator is told once, and not at every attempt.
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)
@@ -160,7 +163,8 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(begin, "listen "+pgx.Identifier{d.channel()}.Sanitize()); err != nil {
 		return err
 	}
-	// Behind a pooler that hands connections from one transaction to the next nothing arrives, without an error.
+	// Behind a pooler that hands connections from one transaction to the next nothing arrives, without an error. It is
+	// sent over the pool, so that it takes the way that others' notifications take.
 	err = d.query(begin, func(pgx.Rows) error { return nil }, `select pg_notify($1::text, '')`, d.channel())
 	if err != nil {
 		return err
@@ -172,9 +176,11 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	d.hears.Store(true)
 	d.unheard.Store(false)
 	d.described.Store(d.describe(d.facts()))
+	// What came while nobody listened is not repeated.
 	d.checkHolds(ctx, "") // what came while nobody listened is not repeated
 	d.lookAtAll()
 	for {
+		// WaitForNotification leaves the connection usable when its context ends in silence.
 		quiet, cancel := context.WithTimeout(ctx, listenPing)
 		err := conn.PgConn().WaitForNotification(quiet)
 		// Silence is normal, and any other error is the connection's end.

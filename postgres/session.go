@@ -28,13 +28,15 @@ type session struct {
 	id  string
 	ttl time.Duration
 
+	// A channel and not a mutex, so that who waits for it can leave with its context.
 	renewing chan struct{}   // holds a token while a renewal is under way: one at a time
 	begun    backend.Instant // when its row was asked for first; who has the token may touch it
 
 	// The following fields are protected by d.mu.
 
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
-	doubt  bool            // a request on it may be carried out late, or a standby that lagged has brought one back
+	// A request on the session may be carried out late, or a standby that lagged has brought one back.
+	doubt bool // a request on it may be carried out late, or a standby that lagged has brought one back
 }
 
 // errNoSession: the session is over. Whoever needs one asks for another.
@@ -223,6 +225,7 @@ func (s *session) keepAlive(ctx context.Context) {
 		if s.Ended() {
 			return
 		}
+		// A renewal that takes longer is of no use: the next one is due.
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
 		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
 			_ = d.exec(bounded, d.sql.sweep, s.id, d.known(), false) // what fails is done after the next renewal

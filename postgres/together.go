@@ -67,6 +67,7 @@ func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, err
 		}()
 		return t.d.ask(ctx, t.one, args...)
 	}
+	// One loop for each verb. It belongs to the gate, so that Close waits for what was sent.
 	t.flying = t.flying || t.d.gate.Go(t.fly)
 	if !t.flying {
 		t.mu.Unlock()
@@ -107,6 +108,7 @@ func (t *together) withdraw(c *call) bool {
 func (t *together) fly(ctx context.Context) {
 	for {
 		t.mu.Lock()
+		// What came first goes first.
 		calls := slices.Clone(t.waiting[:min(len(t.waiting), mostCalls)])
 		// Cleared behind, so that the array keeps no call alive.
 		t.waiting = slices.Delete(t.waiting, 0, len(calls))
@@ -116,6 +118,8 @@ func (t *together) fly(ctx context.Context) {
 			return
 		}
 		t.mu.Unlock()
+		// Bounded by attemptTime, whatever the callers' contexts are: one caller's end must not end the others'
+		// statement.
 		t.send(ctx, calls)
 		for _, c := range calls {
 			close(c.ended)
@@ -142,6 +146,7 @@ func (t *together) send(ctx context.Context, calls []*call) {
 		c.err = err
 	}
 	for i, place := range places {
+		// places are those that the statement did, from 1; tokens has as many for an acquire, and none for a release.
 		c := calls[place-1]
 		c.did, c.answer = true, answer{state: t.done, here: here}
 		if i < len(tokens) {

@@ -129,6 +129,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	for i, w := range ws {
 		names[i], ids[i] = w.r.Name, w.r.RequestID
 	}
+	// One row for each, in any order: i says whose it is.
 	states := make([]standing, 0, len(ws))
 	before := d.position()
 	err := d.query(ctx, func(rows pgx.Rows) error {
@@ -150,6 +151,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 			due = append(due, names[st.i-1])
 		}
 	}
+	// A write, and therefore only when the reading has shown a reason.
 	if len(due) > 0 {
 		err = d.exec(ctx, d.sql.settle, due)
 	}
@@ -170,6 +172,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 		case <-d.gate.Closing().Done():
 		}
 		d.mu.Lock()
+		// Decided and noted under one lock: a waiter that comes later sees that no loop runs, and starts one.
 		if len(d.waiters) == 0 || d.gate.Closed() {
 			d.polling = false
 			d.mu.Unlock()
@@ -194,6 +197,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 				continue
 			}
 		}
+		// Made anew each time, so that names which nobody waits for are forgotten.
 		heads := make(map[key]int64, len(states))
 		for _, st := range states {
 			w := all[st.i-1]
@@ -202,6 +206,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 			if head, ok := seen[k]; !d.hears.Load() && (!ok || head != st.head) {
 				pause = pollFast
 			}
+			// Granted or gone: the waiter asks for itself, and takes its answer from there.
 			if st.state != "waiting" {
 				w.look()
 			}

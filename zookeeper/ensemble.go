@@ -77,8 +77,8 @@ func (d *Driver) checkTick(ctx context.Context) error {
 		return &backend.ConfigError{
 			Setting: "Options.Tick (tick in a URL)", Value: d.o.Tick.String(), Want: tick.String() + " or more",
 			Why: "the servers grant no session of less than " + s.ttl.String() + ", which is two of their ticks " +
-				"unless minSessionTimeout is set; with a shorter one a hold could be believed for longer than its session " +
-				"lasts",
+				"unless minSessionTimeout is set; with a shorter one a hold could be believed for longer than its " +
+				"session lasts",
 		}
 	}
 	d.tickIsGood.Store(true)
