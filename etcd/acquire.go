@@ -17,8 +17,8 @@ import (
 )
 
 // An acquire, from the call to the grant. acquire validates, and repeats once until that succeeds, is answered for
-// good, or is no longer wanted. Every repetition writes the same keys, so that however many of them are carried out
-// there is one key for each request, and its create revision, which is the token, is that of the first. once gets a
+// good, or is no longer wanted. Every repetition writes the same keys. So there is one key for each request, however
+// many repetitions are carried out, and its create revision, which is the token, comes from the first. once gets a
 // session and then goes one of three ways: try for a name without waiting, waitFor with waiting (queue.go), tryAll for
 // several (multi.go). All three write through txn, and end in granted.
 //
@@ -51,8 +51,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// acquire takes one name, or all of a set. Whatever way it ends, no call is left that could write the wishes' keys but
-// for transactions under way, which landing accounts for.
+// acquire takes one name, or all of a set. When it returns, no call is left that could write the wishes' keys.
+// Transactions that are still under way are: landing accounts for them.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
@@ -166,12 +166,15 @@ func decided(err error) bool {
 //   - A place in the queue that etcd has confirmed is removed in the background, and the error stays the context's.
 //   - If the context ended while no server could be reached, that is ErrUnavailable, with both errors in the chain.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
+	// Close revokes the lease, and the key goes with it.
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
-		err = cause // Close revokes the lease, and the key goes with it
+		err = cause
 	}
 	if decided(err) {
 		return err
 	}
+	// What this request has written may stand, or stand again from a backup: it is removed, although nothing can be
+	// acquired any more.
 	if errors.Is(err, backend.ErrHistoryLost) {
 		a.left = a.sent || a.unknown
 		return err
@@ -268,7 +271,8 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 		a.d.addHold(w.key, w.r.RequestID, h)
 		grants[i].Queued = a.queued
 	}
-	if s.Ended() { // before addHold, which therefore did not tell anybody
+	// The session may have ended before addHold, and has told nobody of these holds then.
+	if s.Ended() {
 		for i, g := range grants {
 			a.d.dropHold(a.wishes[i].key, a.d.hold(a.wishes[i].key, g))
 		}
@@ -304,7 +308,8 @@ func (a *attempt) txn(
 		a.sent = true
 	}
 	if err == nil {
-		a.unknown = false // whatever an earlier request did, this one wrote the same keys
+		// Whatever an earlier request did, this one wrote the same keys, or read what stands there.
+		a.unknown = false
 		return resp, nil
 	}
 	a.note(err)
@@ -328,6 +333,7 @@ func (a *attempt) note(err error) {
 // the same transaction where the comparison fails, so that "held" costs no second round trip. If an earlier attempt of
 // this request waits in the queue, it is taken out again: a try has no place there.
 func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
+	// One transaction takes the name or reads who has it, both at one revision.
 	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
 	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{w.put(s.id)}, []clientv3.Op{look})
 	if err != nil {
@@ -345,7 +351,8 @@ func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if len(w.claim.blockers(queue[:at])) > 0 { // an earlier attempt of this request queued
+	// An earlier attempt of this request queued, with Wait: a try has no place there.
+	if len(w.claim.blockers(queue[:at])) > 0 {
 		return 0, cmp.Or(a.d.clear(ctx, w.key, anything), heldError(w.r.Name, queue))
 	}
 	return queue[at].revision, nil
@@ -388,9 +395,13 @@ func (a *attempt) insist(
 		if err = refuse(queue); err != nil {
 			return nil, 0, err
 		}
-		for a.taken(w, kvs) { // what is not among kvs is vacant as long as nothing is created
+		// kvs is the whole directory, so what is not among it is vacant as long as nothing is created, which unchanged
+		// compares.
+		for a.taken(w, kvs) {
 			a.d.resettle(w)
 		}
+		// Nothing was created since the queue was read, so what it says still holds: what went meanwhile only made
+		// room.
 		since := []clientv3.Cmp{unchanged(w.dir, resp.Header.Revision)}
 		resp, err = a.txn(ctx, since, []clientv3.Op{w.put(s.id), look}, []clientv3.Op{look})
 		if err != nil {
@@ -410,8 +421,8 @@ func lastRead(resp *clientv3.TxnResponse) (kvs []*mvccpb.KeyValue, wrote bool) {
 	return last.GetResponseRange().Kvs, resp.Succeeded
 }
 
-// taken reports whether somebody else's key stands where ours would: that of another driver which chose the same
-// station, or a foreign one. It is asked of what was read, never of etcd again.
+// taken reports whether somebody else's key stands where ours would: another driver has chosen the same station, or the
+// key is foreign. It is asked of what was read, never of etcd again.
 func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool {
 		e, _ := a.d.entryOf(kv)

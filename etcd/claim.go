@@ -140,16 +140,20 @@ func (c claim) ahead(dir string, revision int64) clientv3.Op {
 	from, end, nearest := dir, clientv3.GetPrefixRangeEnd(dir), 1
 	switch c.Kind {
 	case backend.KindShared:
-		from = clientv3.GetPrefixRangeEnd(dir + sharedDir) // exclusive requests: there are no permits beside us
+		// Behind the shared keys stand the exclusive requests: there are no permits beside a shared claim.
+		from = clientv3.GetPrefixRangeEnd(dir + sharedDir)
 	case backend.KindPermits:
 		from, end = c.permitsRange(dir)
-		nearest = min(c.Limit-c.Permits, math.MaxInt32) + 1 // so many take too many, be it one permit each
+		// With one permit each, so many before it and its own are one more than the limit: the nearest blockers are
+		// among them.
+		nearest = min(c.Limit-c.Permits, math.MaxInt32) + 1
 	}
 	options := append(clientv3.WithLastCreate(), clientv3.WithRange(end))
 	switch {
 	case revision != 0:
 		options = append(options, clientv3.WithMaxCreateRev(revision-1))
-	case c.Kind != backend.KindShared: // ours is the last one in the range
+	// Ours is the last one in the range, and counts.
+	case c.Kind != backend.KindShared:
 		nearest++
 	}
 	return clientv3.OpGet(from, append(options, clientv3.WithLimit(int64(nearest)))...)
@@ -162,8 +166,8 @@ func (c claim) permitsRange(dir string) (from, end string) {
 
 // watched returns the key, or the range of keys, where the deletion of any of these blockers shows.
 //
-// Where more than one keeps permits out, the end of every hold is told to all that wait, of whom those ask the server
-// whom it may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
+// Where more than one keeps permits out, all who wait are told of the end of every hold, and those ask the server that
+// it may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
 func (c claim) watched(dir string, blockers []entry) (key, end string) {
 	if len(blockers) == 1 {
 		return blockers[0].key, ""

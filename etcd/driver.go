@@ -73,31 +73,39 @@ type Options struct {
 type Driver struct {
 	// The first group is set by New or Open and never changes.
 	client *clientv3.Client
-	unfit  error        // what New found wrong; every call answers it
-	conns  *connections // of a client that Open made, which Close closes; nil with any other
+	// What New found wrong; every call answers it.
+	unfit error
+	// The connections of a client that Open made, which Close closes; nil with any other.
+	conns  *connections
 	prefix string
 	clock  backend.Clock
 	log    *slog.Logger
 
 	// What answers have told of the cluster. All of it may be read and written by any goroutine.
-	history  history
-	single   atomic.Bool  // the cluster has one member
-	checked  atomic.Bool  // its servers were asked for their versions
-	troubled atomic.Int64 // an Instant: until then requests ask for a leader, see request
-	halvings atomic.Int32 // of opsPerTxn, see inParts
+	history history
+	single  atomic.Bool // the cluster has one member
+	checked atomic.Bool // its servers were asked for their versions
+	// An Instant. Until then requests ask for a leader, see request.
+	troubled atomic.Int64
+	// How often opsPerTxn was halved for this server, see inParts. It never falls.
+	halvings atomic.Int32
 
 	// Steps on their way to the server: see flight.go.
 	departures departures
 
 	// Who is inside, and what lives on which lease.
-	gate     *kit.Gate                      // calls in flight and background work
-	ctx      context.Context                // ends with Close
-	sessions *kit.Sessions[int64, *session] // by seconds asked for; those that were outgrown are replaced
+	gate *kit.Gate       // calls in flight and background work
+	ctx  context.Context // ends with Close
+	// By the seconds that were asked for. Those that were outgrown have been replaced, and live until they are unused.
+	sessions *kit.Sessions[int64, *session]
 
-	mu       sync.Mutex        // protects the following fields
-	places   map[string]*place // by key
-	requests map[string]string // the keys of requests that have a place
-	station  int64             // see freeKeyLocked
+	mu sync.Mutex // protects the following fields
+	// The keys that requests of this driver have or may come to have, and the latest key of each such request.
+	// tidyLocked drops both together.
+	places   map[string]*place
+	requests map[string]string
+	// The number that new places begin with: see freeKeyLocked.
+	station int64
 }
 
 // hold is a granted key of this driver: what a grant of the core stands on. It is made by addHold and is the place's
@@ -112,10 +120,13 @@ type hold struct {
 	session  *session
 	revision int64 // create revision: the token
 	lost     func(backend.Reason)
-	until    atomic.Int64 // an Instant: nobody was promised more
-	adopted  bool         // not known to stand
+	// An Instant. Nobody was promised more: see stays.
+	until atomic.Int64
+	// Made by a renewal that moves a grant of which this driver knew nothing, and not moved yet: see adopt.
+	adopted bool
 }
 
+// The interfaces that the driver implements, for the compiler to hold it to.
 var (
 	_ backend.FencingDriver = (*Driver)(nil)
 	_ backend.Pinger        = (*Driver)(nil)
@@ -252,6 +263,7 @@ func (d *Driver) addHold(key, requestID string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.callLocked(key, requestID)
+	// callLocked has made the place if there was none; the hold now keeps it instead of that call.
 	p := d.places[key]
 	p.calls--
 	if p.hold != nil {
@@ -278,8 +290,8 @@ func (d *Driver) moveHold(key string, old *hold, s *session) {
 	p.hold = moved
 }
 
-// hold returns the hold of key if it is the one that g names, or nil. A grant without an incarnation names whatever its
-// request holds.
+// hold returns the hold of key if it is the one that g names, or nil. A grant without an incarnation names any hold of
+// its request.
 func (d *Driver) hold(key string, g backend.Grant) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -294,7 +306,8 @@ func (d *Driver) hold(key string, g backend.Grant) *hold {
 }
 
 // dropHold forgets h if it is still the hold of key, and takes its user away from the session. With nil, or a hold that
-// was replaced or has moved, it does nothing.
+// was replaced or has moved, it does nothing. The key in etcd is not touched: callers have seen that it is gone, or
+// leave it.
 func (d *Driver) dropHold(key string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -324,6 +337,8 @@ func incarnation(g backend.Grant) int64 {
 // within its TTL, and the rest of Close has been done nevertheless. A second call waits like the first and revokes
 // nothing.
 func (d *Driver) Close(ctx context.Context) error {
+	// The order matters. Nobody enters any more; waiters and keepalive loops end with the context of the gate; what is
+	// under way ends, releases included; and only then are the leases revoked, with whatever keys are left on them.
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	if !first {

@@ -63,14 +63,16 @@ type value struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
+// valueBegin is how every value begins: see standsFor.
 const valueBegin = `{"fencelock":3,"request":"`
 
 // entry is a key of the queue, as it was read. It is never changed afterwards.
 type entry struct {
-	key      string
-	claim    claim
-	revision int64 // create revision
-	modified int64 // revision of the last write
+	key   string
+	claim claim
+	// The create revision, by which the queue is ordered, and that of the last write, which asRead compares.
+	revision int64
+	modified int64
 	lease    clientv3.LeaseID
 	value    value
 }

@@ -89,7 +89,7 @@ func fromLearner(err error) bool {
 	return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner)
 }
 
-// isOneOf compares by etcd's own errors, as which those of gRPC come once rpctypes.Error has read them. A nil err is
+// isOneOf reports whether err is one of etcd's errors. rpctypes.Error makes these of what gRPC returns. A nil err is
 // none.
 func isOneOf(err error, etcdErrors ...error) bool {
 	err = rpctypes.Error(err)

@@ -191,12 +191,15 @@ func (d *Driver) withdraw(f *flight) bool {
 // counts once. The caller holds departures.mu.
 func (d *Driver) departLocked(together []*flight) {
 	d.departures.under++
+	// The answer, or the timer, whichever comes first, lets others go.
 	arrived := sync.OnceFunc(d.arrived)
 	late := time.AfterFunc(unansweredAlone, arrived)
 	go func() {
 		d.commitTogether(together)
 		arrived()
 		late.Stop()
+		// The calls wait for done; the gate is left after that, so that Close does not go on before the results can be
+		// read.
 		for _, f := range together {
 			d.end(f)
 			d.gate.Leave()

@@ -31,10 +31,11 @@ type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
 	revision int64
-	term     uint64            // the greatest of all members
-	terms    map[uint64]uint64 // the greatest of each member; replaced when it changes
-	space    space
-	lost     *backend.HistoryError // the first sign
+	// The greatest of all members, and the greatest of each.
+	term  uint64
+	terms map[uint64]uint64 // replaced when it changes: marks share it
+	space space
+	lost  *backend.HistoryError // the first sign
 }
 
 // mark is what was known when a request was sent: the answer must not be older than that. What became known meanwhile
@@ -86,10 +87,13 @@ func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryE
 		h.lost = &backend.HistoryError{
 			What: "cluster id", Was: strconv.FormatUint(h.cluster, 16), Now: strconv.FormatUint(cluster, 16),
 		}
+	// A store that is behind what it has acknowledged. Answers that overtake each other do not show here, since the
+	// mark is as old as the question.
 	case since != nil && revision < since.revision:
 		h.lost = &backend.HistoryError{
 			What: "revision", Was: strconv.FormatInt(since.revision, 10), Now: strconv.FormatInt(revision, 10),
 		}
+	// A member that has forgotten its term has lost its data, however far the revisions have come since.
 	case since != nil && term < since.terms[member]:
 		h.lost = &backend.HistoryError{
 			What: "raft term of member " + strconv.FormatUint(member, 16),

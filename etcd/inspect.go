@@ -44,7 +44,8 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	}
 	defer leave()
 	resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
-	if resp == nil { // what there is can be looked at whatever came before
+	// What there is can be looked at whatever came before, so an answer beside an error will do.
+	if resp == nil {
 		return backend.State{}, err
 	}
 	queue := d.entriesOf(resp.Kvs)
@@ -257,7 +258,8 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 			ended = ended || r.GetResponseTxn().Succeeded
 		}
 	}
-	if !ended { // there is nothing to explain
+	// There is nothing to explain.
+	if !ended {
 		_, err = d.client.Revoke(context.WithoutCancel(ctx), lease.ID)
 	}
 	return ended, err

@@ -23,6 +23,7 @@ import (
 // quiet keeps the client that Open makes from writing to standard error; its errors reach the callers.
 var quiet = zap.NewNop()
 
+// The schemes of fencelock.OpenURL.
 func init() { kit.Register(Open, "etcd", "etcds") }
 
 // Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the connections.
@@ -62,6 +63,8 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	d.conns = conns
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
 	defer cancel()
+	// The library says "context deadline exceeded" where no connection stood. What the last attempt to connect met is
+	// worth more to the reader, such as a closed port or a certificate that is not trusted.
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
 		if why := conns.failure(); why != nil && errors.Is(err, backend.ErrUnavailable) {
@@ -118,10 +121,12 @@ type expectName struct {
 	name string
 }
 
+// ClientHandshake greets a server and expects the name of e.
 func (e expectName) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return e.TransportCredentials.ClientHandshake(ctx, e.name, c)
 }
 
+// Clone returns the same for another connection.
 func (e expectName) Clone() credentials.TransportCredentials {
 	return expectName{e.TransportCredentials.Clone(), e.name}
 }

@@ -30,12 +30,17 @@ import (
 // fields. Each count is raised before the thing it counts can begin, and lowered when it has ended.
 type place struct {
 	requestID string
-	hold      *hold             // what was granted
-	calls     int               // that may write the key
-	removals  int               // under way
-	flights   int               // transactions under way that write the key
-	last      *flight           // of them
-	doubts    map[*session]bool // on whose leases a transaction that was not answered may yet write it
+	// What was granted, or nil.
+	hold *hold
+	// Calls that may write the key: an acquire until it returns, a renewal while it moves the hold.
+	calls int
+	// Removals of a place in the queue, under way.
+	removals int
+	// Transactions under way that write the key, and the last of them.
+	flights int
+	last    *flight
+	// Sessions on whose leases a transaction that was not answered may yet write the key.
+	doubts map[*session]bool
 }
 
 // stations is how many keys of a name all drivers use, unless more of them want it at once. With fewer, drivers would
@@ -81,8 +86,8 @@ func (d *Driver) endCall(key string) {
 }
 
 // tidyLocked drops a place that nobody needs any more: it has no hold, no call may write its key, none is removing it,
-// no transaction is under way to it, and none can come late. Whatever lowers one of those counts calls it. The caller
-// holds Driver.mu.
+// no transaction is under way to it, and none can come late. It is called when one of those counts has been lowered.
+// The caller holds Driver.mu.
 func (d *Driver) tidyLocked(key string) {
 	p := d.places[key]
 	if p == nil || p.hold != nil || p.calls > 0 || p.removals > 0 || p.flights > 0 || len(p.doubts) > 0 {
@@ -113,7 +118,8 @@ func (d *Driver) resettle(w *wish) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w.taken++
-	key := d.requests[w.r.RequestID] // the same request, sent twice, may have moved
+	// The same request, sent twice at once, may have moved already: then both go to the same key.
+	key := d.requests[w.r.RequestID]
 	if key == w.key {
 		d.station = randomStation(w.taken)
 		key = d.freeKeyLocked(w.dir+w.claim.part(), w.taken)

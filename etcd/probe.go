@@ -43,7 +43,8 @@ func (d *Driver) ask(ctx context.Context) error {
 	err := d.askSpace(ctx)
 	if err != nil && !forbidden(err) && !errors.Is(err, backend.ErrHistoryLost) &&
 		!errors.Is(err, backend.ErrMisconfigured) {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // what was done, if anything, locks nothing
+		// What was done, if anything, locks nothing.
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	return err
 }
@@ -84,7 +85,8 @@ func (d *Driver) askMembers(ctx context.Context) error {
 	if err != nil {
 		return nil
 	}
-	if resp.Header.GetClusterId() == 0 { // a proxy names itself as the only member, and knows no cluster
+	// A proxy names itself as the only member, and knows no cluster.
+	if resp.Header.GetClusterId() == 0 {
 		return &backend.ConfigError{
 			Setting: "endpoint", Value: "an etcd gRPC proxy", Want: "etcd itself",
 			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
@@ -161,6 +163,7 @@ func (d *Driver) request(ctx context.Context) context.Context {
 // run a timer for it too; the end of the context reaches it anyway.
 type unhurried struct{ context.Context }
 
+// Deadline says that there is none.
 func (unhurried) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // bounded returns the context for one request that is repeated if it takes longer than attemptTime, and what frees it.

@@ -51,6 +51,8 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 			s.mu.Unlock()
 			return errSessionLost
 		}
+		// Before the look at outgrown: a proof of the old term is worth its full time, since the leader that gave it
+		// ends the lease no earlier than a TTL after it, and every later one gives a lease that it finds a full TTL.
 		if s.d.clock.Now().Sub(s.proved) <= age {
 			s.mu.Unlock()
 			return nil
@@ -59,6 +61,7 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 			s.mu.Unlock()
 			return errOutgrown
 		}
+		// The first one sends, and makes the channel by which the others wait for it.
 		wait, mine := s.proving, false
 		if wait == nil {
 			wait, mine = make(chan struct{}), true
@@ -97,8 +100,10 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), attemptTime))
 	defer cancel()
 	var sent backend.Instant
+	// Twice, because the first keepalive after an election may be answered by a member that has not yet applied
+	// anything of the new term, while the read that follows waits until it has.
 	err := errOvertaken
-	for range 2 { // the first keepalive after an election may come before anything was written in the new term
+	for range 2 {
 		sent = s.d.clock.Now()
 		if err = s.prolong(ctx); !errors.Is(err, errOvertaken) {
 			break
@@ -111,6 +116,7 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 	s.result = err
 	s.proving = nil
 	close(done)
+	// The instant before the keepalive was sent; proved never falls.
 	if err == nil && sent > s.proved {
 		s.proved = sent
 	}

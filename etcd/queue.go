@@ -62,8 +62,8 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 		if err = a.watch(ctx, s, w, revision, n.before); err != nil {
 			return 0, err
 		}
-		// Whatever woke us: what counts is the state, read with our own key in it. That is also the proof that key and
-		// lease are alive.
+		// What woke us does not count. The state does, read with our own key in it: that also proves that the key and
+		// the lease are there.
 		n, err = a.neighbours(ctx, s, w, revision)
 	}
 }
@@ -75,6 +75,8 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 // trip.
 func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighbours, error) {
 	for {
+		// The key is put with the lease of this attempt. If it stands already, from an earlier attempt of this request
+		// or as somebody else's, vacant fails, and what was read decides below.
 		put, look := w.put(s.id), clientv3.OpGet(w.dir, clientv3.WithPrefix())
 		mixes := append(w.claim.mixes(w.dir), vacant(w.key))
 		// Ours is the last one then, and only what may keep it out matters.
@@ -93,6 +95,8 @@ func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighb
 			}
 			return revision, neighbours{own: true, before: before}, nil
 		}
+		// Somebody else's key stands where ours would: another place, and again. The loop ends, since each turn chooses
+		// among four times as many.
 		if kvs, _ := lastRead(resp); a.taken(w, kvs) {
 			a.d.resettle(w)
 			continue
@@ -126,9 +130,12 @@ func (a *attempt) neighbours(ctx context.Context, s *session, w *wish, revision 
 		return neighbours{}, err
 	}
 	var n neighbours
+	// Ours only if it was created where we put it and stands on the lease that we prove. On another lease it is not
+	// proved by this session, and the next attempt moves it.
 	own := a.d.entriesOf(resp.Responses[0].GetResponseRange().Kvs)
 	n.own = len(own) == 1 && own[0].revision == revision && own[0].lease == s.id
 	before, hidden := a.before(w, resp.Responses[1].GetResponseRange().Kvs, revision)
+	// A foreign key was among the few that were read: the whole queue tells.
 	if hidden {
 		queue, err := a.read(ctx, w)
 		if err != nil {
@@ -178,7 +185,8 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 	// From here on an event, the end of the session or a look of our own ends the wait, whichever comes first.
 	look := time.NewTimer(firstLook/2 + rand.N(firstLook))
 	defer look.Stop()
-	var own clientv3.WatchChan // from the first look on, so that a lock that changes hands quickly does not pay for it
+	// Nil, and never ready, until the first look: a lock that changes hands quickly does not pay for it.
+	var own clientv3.WatchChan
 	for {
 		select {
 		case resp, open := <-deleted:
@@ -299,7 +307,8 @@ func (d *Driver) removeOne(key, requestID string) {
 		cancel()
 		switch {
 		case errors.Is(err, backend.ErrNotHeld):
-			if !d.calling(key) { // a call may take it over or leave it to us
+			// A call of the same request may take the place over, or leave it to us.
+			if !d.calling(key) {
 				return
 			}
 		case err == nil || !transient(err):

@@ -12,14 +12,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// How a key is given back, and how somebody learns that it is gone. But for those of ForceRelease all deletions of
-// requests' keys come through deleteIf, and none deletes a key blindly: each compares which life of the key it means
+// How a key is given back, and how somebody learns that it is gone. All deletions of requests' keys, except in
+// ForceRelease, come through deleteIf. None deletes a key blindly: each compares which life of the key it means
 // (created), or that nobody has written it since it was read (asRead). Hence a deletion that is carried out late spares
-// whatever came after it. etcd's own recipe unlocks by the name of the key, and a repeated unlock deletes the next lock
-// of the same session (TestRepeatedReleaseSparesTheNextHold).
+// what came after it. etcd's own recipe unlocks by the name of the key, and a repeated unlock deletes the next lock of
+// the same session (TestRepeatedReleaseSparesTheNextHold).
 
-// Release gives a hold back, in one transaction, and returns when etcd has confirmed it or ctx has ended. With the
-// Grant of a request it removes whatever the request has, its hold or its place in the queue, which takes a read more.
+// Release gives a hold back, in one transaction, and returns when etcd has confirmed it or ctx has ended. Request.Grant
+// names what a request has, be it its hold or its place in the queue; Release removes either, and reads the key first.
 // It is tried also in a cluster that has lost its past, where what a backup brought back may stand.
 //
 // Errors wrap backend.ErrNotHeld, with the reason, if the hold was over; ErrUnavailable or ErrUnknown, after which the
@@ -54,7 +54,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		err = d.deleteIf(ctx, key, cmps...)
 	}
 	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
-		return err // the key may stand: its session goes on, and so does whoever calls again
+		// The key may stand: its session goes on, and the caller may try again.
+		return err
 	}
 	if err != nil && revision != 0 {
 		err = d.notHeld(ctx, g, h)

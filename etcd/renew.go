@@ -86,6 +86,7 @@ func (r *renewing) all(ctx context.Context) {
 		switch {
 		case h == nil, !h.stays(g.TTL):
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
+		// By the TTL that its session was asked for: the successor is that of the same TTL.
 		case h.session.isOutgrown():
 			ttl := h.session.asked()
 			byTTL[ttl] = append(byTTL[ttl], i)
@@ -104,7 +105,9 @@ func (r *renewing) all(ctx context.Context) {
 		if r.out[i].Err != nil {
 			continue
 		}
-		if holds[i] != nil && g.TTL < r.out[i].TTL { // it stood on a lease with more
+		// A hold that was renewed for less, and could not move yet, stands on a lease with more. Its holder is promised
+		// only what it asked for, so that the hold can move once the earlier promise has passed.
+		if holds[i] != nil && g.TTL < r.out[i].TTL {
 			r.out[i].TTL = g.TTL
 		}
 		if h := r.hold(i); h != nil {
@@ -290,7 +293,8 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 		r.d.inParts(members, func(part []int) (tooMany bool) {
 			done, tooMany := r.moveTogether(ctx, s, stand, part)
 			if !done {
-				for _, i := range part { // one has changed, and keeps no other from moving
+				// One of them has changed since it was read, and keeps no other from moving.
+				for _, i := range part {
 					r.moveTogether(ctx, s, stand, []int{i})
 				}
 			}
@@ -298,7 +302,8 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 		})
 	}
 	for _, i := range members {
-		if h := r.hold(i); h != nil && h.adopted { // it did not move
+		// It was adopted for the move, and has not moved.
+		if h := r.hold(i); h != nil && h.adopted {
 			r.d.dropHold(r.keys[i], h)
 		}
 	}
@@ -390,8 +395,8 @@ var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.E
 // false if one of several is not; tooMany is true if the server allows fewer operations. In both cases nothing was
 // written.
 //
-// The proof on which the validity rests is that of the session before the transaction: it was sent before the key stood
-// on the lease, and the lease lives at least a TTL from then on.
+// The validity rests on the session's last proof before the transaction. It was sent before the keys stood on the
+// lease, and the lease lives at least a TTL from then on.
 func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) (done, tooMany bool) {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
 	// What the driver knew of each hold before the transaction, so that moveHold sees whether it was given back

@@ -38,10 +38,11 @@ import (
 // away.
 type session struct {
 	kit.Session
-	d       *Driver
-	id      clientv3.LeaseID
-	ttl     time.Duration // as granted
-	seconds int64         // as asked for: the key in Driver.sessions
+	d  *Driver
+	id clientv3.LeaseID
+	// As granted, and as asked for: the latter is the key in Driver.sessions.
+	ttl     time.Duration
+	seconds int64
 
 	// The stream that the keepalives go out on. create stops it when the loop has ended.
 	keepAlives *keepAlives
@@ -55,10 +56,12 @@ type session struct {
 	// to another session without being told by anybody else.
 	outgrown chan struct{}
 
-	mu      sync.Mutex      // protects the following fields; taken after Driver.mu, never before
-	proved  backend.Instant // just before the last confirmed request was sent
-	proving chan struct{}   // not nil while a keepalive is in flight; closed when it ends
-	result  error           // of the last keepalive
+	mu sync.Mutex // protects the following fields
+	// Just before the last confirmed request was sent: what the validity of every hold counts from.
+	proved backend.Instant
+	// Not nil while a keepalive is in flight. keepAliveOnce closes it when that has ended, with its result below.
+	proving chan struct{}
+	result  error
 
 	// A request on this lease went unanswered, so that a key may appear on it that nobody knows: see sweep. It stays
 	// set for the rest of the session's life. doubted has room for one signal, is never closed, and wakes the loop.
@@ -88,6 +91,8 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 			outgrown: make(chan struct{}), doubted: make(chan struct{}, 1),
 		}
 	}, func(s *session) {
+		// Under no mutex, once for each session. If this fails, everybody who waits for the session gets the error; it
+		// then has no lease, and nothing to give back.
 		err := d.history.err()
 		if err == nil {
 			err = d.enter()
@@ -176,12 +181,14 @@ func (s *session) keepAlive() {
 	defer s.d.gate.Leave()
 	timer := time.NewTimer(s.ttl / 3)
 	defer timer.Stop()
+	// The timer of the looks between keepalives, which runs only after a request went unanswered.
 	look, wait := time.NewTimer(time.Hour), time.Hour
 	look.Stop()
 	defer look.Stop()
 	for {
 		select {
 		case <-timer.C:
+		// A new doubt begins the looks anew, at their shortest distance.
 		case <-s.doubted:
 			wait = firstSweep
 			look.Reset(wait)
@@ -197,9 +204,11 @@ func (s *session) keepAlive() {
 		case <-s.d.ctx.Done():
 			return // Close revokes
 		}
+		// Nobody joins between the look at the users and the end: kit does both under its mutex. The revocation may
+		// fail: without keepalives the lease ends by itself.
 		if s.d.sessions.Retire(s, s.ttl) {
 			ctx, cancel := context.WithTimeout(s.d.ctx, attemptTime)
-			_ = s.revoke(ctx) // without users and keepalives it ends by itself
+			_ = s.revoke(ctx)
 			cancel()
 			return
 		}
@@ -208,9 +217,11 @@ func (s *session) keepAlive() {
 		case err == nil:
 			s.sweep()
 			timer.Reset(max(s.ttl/3-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20))
+		// Only to keep the keys standing until they have moved.
 		case errors.Is(err, errOutgrown):
 			s.sweep()
 			timer.Reset(s.ttl / 3)
+		// prolong has ended the session.
 		case errors.Is(err, errSessionLost):
 			return
 		default:
@@ -221,9 +232,8 @@ func (s *session) keepAlive() {
 	}
 }
 
-// end declares the lease gone and tells the holder of every hold on it, once, in the goroutine of whoever found out.
-// The functions of the core do not block. They are called without any mutex, since a holder may call back into the
-// driver.
+// end declares the lease gone and tells the holder of every hold on it, once, in the goroutine that found out. The
+// functions of the core do not block. They are called without any mutex, since a holder may call back into the driver.
 func (s *session) end(reason backend.Reason) {
 	if !s.d.sessions.End(s) {
 		return

@@ -44,11 +44,16 @@ const maxBackoff = 3 * time.Second
 // A nil *connections watches over nothing: it is what a driver has whose client New was given. Nothing here runs by
 // itself; every timer belongs to a request and is stopped when that has its answer.
 type connections struct {
-	begun  time.Time
-	failed atomic.Pointer[string] // why the last request that found no server found none
-	bears  atomic.Int64           // for how long a server may be silent: see bearWith
-	token  *token                 // nil without a user
+	begun time.Time
+	// Why the last request that found no server found none: failure tells it, and Open.
+	failed atomic.Pointer[string]
+	// For how long a server may be silent, in nanoseconds: see bearWith.
+	bears atomic.Int64
+	// Nil without a user.
+	token *token
 
+	// Connections that stand, and what is known of the members by address. The mutex is held for a moment only, never
+	// while a connection is dialled or closed.
 	mu      sync.Mutex // protects the following fields
 	open    map[*connection]struct{}
 	members map[string]*member // by address
@@ -125,7 +130,8 @@ func (c *connections) bearWith(err error) {
 	}
 }
 
-// failure is why the last request that found no server found none, or nil.
+// failure is why the last request that found no server found none, or nil. It is advice for the error of Open, and
+// decides nothing.
 func (c *connections) failure() error {
 	if text := c.failed.Load(); text != nil {
 		return errors.New(*text)
@@ -176,18 +182,21 @@ func (c *connections) closeSilent() {
 	}
 }
 
-// now is never zero.
+// now is the time since c was made, in nanoseconds and never zero, because zero means "not asked". It is the process's
+// own monotonic clock: what it measures is the network's business, not the validity of holds.
 func (c *connections) now() int64 { return 1 + int64(time.Since(c.begun)) }
 
 // connection knows since when its server owes an answer. Any byte that is read counts as one: the server lives, and
 // what it answers is not for this layer to judge. gRPC reads and writes from goroutines of its own, hence the atomic.
 type connection struct {
 	net.Conn
-	addr  string // that was dialled
-	all   *connections
-	asked atomic.Int64 // when the first bytes were written after those that were read last; zero if none were
+	addr string // that was dialled
+	all  *connections
+	// When the first bytes were written after those that were read last; zero if there were none.
+	asked atomic.Int64
 }
 
+// Write writes to the server, which owes an answer from then on if it did not before.
 func (c *connection) Write(b []byte) (int, error) {
 	if c.asked.Load() == 0 {
 		c.asked.CompareAndSwap(0, c.all.now())
@@ -195,6 +204,7 @@ func (c *connection) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// Read reads what the server says, after which it owes nothing.
 func (c *connection) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
@@ -203,6 +213,7 @@ func (c *connection) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// Close closes the connection, once or more often; nobody looks at it any more.
 func (c *connection) Close() error {
 	c.all.mu.Lock()
 	delete(c.all.open, c)

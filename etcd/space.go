@@ -37,7 +37,8 @@ type spaceValue struct {
 	Cluster string `json:"cluster"` // the id, in hexadecimal
 }
 
-// spaceKey is the key of the token space. Whoever deletes everything below the prefix deletes it too: see checkSpace.
+// spaceKey is the key of the token space. It lies below the prefix, so deleting everything there deletes it too: see
+// checkSpace.
 func (d *Driver) spaceKey() string { return d.prefix + "+space" }
 
 // tokenSpace returns the token space; its name is empty until the first call has learnt it.
@@ -53,7 +54,8 @@ func (h *history) tokenSpace() space {
 func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) error {
 	kvs, cluster := resp.Kvs, strconv.FormatUint(resp.Header.ClusterId, 16)
 	for {
-		var stands int64 // the revision of what stands there; 0: nothing
+		// The revision at which what stands there was written; 0 if there is nothing. Planting compares it.
+		var stands int64
 		if len(kvs) > 0 {
 			var v spaceValue
 			if err := json.Unmarshal(kvs[0].Value, &v); err != nil || v.Format != 1 || v.Space == "" {

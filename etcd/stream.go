@@ -20,13 +20,17 @@ import (
 // A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later one
 // (TestSlowKeepaliveTakesItsStreamWithIt). Everything ends with stop, which the session calls when its loop has ended.
 type keepAlives struct {
-	d    *Driver
-	ctx  context.Context // of the session
+	d *Driver
+	// Ends with stop, and with Close of the driver. Every stream is opened under it.
+	ctx  context.Context
 	stop context.CancelFunc
 
-	turn    chan struct{} // holds one token while a keepalive is under way, and protects the following fields
-	stream  pb.Lease_LeaseKeepAliveClient
-	opening chan opened        // not nil while the stream is opened
+	// turn holds one token while a keepalive is under way, and protects the following fields. A channel and not a
+	// mutex, so that one who waits for the turn goes when its context ends.
+	turn   chan struct{}
+	stream pb.Lease_LeaseKeepAliveClient
+	// Not nil while the stream is opened. The result is put into it, once; it is never closed.
+	opening chan opened
 	cancel  context.CancelFunc // ends stream, or the opening
 }
 
@@ -77,6 +81,7 @@ func (k *keepAlives) open(ctx context.Context) error {
 		streamCtx, cancel := context.WithCancel(k.ctx)
 		result := make(chan opened, 1)
 		k.opening, k.cancel = result, cancel
+		// Nobody stops this but openTime and stop: a caller that gives up leaves it to the next one.
 		go func() {
 			defer k.d.gate.Leave()
 			defer time.AfterFunc(openTime, cancel).Stop()
@@ -103,12 +108,15 @@ func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.
 	if err := k.open(ctx); err != nil {
 		return nil, err
 	}
+	// If ctx has ended, cancel may have been called although the answer came: the stream is given up then, whatever it
+	// says.
 	inTime := context.AfterFunc(ctx, k.cancel)
 	answer, err := k.sendAndReceive(lease)
 	if !inTime() || err != nil {
 		k.cancel()
 		k.stream = nil
 	}
+	// The stream says that it was cancelled; the reason is the end of ctx.
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
@@ -118,7 +126,8 @@ func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.
 // sendAndReceive blocks until the stream has an answer or ends.
 func (k *keepAlives) sendAndReceive(lease clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
 	if err := k.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)}); err != nil {
-		if _, why := k.stream.Recv(); why != nil { // Send only says that the stream has ended
+		// Send only says that the stream has ended; Recv says why.
+		if _, why := k.stream.Recv(); why != nil {
 			err = why
 		}
 		return nil, err

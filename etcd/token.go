@@ -24,15 +24,18 @@ import (
 type token struct {
 	conns *connections
 
-	mu     sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// The token; empty if there is none or a server did not know it. number counts those that were given.
 	text   string
-	number int     // counts those that were given
-	asking *asking // not nil while one is asked for
+	number int
+	// The request under way, or nil.
+	asking *asking
 }
 
 // asking is one request for a token, for everybody who wants one meanwhile.
 type asking struct {
-	done   chan struct{} // closed when the answer is there
+	done chan struct{} // closed when the answer is there
+	// Valid when done is closed.
 	answer *pb.AuthenticateResponse
 	err    error
 }
@@ -113,6 +116,8 @@ func (t *token) unary(
 			return call(ctx, method, request, answer, conn, opts...)
 		})
 	}
+	// Read before the request is sent: the token that it bears is this one or a later one. If it is a later one, the
+	// refusal drops nothing, and the next refusal does.
 	number := t.inUse()
 	err := call(ctx, method, request, reply, conn, opts...)
 	if ofToken(err) {
@@ -154,6 +159,7 @@ type tokenStream struct {
 // of them.
 func (s *tokenStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
+	// A watch that is refused comes as a message that it was cancelled, with the reason as text.
 	if watch, ok := m.(*pb.WatchResponse); ok && err == nil && watch.Canceled {
 		if why := errors.New(watch.CancelReason); ofToken(why) {
 			s.token.forget(s.number)

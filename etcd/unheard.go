@@ -36,9 +36,11 @@ var errUnheard = errors.New("it owes an answer, and another server has answered 
 // member is what is known of the server at an address. Times are those of connections.now, connections.mu protects
 // them. It is kept for the life of the client, one for each address that was ever dialled.
 type member struct {
-	answered int64 // when the latest request was sent that it answered
-	left     int64
-	out      time.Duration // for how long it is left alone then; zero if it has answered since
+	// When the latest request was sent that it has answered.
+	answered int64
+	// When it was left the last time, and for how long from then; out is zero if it has answered since.
+	left int64
+	out  time.Duration
 }
 
 // question is a request that takes a majority, from before it is sent until it is answered or given up.
@@ -60,6 +62,8 @@ func (c *connections) asking(ctx context.Context, method string) (asking context
 	q := &question{sent: c.now()}
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, questionKey{}, q))
 	pause := time.Duration(c.bears.Load() / 8)
+	// Most requests are answered before the first look, and cost a timer. The condition of leave may come true at any
+	// later moment, by another member's answer, so it is looked at again and again.
 	timer := time.AfterFunc(pause, func() {
 		for !c.leave(q) && kit.Sleep(ctx, pause) == nil {
 		}
@@ -111,7 +115,8 @@ func (c *connections) leave(q *question) (left bool) {
 		c.mu.Unlock()
 		return false
 	}
-	if q.sent > m.left { // several requests that hang together count once
+	// Several requests that hang together count once.
+	if q.sent > m.left {
 		m.left, m.out = now, min(max(2*m.out, unheardOut), mostUnheardOut)
 	}
 	var open []*connection
@@ -121,6 +126,7 @@ func (c *connections) leave(q *question) (left bool) {
 		}
 	}
 	c.mu.Unlock()
+	// After c.mu is free, since Close takes it. gRPC then fails what waits on the connection.
 	for _, other := range open {
 		_ = other.Close()
 	}
@@ -137,7 +143,8 @@ func (c *connections) memberLocked(addr string) *member {
 	return m
 }
 
-// leftAlone reports whether no connection to a member is to be made now.
+// leftAlone reports whether no connection to a member is to be made now. gRPC asks again after its own pause, so that
+// nothing has to end the time.
 func (c *connections) leftAlone(addr string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -85,7 +85,8 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	// The queue as it was at that revision is what the events change. Reading it as it is now, and watching from then
 	// on, would tell nothing of what happened in between.
 	resp, err := d.get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
-	if isOneOf(err, rpctypes.ErrFutureRev) { // the caller has it from the cluster of before
+	// The caller has the revision from a cluster that had come further than this one.
+	if isOneOf(err, rpctypes.ErrFutureRev) {
 		return &backend.HistoryError{What: "revision", Was: strconv.FormatInt(since, 10), Now: "less"}
 	}
 	if resp == nil {
@@ -118,7 +119,7 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	return errWatch
 }
 
-// byRevision splits events, which come in order, into those of one revision each: one transaction.
+// byRevision groups events, which come in order, by their revision. A group is what one transaction did.
 func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
 	var steps [][]*clientv3.Event
 	for _, e := range events {
@@ -168,7 +169,7 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 			}
 		}
 	}
-	// Only those who hold are told of. Whom a deletion lets in holds from the same revision on.
+	// Only holds are told of, not places: a request that a deletion lets in holds from the same revision on.
 	before, now := f.holders, slices.Clone(holders(f.queue))
 	f.holders = now
 	gone := map[clientv3.LeaseID]bool{}
@@ -180,7 +181,8 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 		if forcedAway != nil && forcedAway.names(x.revision) {
 			e.Type, e.Reason = backend.ChangeForceReleased, forcedAway.Reason
 		} else if expired, err := f.leaseGone(ctx, x.lease, gone); err != nil {
-			return err // a guess would be told as the truth
+			// A guess would be told as the truth.
+			return err
 		} else if expired {
 			e.Type = backend.ChangeExpired
 		}
