@@ -54,7 +54,8 @@ var capabilityClauses = []Clause{
 		Rule: "Describe says what exclusion rests on, and fencing is not declared over a service that forgets",
 	},
 	{
-		ID: "P16", Group: "capabilities", Slug: "texts-come-back-whole", caps: backend.CapInspect, run: textsComeBackWhole,
+		ID: "P16", Group: "capabilities", Slug: "texts-come-back-whole", caps: backend.CapInspect,
+		run:  textsComeBackWhole,
 		Rule: "name, owner, HoldID and metadata of the greatest length allowed are shown as they were given",
 	},
 }

@@ -60,7 +60,8 @@ func oneLeaderAtATime(t *trial) {
 				// A goroutine may be told late on a busy machine; Err reads the clock and knows.
 				for other := range leading {
 					if other.Err() == nil {
-						t.Violatedf("two leaders believe in themselves; the first until %v from now", time.Until(other.Deadline()))
+						t.Violatedf("two leaders believe in themselves; the first until %v from now",
+							time.Until(other.Deadline()))
 					}
 				}
 				leading[lease] = true

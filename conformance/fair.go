@@ -22,7 +22,8 @@ func fairly(slack time.Duration, attempt func() (r Result, violated bool)) (r Re
 		return err
 	})
 	if len(excused) > 0 {
-		r.Messages = append(r.Messages, "attempts that failed while the machine stood still: "+strings.Join(excused, "; "))
+		r.Messages = append(r.Messages,
+			"attempts that failed while the machine stood still: "+strings.Join(excused, "; "))
 	}
 	if errors.As(err, new(*stall.InconclusiveError)) {
 		r.Outcome = Inconclusive

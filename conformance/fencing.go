@@ -158,7 +158,8 @@ func staleWriteIsRefused(t *trial) {
 	space := t.desc.TokenSpace
 	var guard fencing.Memory
 	_, _, sleeper := t.silent(name)
-	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); err != nil {
+	if err := guard.Check(t.Context(),
+		fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); err != nil {
 		t.Errorf("write by the holder = %v, want it admitted", err)
 	}
 	r := t.request(name)
@@ -170,7 +171,8 @@ func staleWriteIsRefused(t *trial) {
 	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: g.Token, Space: space}); err != nil {
 		t.Errorf("write by the rival = %v, want it admitted", err)
 	}
-	if err := guard.Check(t.Context(), fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); !errors.Is(err, fencing.ErrStale) {
+	if err := guard.Check(t.Context(),
+		fencing.Claim{Resource: "resource", Token: sleeper.Token, Space: space}); !errors.Is(err, fencing.ErrStale) {
 		t.Errorf("write by the holder that slept past its lease = %v, want ErrStale", err)
 	}
 	t.release(rival, g, "by the rival")

@@ -14,7 +14,8 @@ var hierarchyClauses = []Clause{
 		Rule: "an exclusive hold of a path keeps others off its ancestors and all below, and off nothing beside",
 	},
 	{
-		ID: "H2", Group: "hierarchy", Slug: "shared-paths", caps: backend.CapHierarchy | backend.CapShared, run: sharedPaths,
+		ID: "H2", Group: "hierarchy", Slug: "shared-paths", caps: backend.CapHierarchy | backend.CapShared,
+		run:  sharedPaths,
 		Rule: "shared holds live beside each other above and below, and keep exclusive ones off the same path",
 	},
 	{

@@ -98,7 +98,9 @@ func goroutinesDoNotPileUp(t *trial) {
 			after = goroutinesOf(t, mine)
 		}
 		if n := countGoroutines(after); n > before+room {
-			slices.SortFunc(after, func(x, y string) int { return countGoroutines([]string{y}) - countGoroutines([]string{x}) })
+			slices.SortFunc(after, func(x, y string) int {
+				return countGoroutines([]string{y}) - countGoroutines([]string{x})
+			})
 			t.Errorf("%d goroutines more after %d acquires more, all of which are over; most of them at %s",
 				n-before, 3*more, after[0])
 		}

@@ -33,7 +33,8 @@ func (t *trial) oneAfterTheOther(both []contender, when string) {
 	}
 	t.mustBeHeld(t.client(), g.Name, "while the first of two waiters holds, "+when)
 	t.release(first.driver, g, "by the first of two waiters")
-	t.release(second.driver, t.got(second.w, bound, when+" and the release of the first"), "by the second of two waiters")
+	t.release(second.driver, t.got(second.w, bound, when+" and the release of the first"),
+		"by the second of two waiters")
 }
 
 func evictedWaiterDoesNotHold(t *trial) {
@@ -101,7 +102,8 @@ func grantsOutliveARestart(t *trial) {
 		for _, g := range grants {
 			got, err := t.try(rival, t.request(g.Name))
 			if err == nil && t.now() < g.SentAt.Add(t.desc.Validity(g.TTL)) {
-				t.Violatedf("what was granted before a restart went to a rival, long before the end of its TTL of %v", g.TTL)
+				t.Violatedf("what was granted before a restart went to a rival, long before the end of its TTL of %v",
+					g.TTL)
 				_ = rival.Release(t.within(slack), got)
 				return
 			}

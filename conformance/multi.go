@@ -16,11 +16,13 @@ var multiClauses = []Clause{
 		Rule: "AcquireAll grants every name, each with a hold of its own, in the order asked; or is ErrHeld and keeps none",
 	},
 	{
-		ID: "M2", Group: "multi", Slug: "waits-without-keeping", caps: backend.CapMultiAcquire, run: waitsWithoutKeeping,
+		ID: "M2", Group: "multi", Slug: "waits-without-keeping", caps: backend.CapMultiAcquire,
+		run:  waitsWithoutKeeping,
 		Rule: "AcquireAll that waits gets all names together when the last is free; if it gives up, none is kept",
 	},
 	{
-		ID: "M3", Group: "multi", Slug: "same-requests-same-holds", caps: backend.CapMultiAcquire, run: sameRequestsSameHolds,
+		ID: "M3", Group: "multi", Slug: "same-requests-same-holds", caps: backend.CapMultiAcquire,
+		run:  sameRequestsSameHolds,
 		Rule: "AcquireAll with the requests of holds that live answers with the same holds",
 	},
 	{
@@ -198,7 +200,8 @@ func endedContextLeavesNoneOfAll(t *trial) {
 	for _, wait := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := t.all(ctx, d, rs, wait); !errors.Is(err, context.Canceled) && !(wait && errors.Is(err, backend.ErrUnsupported)) {
+		if _, err := t.all(ctx, d, rs, wait); !errors.Is(err, context.Canceled) &&
+			!(wait && errors.Is(err, backend.ErrUnsupported)) {
 			t.Errorf("AcquireAll with an ended context (wait %v) = %v, want its error", wait, err)
 		}
 	}

@@ -35,7 +35,8 @@ var permitsClauses = []Clause{
 		Rule: "the permits of a client that is gone are back after its TTL, and the others' stay",
 	},
 	{
-		ID: "Q5", Group: "permits", Slug: "big-request-gets-its-turn", caps: backend.CapPermits, run: bigRequestGetsItsTurn,
+		ID: "Q5", Group: "permits", Slug: "big-request-gets-its-turn", caps: backend.CapPermits,
+		run:  bigRequestGetsItsTurn,
 		Rule: "a request for all permits gets its turn under a stream of requests for one",
 	},
 	{
@@ -51,7 +52,8 @@ var permitsClauses = []Clause{
 		Rule: "of several holds of permits each is renewed, released and repeated by its own request alone",
 	},
 	{
-		ID: "Q8", Group: "permits", Slug: "great-limits-are-counted", caps: backend.CapPermits, run: greatLimitsAreCounted,
+		ID: "Q8", Group: "permits", Slug: "great-limits-are-counted", caps: backend.CapPermits,
+		run:  greatLimitsAreCounted,
 		Rule: "limits beyond every small integer are counted exactly",
 	},
 }

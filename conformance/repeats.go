@@ -18,7 +18,8 @@ var identityClauses = []Clause{
 		Rule: "a request id is repeated through one client; through another it contends, and learns HeldError.SameRequest",
 	},
 	{
-		ID: "D14", Group: "core", Slug: "release-ends-with-its-context", needs: needLink, run: releaseEndsWithItsContext,
+		ID: "D14", Group: "core", Slug: "release-ends-with-its-context", needs: needLink,
+		run:  releaseEndsWithItsContext,
 		Rule: "Do and Release return within a second of their context's end, whatever TTL and network; the release goes on",
 	},
 	{

@@ -18,7 +18,8 @@ var sharedClauses = []Clause{
 		Rule: "shared holds of several clients live side by side, and an exclusive one waits until the last is released",
 	},
 	{
-		ID: "R2", Group: "shared", Slug: "writer-keeps-readers-out", caps: backend.CapShared, run: writerKeepsReadersOut,
+		ID: "R2", Group: "shared", Slug: "writer-keeps-readers-out", caps: backend.CapShared,
+		run:  writerKeepsReadersOut,
 		Rule: "while an exclusive hold lives a shared attempt is ErrHeld, and shared waiters get in together after it",
 	},
 	{
@@ -51,7 +52,8 @@ var sharedClauses = []Clause{
 		Rule: "of several shared holds each is renewed, released and repeated by its own request alone",
 	},
 	{
-		ID: "R9", Group: "shared", Slug: "hundreds-of-readers", crowd: true, caps: backend.CapShared, run: hundredsOfReaders,
+		ID: "R9", Group: "shared", Slug: "hundreds-of-readers", crowd: true, caps: backend.CapShared,
+		run:  hundredsOfReaders,
 		Rule: "hundreds of readers hold together, and a writer gets in only when the last has left",
 	},
 }

@@ -29,7 +29,8 @@ func correctnessNeedsFencing(t *trial) {
 	if !t.desc.Capabilities.Has(backend.CapFencing) {
 		var tier *fencelock.CapabilityError
 		if !errors.Is(err, fencelock.ErrTier) || !errors.As(err, &tier) {
-			t.Fatalf("Open for correctness of a driver that does not fence = %v, want ErrTier with a *CapabilityError", err)
+			t.Fatalf("Open for correctness of a driver that does not fence = %v, want ErrTier with a *CapabilityError",
+				err)
 		}
 		if tier.Driver != t.desc.Name || tier.Lacks == "" {
 			t.Errorf("CapabilityError = %+v, want driver %q and what it lacks", tier, t.desc.Name)

@@ -52,11 +52,13 @@ var waitingClauses = []Clause{
 		Rule: "a wait ends by a grant or by its context, not before",
 	},
 	{
-		ID: "W10", Group: "waiting", Slug: "evicted-waiter-does-not-hold", needs: needEvictWaiter, run: evictedWaiterDoesNotHold,
+		ID: "W10", Group: "waiting", Slug: "evicted-waiter-does-not-hold", needs: needEvictWaiter,
+		run:  evictedWaiterDoesNotHold,
 		Rule: "a waiter whose place in the queue was deleted never holds beside another, and acquires in the end",
 	},
 	{
-		ID: "W11", Group: "waiting", Slug: "overtaken-waiter-does-not-hold", needs: needLink, run: overtakenWaiterDoesNotHold,
+		ID: "W11", Group: "waiting", Slug: "overtaken-waiter-does-not-hold", needs: needLink,
+		run:  overtakenWaiterDoesNotHold,
 		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, never holds beside that one",
 	},
 }
@@ -212,7 +214,8 @@ func releaseWakesNoHerd(t *trial) {
 		holder, waiters[winner] = drivers[winner], nil
 	}
 	if !calm {
-		t.Errorf("each of %d releases made more than half of the waiters send something (%d the last time)", rounds, last)
+		t.Errorf("each of %d releases made more than half of the waiters send something (%d the last time)", rounds,
+			last)
 	}
 	giveUp()
 	for _, w := range waiters {

@@ -239,7 +239,8 @@ func watchReplaysWithoutAGap(t *trial) {
 		t.Fatalf("Holder of a held name = %+v, %v", info, err)
 	}
 	t.release(a, held, "by the holder")
-	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.ChangeReleased || e.Token != held.Token {
+	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.ChangeReleased ||
+		e.Token != held.Token {
 		t.Errorf("what follows the revision at which %v held is %+v, want its release", held.Token, e)
 	}
 }

@@ -315,7 +315,8 @@ func exchange(ctx context.Context, by http.RoundTripper, url string, body any) (
 	}
 	var p gateway.Problem
 	if err := json.Unmarshal(out.Bytes(), &p); err != nil {
-		return nil, false, fmt.Errorf("%w: status %d, and no problem document", fencelock.ErrUnavailable, resp.StatusCode)
+		return nil, false, fmt.Errorf("%w: status %d, and no problem document", fencelock.ErrUnavailable,
+			resp.StatusCode)
 	}
 	return nil, false, fmt.Errorf("%w: %s", errorOf(&p), p.Error())
 }

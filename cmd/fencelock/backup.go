@@ -170,7 +170,8 @@ type fileError struct{ error }
 func (e fileError) Unwrap() error { return e.error }
 
 // fetchBackup replaces file by a backup that is complete, or leaves it as it is.
-func fetchBackup(ctx context.Context, admin *builtin.Admin, file string) (info server.BackupInfo, size int64, err error) {
+func fetchBackup(ctx context.Context, admin *builtin.Admin,
+	file string) (info server.BackupInfo, size int64, err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*.part")
 	if err != nil {
 		return info, 0, fileError{err}

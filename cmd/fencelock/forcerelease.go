@@ -32,7 +32,9 @@ func forceReleaseMain(args []string) int {
 	if err == nil && *reason == "" {
 		err = errors.New("--reason is missing")
 	}
-	return s.run(err, forceReleaseHelp, func(ctx context.Context) error { return s.forceRelease(ctx, s.args[0], *reason) })
+	return s.run(err, forceReleaseHelp, func(ctx context.Context) error {
+		return s.forceRelease(ctx, s.args[0], *reason)
+	})
 }
 
 func (s *lookSettings) forceRelease(ctx context.Context, name, reason string) error {

@@ -97,7 +97,8 @@ func (d *door) check(secure bool) error {
 	if secure || host == "localhost" || ip != nil && ip.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("--http-listen %s: others reach it without TLS; give --tls-cert and --tls-key, or --insecure", d.listen)
+	return fmt.Errorf("--http-listen %s: others reach it without TLS; give --tls-cert and --tls-key, or --insecure",
+		d.listen)
 }
 
 type gatewaySettings struct {

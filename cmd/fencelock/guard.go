@@ -147,7 +147,9 @@ func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context
 // open connects to the store.
 func (s *guardSettings) open(ctx context.Context) error {
 	bad := func(why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "--store", Value: backend.RedactURL(s.store), Why: why}
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "--store", Value: backend.RedactURL(s.store), Why: why,
+		}
 	}
 	scheme, rest, _ := strings.Cut(s.store, "://")
 	switch scheme {

@@ -68,7 +68,8 @@ func (s *runSettings) conclude(w *watch, locks *fencelock.Client, lease *fencelo
 		code, how = exitSignal+int(syscall.SIGKILL), "it does not die"
 	}
 	if w.survivors {
-		s.complain("processes of the command do not die; lock %q is not given back and ends with its TTL of %v", s.name, s.ttl)
+		s.complain("processes of the command do not die; lock %q is not given back and ends with its TTL of %v", s.name,
+			s.ttl)
 		if lease.Err() == nil {
 			return code
 		}

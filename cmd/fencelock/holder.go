@@ -26,7 +26,9 @@ Exit codes:
 func holderMain(args []string) int {
 	s, f := newLook("holder")
 	f.BoolVar(&s.stale, "stale", false, "")
-	return s.run(s.parse(f, args, "NAME"), holderHelp, func(ctx context.Context) error { return s.holder(ctx, s.args[0]) })
+	return s.run(s.parse(f, args, "NAME"), holderHelp, func(ctx context.Context) error {
+		return s.holder(ctx, s.args[0])
+	})
 }
 
 func (s *lookSettings) holder(ctx context.Context, name string) error {

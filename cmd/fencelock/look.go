@@ -121,7 +121,8 @@ func open[T any](ctx context.Context, s *lookSettings, needs backend.Capabilitie
 			missing = needs
 		}
 		closeDriver()
-		return none, nil, fmt.Errorf("%s: the %s driver lacks the capability %v: %w", s.word, about.Name, missing, backend.ErrUnsupported)
+		return none, nil, fmt.Errorf("%s: the %s driver lacks the capability %v: %w", s.word, about.Name, missing,
+			backend.ErrUnsupported)
 	}
 	return t, closeDriver, nil
 }

@@ -78,7 +78,8 @@ func usage(w io.Writer) {
 	for _, c := range subcommands {
 		fmt.Fprintf(w, "  fencelock %-14s %s\n", c.name, c.summary)
 	}
-	fmt.Fprint(w, "  fencelock version        print the version\n  fencelock help           print this, or with a subcommand its help\n")
+	fmt.Fprint(w,
+		"  fencelock version        print the version\n  fencelock help           print this, or with a subcommand its help\n")
 }
 
 // usageError tells what is wrong with the command line, and where to read how it should be.

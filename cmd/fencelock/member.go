@@ -112,7 +112,9 @@ func (s *lookSettings) removeMember(ctx context.Context, admin *builtin.Admin) e
 }
 
 func peerOf(m *lockpb.Member) *peer {
-	return &peer{NodeID: m.NodeId, PeerAddress: m.PeerAddress, ClientAddress: m.ClientAddress, Voter: m.Voter, Waits: m.Waits}
+	return &peer{
+		NodeID: m.NodeId, PeerAddress: m.PeerAddress, ClientAddress: m.ClientAddress, Voter: m.Voter, Waits: m.Waits,
+	}
 }
 
 func (p *peer) vote() string {

@@ -66,7 +66,9 @@ func migrate(ctx context.Context, dsn string, o *postgres.Options, printOnly boo
 	}
 	pool, err := pgxpool.New(ctx, dsn)
 	if err != nil {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "--dsn", Value: backend.RedactURL(dsn), Why: "pgx cannot read it"}
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "--dsn", Value: backend.RedactURL(dsn), Why: "pgx cannot read it",
+		}
 	}
 	defer pool.Close()
 	ctx, cancel := context.WithTimeout(ctx, 10*attemptTime)

@@ -225,7 +225,8 @@ func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fenceloc
 		StopEarly: s.killAfter,
 	})
 	if err != nil && opening.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("lock %q: the service did not answer within %v, so that nobody knows whether it is held: %w", s.name, limit, err)
+		err = fmt.Errorf("lock %q: the service did not answer within %v, so that nobody knows whether it is held: %w",
+			s.name, limit, err)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -309,7 +310,8 @@ func (s *runSettings) observe(_ context.Context, e fencelock.Event) {
 	case fencelock.EventAcquired:
 		s.report("lock %q is acquired after %v", e.Name, e.Wait.Round(time.Millisecond))
 	case fencelock.EventSuspect:
-		s.report("lock %q was not renewed and is tried again, for %v at most: %v", e.Name, e.Left.Round(time.Millisecond), e.Err)
+		s.report("lock %q was not renewed and is tried again, for %v at most: %v", e.Name,
+			e.Left.Round(time.Millisecond), e.Err)
 	case fencelock.EventReleased:
 		if e.Err == nil {
 			s.report("lock %q is given back after %v", e.Name, e.Held.Round(time.Millisecond))

@@ -53,8 +53,10 @@ func sessionMain(args []string) int {
 		names []string
 		do    func(context.Context, *builtin.Admin) error
 	}{
-		"list": {nil, func(ctx context.Context, admin *builtin.Admin) error { return s.listSessions(ctx, admin, *client) }},
-		"end":  {[]string{"SESSION"}, s.endSession},
+		"list": {nil, func(ctx context.Context, admin *builtin.Admin) error {
+			return s.listSessions(ctx, admin, *client)
+		}},
+		"end": {[]string{"SESSION"}, s.endSession},
 	}
 	if len(args) == 0 {
 		return usageError(s.word, errors.New("list or end is missing"))

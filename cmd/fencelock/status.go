@@ -68,7 +68,8 @@ func (s *lookSettings) status(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE", "VERSION")
+	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE",
+		"VERSION")
 	var wrong []error
 	answers := admin.Status(ctx)
 	if text := outlook(answers); text != "" {

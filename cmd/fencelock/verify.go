@@ -62,7 +62,8 @@ func (s *lookSettings) verify(dir string) error {
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	p := verified{v.Node, v.Cluster, v.First, v.Last, v.Snapshot, v.Unsummed, v.Revision}
 	err = out.print(p, []string{
-		v.Node, v.Cluster, number(v.First), number(v.Last), number(v.Snapshot), strconv.Itoa(v.Unsummed), number(v.Revision),
+		v.Node, v.Cluster, number(v.First), number(v.Last), number(v.Snapshot), strconv.Itoa(v.Unsummed),
+		number(v.Revision),
 	})
 	if err != nil {
 		return err

@@ -35,7 +35,8 @@ func (l *Locker) TryAcquire(ctx context.Context, name string, opts ...fencelock.
 
 func (l *Locker) acquire(
 	ctx context.Context, op Op, name string,
-	acquire func(context.Context, string, ...fencelock.AcquireOption) (*fencelock.Lease, error), opts []fencelock.AcquireOption,
+	acquire func(context.Context, string, ...fencelock.AcquireOption) (*fencelock.Lease, error),
+	opts []fencelock.AcquireOption,
 ) (*Held, error) {
 	call := l.r.Begin(ctx, l.client, op, name)
 	lease, err := acquire(ctx, name, opts...)
@@ -172,7 +173,8 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Ask asks the service who holds a name, and records what it was shown.
-func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector, name string) (backend.State, error) {
+func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector,
+	name string) (backend.State, error) {
 	call := r.Begin(ctx, client, OpAsk, name)
 	info, err := service.Look(ctx, name)
 	if err != nil {

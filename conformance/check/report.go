@@ -60,7 +60,8 @@ func (p Report) String() string {
 		margin = fmt.Sprintf("worst margin from a loss to the rival %.1f ms", p.Margin.Seconds()*1000)
 	}
 	return fmt.Sprintf("%d operations, %d grants, %d losses, %d of unknown outcome, %s, overlap %.1f ms, contexts up to %.1f ms late, %d violations",
-		p.Operations, p.Grants, p.Losses, p.Unknowns, margin, p.Overlapped.Seconds()*1000, p.LateContext.Seconds()*1000, len(p.Violations))
+		p.Operations, p.Grants, p.Losses, p.Unknowns, margin, p.Overlapped.Seconds()*1000, p.LateContext.Seconds()*1000,
+		len(p.Violations))
 }
 
 // Count returns how many violations there are of a kind.

@@ -121,7 +121,8 @@ func (p *Report) losses(n *name) {
 				p.LateContext = max(p.LateContext, h.told.Sub(h.until))
 			}
 			if h.until != never && h.told < h.until && h.forced == never && h.why != string(backend.ReasonClosed) {
-				p.found(EarlyLoss, n.name, h.told, "%v was told of a loss %v before its deadline", h, h.until.Sub(h.told))
+				p.found(EarlyLoss, n.name, h.told, "%v was told of a loss %v before its deadline", h,
+					h.until.Sub(h.told))
 			}
 		}
 		if h.lost() {
@@ -231,7 +232,8 @@ func (p *Report) stuck(r *run) {
 		switch {
 		case c.gone:
 		case c.ret == never:
-			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %v, never returned", c.Op, c.Name, c.Client, r.since(c.At))
+			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %v, never returned", c.Op, c.Name, c.Client,
+				r.since(c.At))
 		case c.Until != 0 && c.ret.Sub(max(c.Until, c.At)) > r.rules.Patience:
 			p.found(Stuck, c.Name, c.At, "%s of %q by %s, from %v, returned %v after its context's end",
 				c.Op, c.Name, c.Client, r.since(c.At), c.ret.Sub(max(c.Until, c.At)))
@@ -275,7 +277,9 @@ func (p *Report) idle(r *run, n *name) {
 		if c.Until != 0 {
 			to = min(to, max(c.Until, c.At))
 		}
-		first, _ := slices.BinarySearchFunc(free, c.At, func(g span, at backend.Instant) int { return cmp.Compare(g.to, at) })
+		first, _ := slices.BinarySearchFunc(free, c.At, func(g span, at backend.Instant) int {
+			return cmp.Compare(g.to, at)
+		})
 		for _, g := range free[first:] {
 			if g.from >= to {
 				break

@@ -217,7 +217,9 @@ func notBefore(holds []*hold) []backend.Instant {
 		if h.keeps() < h.ret {
 			continue
 		}
-		last, _ := slices.BinarySearchFunc(ends, h.ret+1, func(o *hold, at backend.Instant) int { return cmp.Compare(o.keeps(), at) })
+		last, _ := slices.BinarySearchFunc(ends, h.ret+1, func(o *hold, at backend.Instant) int {
+			return cmp.Compare(o.keeps(), at)
+		})
 		for _, o := range slices.Backward(ends[:last]) {
 			if o.keeps() <= h.call {
 				break

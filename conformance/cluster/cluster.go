@@ -227,7 +227,8 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 func (b *bench) round(f Fault) {
 	begin := time.Now()
 	excused, err := stall.Fairly(b.TTL/2, func() error { return b.attempt(f) })
-	stall.Report(b.t, fmt.Sprintf("%s, round %d, after %v", f.Slug, b.n, time.Since(begin).Round(time.Millisecond)), excused, err)
+	stall.Report(b.t, fmt.Sprintf("%s, round %d, after %v", f.Slug, b.n, time.Since(begin).Round(time.Millisecond)),
+		excused, err)
 }
 
 func (b *bench) attempt(f Fault) error {

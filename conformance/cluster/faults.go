@@ -26,19 +26,26 @@ func Faults() []Fault {
 		{"leader-kill", "the leader ends without warning and comes back", "", leaderKill},
 		{"leader-pause", "the leader freezes, and goes on when another one leads", "", leaderPause},
 		{"holder-partition", "a holder is cut off from all nodes, until a rival holds", "", holderPartition},
-		{"overtaken-leader", "the leader freezes, another one is elected, and it goes on without hearing of that: the only node a holder reaches", "", overtakenLeader},
-		{"leader-partition", "the leader is cut off from the other nodes, but not from its clients", "", leaderPartition},
-		{"minority-partition", "a follower is cut off from the other nodes, but not from its clients", "", minorityPartition},
+		{"overtaken-leader",
+			"the leader freezes, another one is elected, and it goes on without hearing of that: the only node a holder reaches", "", overtakenLeader},
+		{"leader-partition", "the leader is cut off from the other nodes, but not from its clients", "",
+			leaderPartition},
+		{"minority-partition", "a follower is cut off from the other nodes, but not from its clients", "",
+			minorityPartition},
 		{"rolling-restart", "one node after the other ends without warning and comes back", "", rollingRestart},
 		{"one-way-peers", "a node hears the others and is not heard, or is heard and hears nothing", "", oneWayPeers},
-		{"one-way-client", "a holder's requests arrive and the replies do not, or the other way round", "", oneWayClient},
+		{"one-way-client", "a holder's requests arrive and the replies do not, or the other way round", "",
+			oneWayClient},
 		{"late-acquire", "an acquire is delivered after its caller gave up", "", lateAcquire},
-		{"late-release", "a release is delivered after its caller gave up, or when the next one holds", "", lateRelease},
-		{"failing-fsync", "a node's disk takes what it cannot keep, and says so", "Disk Hits Ended CaughtUp", failingFsync},
+		{"late-release", "a release is delivered after its caller gave up, or when the next one holds", "",
+			lateRelease},
+		{"failing-fsync", "a node's disk takes what it cannot keep, and says so", "Disk Hits Ended CaughtUp",
+			failingFsync},
 		{"full-disk", "a node's disk has no room", "Disk Hits Ended CaughtUp", fullDisk},
 		{"slow-disk", "the leader's disk is slow, or stands still", "Disk Hits", slowDisk},
 		{"wiped-node", "a node loses all that it kept, and joins again", "Wipe CaughtUp", wipedNode},
-		{"far-behind", "a node is away for longer than the log of the others reaches back", "Forgotten Installed CaughtUp", farBehind},
+		{"far-behind", "a node is away for longer than the log of the others reaches back",
+			"Forgotten Installed CaughtUp", farBehind},
 		{"restored-backup", "all nodes lose everything, and a backup is restored", "Backup Restore", restoredBackup},
 		{"clock-jump", "the clock of a node jumps by an hour, forwards or backwards", "Jump Looked", clockJump},
 	}
@@ -116,7 +123,8 @@ func (b *bench) another(broken int, term uint64) func(context.Context) error {
 
 // underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on,
 // and heals.
-func (b *bench) underLeaderFault(ctx context.Context, breakIt, healIt func(ctx context.Context, leader int) error) error {
+func (b *bench) underLeaderFault(ctx context.Context, breakIt,
+	healIt func(ctx context.Context, leader int) error) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		var broken time.Time
 		return within(ctx,

@@ -33,8 +33,9 @@ type turn struct {
 
 func newRegister() *register {
 	return &register{
-		guard: new(fencing.Memory), stale: map[string][]fencing.Token{}, turns: map[turn]int{}, failures: map[string]int{},
-		changed: make(chan struct{}),
+		guard: new(fencing.Memory), stale: map[string][]fencing.Token{}, turns: map[turn]int{},
+		failures: map[string]int{},
+		changed:  make(chan struct{}),
 	}
 }
 

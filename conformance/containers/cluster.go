@@ -20,7 +20,8 @@ type cluster struct{ nodes [Nodes]*Server }
 
 // startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end with
 // the test t, and then the network between them, if there is one.
-func startNodes(t testing.TB, create create, peers *peerNet, specOf func(i int, clients []*port.Port) spec) (cluster, error) {
+func startNodes(t testing.TB, create create, peers *peerNet,
+	specOf func(i int, clients []*port.Port) spec) (cluster, error) {
 	t.Helper()
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)

@@ -164,7 +164,8 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 			return
 		}
 		if require && !errors.Is(err, errNoEngine) {
-			t.Fatalf("%s: FENCELOCK_REQUIRE=all, a Docker engine answers, but the container does not start: %v", sp.name, err)
+			t.Fatalf("%s: FENCELOCK_REQUIRE=all, a Docker engine answers, but the container does not start: %v",
+				sp.name, err)
 		}
 		reasons = append(reasons, fmt.Errorf("as a container: %w", err))
 	}

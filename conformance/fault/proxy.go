@@ -74,7 +74,10 @@ func NewProxy(upstream string) (*Proxy, error) {
 		return nil, fmt.Errorf("fault: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Proxy{addr: reserved.Addr(), ctx: ctx, cancel: cancel, port: reserved, upstream: upstream, conns: map[*conn]struct{}{}}
+	p := &Proxy{
+		addr: reserved.Addr(), ctx: ctx, cancel: cancel, port: reserved, upstream: upstream,
+		conns: map[*conn]struct{}{},
+	}
 	p.mu.Lock()
 	p.listen()
 	err = p.err

@@ -36,7 +36,8 @@ type grantee struct{ client, name string }
 
 func newCollector() *collector {
 	c := &collector{
-		pending: map[call]check.Event{}, holds: map[call]string{}, grants: map[grantee]int{}, asked: map[string]backend.Instant{},
+		pending: map[call]check.Event{}, holds: map[call]string{}, grants: map[grantee]int{},
+		asked:   map[string]backend.Instant{},
 		changed: make(chan struct{}),
 	}
 	c.marks = check.NewRecorder(check.Options{Writer: marks{c}, StreamOnly: true})

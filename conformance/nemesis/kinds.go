@@ -52,7 +52,8 @@ func (s *Service) kinds(reported bool) []Kind {
 
 // NewKind returns a kind of a service's own. Strike breaks something, waits until it is seen that this has happened,
 // and heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
-func NewKind(slug, what string, least, most float64, strike func(ctx context.Context, variant uint32, length time.Duration) error) Kind {
+func NewKind(slug, what string, least, most float64,
+	strike func(ctx context.Context, variant uint32, length time.Duration) error) Kind {
 	return Kind{Slug: slug, What: what, where: onNode, least: least, most: most, alone: true,
 		strike: func(a *attack, ctx context.Context) error {
 			return a.within(ctx, func(ctx context.Context) error { return strike(ctx, a.Variant, a.Length) })
@@ -82,8 +83,10 @@ func matrix() []Kind {
 		{Slug: "stop-holder", What: "a process that holds is stopped for longer than the TTL (SIGSTOP), and goes on",
 			where: onClient, process: true, needs: processes, least: 1.2, most: 2.4, strike: (*attack).stopHolder},
 		{Slug: "stop-waiter", What: "a process that waits is stopped (SIGSTOP), and goes on",
-			where: onClient, process: true, needs: processes, least: 0.3, most: 2.4, waits: true, strike: (*attack).stopWaiter},
-		{Slug: "kill-holder", What: "a process that holds ends without warning (SIGKILL), and another one takes its place",
+			where: onClient, process: true, needs: processes, least: 0.3, most: 2.4, waits: true,
+			strike: (*attack).stopWaiter},
+		{Slug: "kill-holder",
+			What:  "a process that holds ends without warning (SIGKILL), and another one takes its place",
 			where: onClient, process: true, needs: processes, least: 0, most: 1.5, strike: (*attack).killHolder},
 		cut("link-hold", "what a holder and the service say to each other is delivered late, both ways",
 			func(l fault.Link) { l.Hold(fault.Both) }, fault.Requests),
@@ -103,24 +106,31 @@ func matrix() []Kind {
 			least: 0.2, most: 2.2, strike: (*attack).refuse},
 		{Slug: "late-requests", What: "requests are delivered after their callers gave up", where: onClient,
 			least: 0.4, most: 1.6, strike: (*attack).late},
-		{Slug: "node-pause", What: "a node that does not lead freezes (a single server: all there is), and goes on", where: onNode,
+		{Slug: "node-pause", What: "a node that does not lead freezes (a single server: all there is), and goes on",
+			where: onNode,
 			needs: pauses, least: 0.3, most: 2, strike: (*attack).nodePause},
-		{Slug: "node-kill", What: "a node that does not lead (a single server: all there is) ends without warning, and comes back",
+		{Slug: "node-kill",
+			What:  "a node that does not lead (a single server: all there is) ends without warning, and comes back",
 			where: onNode, needs: nodes, least: 0.1, most: 1.5, strike: (*attack).nodeKill},
 		{Slug: "leader-pause", What: "the leader freezes, and goes on when another one leads", where: onNode,
 			needs: both(leads, pauses), least: 0.5, most: 2, strike: (*attack).leaderPause},
 		{Slug: "leader-kill", What: "the leader ends without warning, and comes back", where: onNode,
 			needs: both(leads, nodes), least: 0.3, most: 1.5, strike: (*attack).leaderKill},
-		{Slug: "rolling-restart", What: "one node after the other ends without warning and comes back", where: onNode, alone: true,
+		{Slug: "rolling-restart", What: "one node after the other ends without warning and comes back", where: onNode,
+			alone: true,
 			needs: both((*Service).quorum, nodes), least: 0, most: 0.1, strike: (*attack).rollingRestart},
-		{Slug: "leader-partition", What: "the leader is cut off from the other nodes, but not from its clients", where: onPeers,
+		{Slug: "leader-partition", What: "the leader is cut off from the other nodes, but not from its clients",
+			where: onPeers,
 			needs: peers, least: 0.5, most: 1.5, strike: (*attack).leaderPartition},
 		{Slug: "minority", What: "a follower is cut off from the other nodes, but not from its clients", where: onPeers,
 			needs: peers, least: 0.5, most: 1.5, strike: (*attack).minority},
-		{Slug: "one-way-peers", What: "a node hears the others and is not heard, or is heard and hears nothing", where: onPeers,
+		{Slug: "one-way-peers", What: "a node hears the others and is not heard, or is heard and hears nothing",
+			where: onPeers,
 			needs: peers, least: 0.5, most: 1.5, strike: (*attack).oneWayPeers},
 		{Slug: "force-release", What: "an operator takes a lock away", where: onAdmin, alone: true, least: 0, most: 0.1,
-			needs: func(s *Service) bool { return s.caps.Has(backend.CapForceRelease) }, strike: (*attack).forceRelease},
+			needs: func(s *Service) bool {
+				return s.caps.Has(backend.CapForceRelease)
+			}, strike: (*attack).forceRelease},
 	}
 }
 

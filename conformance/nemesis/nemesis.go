@@ -88,7 +88,8 @@ func (r *run) start(ctx context.Context) (err error) {
 		r.kinds[k.Slug] = k
 	}
 	r.result = Result{
-		Driver: r.Driver, Reported: r.plan.Reported, Kinds: map[string]*KindResult{}, Seed: r.plan.Seed, Planned: r.plan.Duration,
+		Driver: r.Driver, Reported: r.plan.Reported, Kinds: map[string]*KindResult{}, Seed: r.plan.Seed,
+		Planned:  r.plan.Duration,
 		Schedule: NewSchedule(r.Driver, r.plan.Seed, r.plan.Duration, r.TTL, kinds, r.Nodes, !r.plan.OneByOne),
 	}
 	for i := range r.Processes + r.Inside {
@@ -193,7 +194,9 @@ func (r *run) everybody(ctx context.Context, when string) error {
 	}
 	for _, c := range r.clients {
 		id, prefix := c.id(), slot{}.name(r.epoch)
-		wants = append(wants, want{"client " + id, func(g grantee) bool { return g.client == id && strings.HasPrefix(g.name, prefix) }})
+		wants = append(wants, want{"client " + id, func(g grantee) bool {
+			return g.client == id && strings.HasPrefix(g.name, prefix)
+		}})
 	}
 	return r.all.granted(ctx, when, wants)
 }

@@ -123,6 +123,7 @@ func play(t *testing.T, s Service, p Plan) {
 		if p.Kinds != nil {
 			only = KindsEnv + "=" + strings.Join(p.Kinds, ",") + " "
 		}
-		t.Errorf("once more: %s=%d %s=%v %sgo test -run '^%s$'", SeedEnv, r.Seed, DurationEnv, p.Duration, only, t.Name())
+		t.Errorf("once more: %s=%d %s=%v %sgo test -run '^%s$'", SeedEnv, r.Seed, DurationEnv, p.Duration, only,
+			t.Name())
 	}
 }

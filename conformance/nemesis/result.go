@@ -65,7 +65,8 @@ type played struct {
 // Failures are the violations that are no mere figures.
 func (r *Result) Failures() []check.Violation {
 	return slices.DeleteFunc(slices.Clone(r.Violations), func(v check.Violation) bool {
-		return v.Kind == Inconclusive || r.Reported && v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
+		return v.Kind == Inconclusive ||
+			r.Reported && v.Kind != Failed && v.Kind != check.NoFault && v.Kind != check.Leftover
 	})
 }
 
@@ -110,11 +111,14 @@ func (r Result) String() string {
 	if r.Reported {
 		what = "reported"
 	}
-	fmt.Fprintf(&b, "%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d unknown=%d violations=%d "+
-		"worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v late context max=%v recovery max=%v search=%v",
-		what, r.Driver, r.Seed, r.Took.Round(100*time.Millisecond), r.Steps, len(r.Schedule.Steps), r.Faults, r.Operations, r.Grants,
+	fmt.Fprintf(&b,
+		"%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d unknown=%d violations=%d "+
+			"worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v late context max=%v recovery max=%v search=%v",
+		what, r.Driver, r.Seed, r.Took.Round(100*time.Millisecond), r.Steps, len(r.Schedule.Steps), r.Faults,
+		r.Operations, r.Grants,
 		r.Losses, r.Unknowns, len(r.Violations), margin, r.ToldBefore, r.ToldAfter, r.NeverTold, r.Overlaps,
-		r.Overlapped.Round(100*time.Microsecond), r.LateContext.Round(100*time.Microsecond), most(recoveries), r.Search.Round(time.Millisecond))
+		r.Overlapped.Round(100*time.Microsecond), r.LateContext.Round(100*time.Microsecond), most(recoveries),
+		r.Search.Round(time.Millisecond))
 	for _, slug := range sortedKeys(r.Kinds) {
 		k := r.Kinds[slug]
 		fmt.Fprintf(&b, "\n%s: driver=%s fault=%s count=%d recovery median=%v max=%v", what, r.Driver, slug, k.Count,
@@ -148,7 +152,8 @@ func (r *Result) fact() facts.Soak {
 	for _, slug := range sortedKeys(r.Kinds) {
 		k := r.Kinds[slug]
 		most := most(k.Recoveries)
-		fact.Kinds = append(fact.Kinds, facts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
+		fact.Kinds = append(fact.Kinds,
+			facts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
 		fact.LongestRecovery = max(fact.LongestRecovery, most)
 	}
 	counts := r.counts()
@@ -212,13 +217,15 @@ func (r *run) found(kind check.Kind, text string) {
 func (r *run) verify(ctx context.Context) {
 	h := r.all.epoch(r.epoch)
 	report := check.Verify(ctx, h, check.Rules{
-		Fencing: tierOf(r.admin) == fencelock.Correctness, TTL: r.TTL, Patience: patience, Recovery: r.plan.Recovery, Timeout: r.plan.Search,
-		Seed: fmt.Sprintf("%s=%d", SeedEnv, r.plan.Seed),
+		Fencing: tierOf(r.admin) == fencelock.Correctness, TTL: r.TTL, Patience: patience, Recovery: r.plan.Recovery,
+		Timeout: r.plan.Search,
+		Seed:    fmt.Sprintf("%s=%d", SeedEnv, r.plan.Seed),
 	})
 	r.result.add(report.Figures)
 	r.result.Violations = append(r.result.Violations, report.Violations...)
 	r.blame(report.Violations)
-	if r.result.worst == nil || len(report.Violations) > len(r.result.worst.Violations) || len(r.result.Failures()) > 0 && len(r.result.worst.Violations) == 0 {
+	if r.result.worst == nil || len(report.Violations) > len(r.result.worst.Violations) ||
+		len(r.result.Failures()) > 0 && len(r.result.worst.Violations) == 0 {
 		r.result.worst = &report
 	}
 	if artifacts.Kept() {
@@ -257,7 +264,8 @@ func (r *Result) add(f check.Figures) {
 	}
 	for _, n := range []struct{ sum, add *int }{
 		{&r.Operations, &f.Operations}, {&r.Grants, &f.Grants}, {&r.Refusals, &f.Refusals}, {&r.Unknowns, &f.Unknowns},
-		{&r.Renewals, &f.Renewals}, {&r.Losses, &f.Losses}, {&r.ToldBefore, &f.ToldBefore}, {&r.ToldAfter, &f.ToldAfter},
+		{&r.Renewals, &f.Renewals}, {&r.Losses, &f.Losses}, {&r.ToldBefore, &f.ToldBefore},
+		{&r.ToldAfter, &f.ToldAfter},
 		{&r.NeverTold, &f.NeverTold}, {&r.Margins, &f.Margins}, {&r.Overlaps, &f.Overlaps}, {&r.Searched, &f.Searched},
 	} {
 		*n.sum += *n.add

@@ -102,7 +102,8 @@ func tierOf(d backend.Driver) fencelock.Tier {
 }
 
 // open opens a driver, and tries again until ctx ends: a client may come while something is broken.
-func open(ctx context.Context, opener func(context.Context, string) (backend.Driver, error), target string) (backend.Driver, error) {
+func open(ctx context.Context, opener func(context.Context, string) (backend.Driver, error),
+	target string) (backend.Driver, error) {
 	for {
 		d, err := opener(ctx, target)
 		if err == nil || ctx.Err() != nil {

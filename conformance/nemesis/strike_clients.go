@@ -112,7 +112,9 @@ func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 
 // kept waits until the links of the victim have taken in something that they did not deliver.
 func (a *attack) kept(ctx context.Context, dir fault.Direction, before int64) error {
-	return a.eventually(ctx, "nothing was kept back", func(context.Context) bool { return a.victim.links.Seen(dir) > before })
+	return a.eventually(ctx, "nothing was kept back", func(context.Context) bool {
+		return a.victim.links.Seen(dir) > before
+	})
 }
 
 func (a *attack) delay(ctx context.Context) error {

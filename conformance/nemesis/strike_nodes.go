@@ -56,12 +56,13 @@ func (a *attack) another(ctx context.Context, broken int, term uint64) error {
 
 // silent waits until a node does not answer.
 func (a *attack) silent(ctx context.Context, node int) error {
-	return a.eventually(ctx, fmt.Sprintf("node %d answers although it is broken", node), func(ctx context.Context) bool {
-		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-		defer cancel()
-		_, err := a.Probe(short, node)
-		return err != nil && ctx.Err() == nil
-	})
+	return a.eventually(ctx, fmt.Sprintf("node %d answers although it is broken", node),
+		func(ctx context.Context) bool {
+			short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			_, err := a.Probe(short, node)
+			return err != nil && ctx.Err() == nil
+		})
 }
 
 // answers waits until a node answers.

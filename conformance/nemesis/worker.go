@@ -113,7 +113,8 @@ type worker struct {
 }
 
 // work contends until it is told to stop, or in ends. Each line to out is one Write.
-func work(c config, opener func(context.Context, string) (backend.Driver, error), in <-chan string, out io.Writer) error {
+func work(c config, opener func(context.Context, string) (backend.Driver, error), in <-chan string,
+	out io.Writer) error {
 	// The first readings of a boot clock may lag behind it, on a machine that is busy: see backend.SystemClock.
 	settled := make(chan struct{})
 	go func() {
@@ -138,7 +139,9 @@ func work(c config, opener func(context.Context, string) (backend.Driver, error)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	caps := driver.Describe().Capabilities
-	w := &worker{config: c, out: out, recorder: recorder, locks: recorder.Wrap("w", client), slots: slotsOf(caps), ctx: ctx}
+	w := &worker{
+		config: c, out: out, recorder: recorder, locks: recorder.Wrap("w", client), slots: slotsOf(caps), ctx: ctx,
+	}
 	if inspector, ok := backend.As[backend.Inspector](driver); ok && caps.Has(backend.CapInspect) {
 		w.inspector = inspector
 	}

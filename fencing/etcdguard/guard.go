@@ -74,7 +74,8 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, conditions []clie
 // the key was not changed; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a new
 // one of nil deletes the key. An error of f is Update's, and nothing is written. F may be called more than once, so it
 // has no effects of its own.
-func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f func(old []byte) ([]byte, error)) error {
+func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
+	f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("etcdguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
 	}
@@ -122,7 +123,8 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f
 }
 
 // txn reads what the guard remembers, judges, and carries out ops if all of that is still so; otherwise it judges anew.
-func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, conditions []clientv3.Cmp, ops []clientv3.Op,
+func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, conditions []clientv3.Cmp,
+	ops []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {
 	list, err := fencing.Sorted(claims)
 	if err != nil {
@@ -143,7 +145,9 @@ func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, con
 			}
 			terms = fencing.First(list[0])
 		}
-		remember, err := fencing.JudgeAll(list, terms, func(resource string) (fencing.Seen, error) { return m.seen[resource], nil })
+		remember, err := fencing.JudgeAll(list, terms, func(resource string) (fencing.Seen, error) {
+			return m.seen[resource], nil
+		})
 		if err != nil {
 			return nil, err
 		}

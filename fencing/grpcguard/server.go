@@ -54,7 +54,8 @@ type claimed struct {
 func (s claimed) Context() context.Context { return s.ctx }
 
 // admit returns the handler's context, or the status to answer with.
-func admit(ctx context.Context, guard fencing.Guard, resources Resources, method string, request any) (context.Context, error) {
+func admit(ctx context.Context, guard fencing.Guard, resources Resources, method string,
+	request any) (context.Context, error) {
 	names, err := resources(ctx, method, request)
 	if err != nil {
 		if _, ok := status.FromError(err); ok {

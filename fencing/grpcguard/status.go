@@ -37,7 +37,8 @@ func Status(err error) error {
 	}
 	s, failed := status.New(codes.FailedPrecondition, r.Err().Error()).WithDetails(&errdetails.ErrorInfo{
 		Reason: reasons[r.Kind], Domain: Domain, Metadata: map[string]string{
-			"resource": r.Resource, "token": r.Token.String(), "highest": r.Highest.String(), "space": r.Space, "want": r.Want,
+			"resource": r.Resource, "token": r.Token.String(), "highest": r.Highest.String(), "space": r.Space,
+			"want":     r.Want,
 			"sequence": strconv.FormatUint(r.Sequence, 10), "last": strconv.FormatUint(r.Last, 10),
 		},
 	})
@@ -78,7 +79,8 @@ func errorFrom(err error) error {
 		for kind, reason := range reasons {
 			if reason == info.GetReason() {
 				return &refused{refusal.Refusal{
-					Kind: kind, Resource: md["resource"], Token: token, Highest: highest, Space: md["space"], Want: md["want"],
+					Kind: kind, Resource: md["resource"], Token: token, Highest: highest, Space: md["space"],
+					Want:     md["want"],
 					Sequence: sequence, Last: last,
 				}.Err(), s}
 			}

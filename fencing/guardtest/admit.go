@@ -35,7 +35,10 @@ func admitsAgain(t *trial) {
 
 func admitsEachResource(t *trial) {
 	c, base := t.client(), t.resource()
-	names := []string{base, base + "/x", base + "/X", base + "/x ", " " + base + "/x", base + "/é", base + "/e\u0301", base + "/%", base + "/_"}
+	names := []string{
+		base, base + "/x", base + "/X", base + "/x ", " " + base + "/x", base + "/é", base + "/e\u0301", base + "/%",
+		base + "/_",
+	}
 	for i, name := range names {
 		t.admit(c, name, fencing.Token(100-i)) // a name that was taken for one before it would be stale
 	}
@@ -49,7 +52,9 @@ func admitsEachResource(t *trial) {
 func admitsAllBits(t *trial) {
 	c, name := t.client(), t.resource()
 	// Numbers where text without leading zeros, or a float, loses the order.
-	order := []fencing.Token{9, 10, 99, 1<<31 - 1, 1 << 31, 1<<32 + 1, 1 << 53, 1<<53 + 1, 1<<61 + 1, fencing.MaxToken - 1, fencing.MaxToken}
+	order := []fencing.Token{
+		9, 10, 99, 1<<31 - 1, 1 << 31, 1<<32 + 1, 1 << 53, 1<<53 + 1, 1<<61 + 1, fencing.MaxToken - 1, fencing.MaxToken,
+	}
 	for i, token := range order {
 		t.admit(c, name, token)
 		for _, before := range order[:i] {

@@ -13,7 +13,8 @@ import (
 
 var crashClauses = []Clause{
 	{
-		ID: "C1", Group: "crash", Slug: "between-check-and-write", needs: needWrite | needDurable | needChild, run: crashBetween,
+		ID: "C1", Group: "crash", Slug: "between-check-and-write", needs: needWrite | needDurable | needChild,
+		run:  crashBetween,
 		Rule: "a process that is killed between check and write leaves both or neither, and nothing in the way of others",
 	},
 	{
@@ -92,7 +93,8 @@ func write(in <-chan string, opens map[string]Open, args []string) error {
 		}
 	}
 	for token := first; ; token++ {
-		if err := c.Write(ctx, fencing.Claim{Resource: resource, Token: token, Space: space}, token.String(), between); err != nil {
+		if err := c.Write(ctx, fencing.Claim{Resource: resource, Token: token, Space: space}, token.String(),
+			between); err != nil {
 			return err
 		}
 		fmt.Println("wrote", token)
@@ -168,7 +170,8 @@ func crashAnyTime(t *trial) {
 		}
 		highest := t.agree(c, name, fmt.Sprintf("after kill %d", kill+1))
 		if highest < last || highest > last+1 {
-			t.errorf("after kill %d the guard remembers %v; the last write that was answered had %v", kill+1, highest, last)
+			t.errorf("after kill %d the guard remembers %v; the last write that was answered had %v", kill+1, highest,
+				last)
 		}
 		last = highest
 	}

@@ -183,7 +183,8 @@ const (
 func Clauses() []Clause {
 	var all []Clause
 	for _, group := range [][]Clause{
-		refuseClauses, admitClauses, monotoneClauses, writeClauses, sectionClauses, handClauses, setClauses, sequenceClauses,
+		refuseClauses, admitClauses, monotoneClauses, writeClauses, sectionClauses, handClauses, setClauses,
+		sequenceClauses,
 		keeperClauses, crashClauses, durableClauses, errorClauses,
 	} {
 		all = append(all, group...)

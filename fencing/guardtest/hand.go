@@ -14,7 +14,8 @@ var handClauses = []Clause{
 		Rule: "a transaction whose view is older than a rival's commit is not admitted, or reads what the rival wrote, also with a valid token",
 	},
 	{
-		ID: "H2", Group: "hand", Slug: "refused-is-rolled-back", needs: needHand | needUpdate | needWrite, run: refusedIsRolledBack,
+		ID: "H2", Group: "hand", Slug: "refused-is-rolled-back", needs: needHand | needUpdate | needWrite,
+		run:  refusedIsRolledBack,
 		Rule: "after a refusal nothing that the transaction does can be committed",
 	},
 	{
@@ -30,7 +31,9 @@ func oldView(t *trial) {
 		err := a.Hand(t.ctx, t.claim(name, token), Hand{
 			Early: func() {
 				err := t.repeat(func(ctx context.Context) error {
-					return b.Update(ctx, t.claim(name, 9), name, func(_ context.Context, old string) (string, error) { return old + "B", nil })
+					return b.Update(ctx, t.claim(name, 9), name, func(_ context.Context, old string) (string, error) {
+						return old + "B", nil
+					})
 				})
 				if err != nil {
 					t.errorf("the rival's section = %v", err)
@@ -40,7 +43,8 @@ func oldView(t *trial) {
 		})
 		value := t.read(b, name)
 		if !strings.Contains(value, "B") || err == nil && !strings.Contains(value, "A") {
-			t.errorf("token %v after the rival's 9: %v, and the value is %q: an acknowledged write is lost", token, err, value)
+			t.errorf("token %v after the rival's 9: %v, and the value is %q: an acknowledged write is lost", token, err,
+				value)
 		}
 		if token < 9 && err == nil {
 			t.errorf("token %v was admitted after 9", token)
@@ -56,7 +60,8 @@ func refusedIsRolledBack(t *trial) {
 			Early: func() {}, Change: func(string) string { return "written all the same" }, Careless: true,
 		})
 		if err == nil {
-			t.errorf("a careless transaction with token %v = nil, want an error that is %q, or the transaction's", token, reason)
+			t.errorf("a careless transaction with token %v = nil, want an error that is %q, or the transaction's",
+				token, reason)
 		}
 		if value := t.read(t.client(), name); value != "34" {
 			t.errorf("after a refusal of token %v the value is %q, want 34", token, value)

@@ -67,7 +67,8 @@ func refusesNotExclusive(t *trial) {
 	c, name := t.client(), t.resource()
 	t.refuse(c, t.claim(name, fencing.Token(7).NotExclusive()), fencing.ErrNotExclusive, "for a new resource")
 	t.admit(c, name, 7)
-	t.refuse(c, t.claim(name, fencing.Token(7).NotExclusive()), fencing.ErrNotExclusive, "with the number that was admitted")
+	t.refuse(c, t.claim(name, fencing.Token(7).NotExclusive()), fencing.ErrNotExclusive,
+		"with the number that was admitted")
 	t.refuse(c, t.claim(name, fencing.Token(8).NotExclusive()), fencing.ErrNotExclusive, "with a higher number")
 }
 
@@ -89,11 +90,13 @@ func tellsBothTokens(t *trial) {
 	c, name := t.client(), t.resource()
 	t.admit(c, name, 40)
 	shared := fencing.Token(41).NotExclusive()
-	tell := func(claim fencing.Claim, want fencing.Token, tokens func(error) (resource string, token, highest fencing.Token)) {
+	tell := func(claim fencing.Claim, want fencing.Token,
+		tokens func(error) (resource string, token, highest fencing.Token)) {
 		err := t.check(c, claim)
 		resource, token, highest := tokens(err)
 		if resource != name || token != want || highest != 40 {
-			t.errorf("%#v tells the resource %q and the tokens %v and %v, want %q, %v and 40", err, resource, token, highest, name, want)
+			t.errorf("%#v tells the resource %q and the tokens %v and %v, want %q, %v and 40", err, resource, token,
+				highest, name, want)
 		}
 	}
 	tell(t.claim(name, 39), 39, func(err error) (string, fencing.Token, fencing.Token) {
@@ -117,16 +120,17 @@ func tellsBothTokens(t *trial) {
 	if t.h.Space == "" {
 		return
 	}
-	tell(fencing.Claim{Resource: name, Token: 42, Space: "elsewhere"}, 42, func(err error) (string, fencing.Token, fencing.Token) {
-		e := (*fencing.SpaceError)(nil)
-		if !errors.As(err, &e) {
-			return "", 0, 0
-		}
-		if e.Space != "elsewhere" || e.Want != t.h.Space {
-			t.errorf("%#v tells the spaces %q and %q, want elsewhere and %q", err, e.Space, e.Want, t.h.Space)
-		}
-		return e.Resource, e.Token, e.Highest
-	})
+	tell(fencing.Claim{Resource: name, Token: 42, Space: "elsewhere"}, 42,
+		func(err error) (string, fencing.Token, fencing.Token) {
+			e := (*fencing.SpaceError)(nil)
+			if !errors.As(err, &e) {
+				return "", 0, 0
+			}
+			if e.Space != "elsewhere" || e.Want != t.h.Space {
+				t.errorf("%#v tells the spaces %q and %q, want elsewhere and %q", err, e.Space, e.Want, t.h.Space)
+			}
+			return e.Resource, e.Token, e.Highest
+		})
 }
 
 func leavesNoTrace(t *trial) {

@@ -15,7 +15,8 @@ import (
 
 var sectionClauses = []Clause{
 	{
-		ID: "U1", Group: "section", Slug: "overtaken-write-survives", needs: needUpdate | needWrite, run: overtakenWriteSurvives,
+		ID: "U1", Group: "section", Slug: "overtaken-write-survives", needs: needUpdate | needWrite,
+		run:  overtakenWriteSurvives,
 		Rule: "a write of a holder that was overtaken, and not yet refused, is in what the next holder reads, or it is not acknowledged",
 	},
 	{
@@ -23,7 +24,8 @@ var sectionClauses = []Clause{
 		Rule: "of many holders who read, compute and write at once, no acknowledged write is lost",
 	},
 	{
-		ID: "U3", Group: "section", Slug: "refused-is-not-called", needs: needUpdate | needWrite, run: refusedIsNotCalled,
+		ID: "U3", Group: "section", Slug: "refused-is-not-called", needs: needUpdate | needWrite,
+		run:  refusedIsNotCalled,
 		Rule: "the function of a refused section is not called, and one that fails leaves what was there",
 	},
 	{
@@ -152,10 +154,13 @@ func refusedIsNotCalled(t *trial) {
 		return "33", nil
 	})
 	if !errors.Is(err, fencing.ErrStale) || called {
-		t.errorf("section with token 33 after 34 = %v, called: %v; want ErrStale and that it is not called", err, called)
+		t.errorf("section with token 33 after 34 = %v, called: %v; want ErrStale and that it is not called", err,
+			called)
 	}
 	failed := errors.New("the function failed")
-	err = c.Update(t.ctx, t.claim(name, 35), name, func(context.Context, string) (string, error) { return "35", failed })
+	err = c.Update(t.ctx, t.claim(name, 35), name, func(context.Context, string) (string, error) {
+		return "35", failed
+	})
 	if !errors.Is(err, failed) {
 		t.errorf("section whose function fails = %v, want its error", err)
 	}
@@ -170,7 +175,9 @@ func nested(t *trial) {
 	err := c.Update(t.ctx, t.claim(name, 5), name, func(ctx context.Context, old string) (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, blocked)
 		defer cancel()
-		inner = c.Update(ctx, t.claim(name, 5), name, func(context.Context, string) (string, error) { return "inner", nil })
+		inner = c.Update(ctx, t.claim(name, 5), name, func(context.Context, string) (string, error) {
+			return "inner", nil
+		})
 		return "outer", nil
 	})
 	if err != nil || !errors.Is(inner, fencing.ErrNested) {

@@ -99,7 +99,9 @@ func repeated(t *trial) {
 func reordered(t *trial) {
 	c, name := t.client(), t.resource()
 	t.update(c, t.claim(name, 7).At(2), name, "second")
-	err := c.Update(t.ctx, t.claim(name, 7).At(1), name, func(context.Context, string) (string, error) { return "first", nil })
+	err := c.Update(t.ctx, t.claim(name, 7).At(1), name, func(context.Context, string) (string, error) {
+		return "first", nil
+	})
 	if !errors.Is(err, fencing.ErrReordered) {
 		t.errorf("write 1 of a hold after its write 2 = %v, want ErrReordered", err)
 	}

@@ -97,7 +97,8 @@ func (t *trial) applies(n need) (Outcome, string) {
 		{needWrite, c.Write != nil && c.Read != nil, NotApplicable, "Client.Write is nil: the guard does not write"},
 		{needUpdate, c.Update != nil, NotApplicable, "Client.Update is nil: the guard has no sections"},
 		{needHand, c.Hand != nil, NotApplicable, "Client.Hand is nil: there are no transactions"},
-		{needSavepoint, c.Savepoint != nil, NotApplicable, "Client.Savepoint is nil: there are none, or nobody sees them"},
+		{needSavepoint, c.Savepoint != nil, NotApplicable,
+			"Client.Savepoint is nil: there are none, or nobody sees them"},
 		{needKeeper, c.Keeper != nil, NotApplicable, "Client.Keeper is nil: the guard has no operator's side"},
 		{needTogether, !t.h.Apart, NotApplicable, "Harness.Apart: claims are judged one after the other"},
 		{needDurable, !t.h.Volatile, NotApplicable, "Harness.Volatile: the guard remembers in memory"},
@@ -235,7 +236,8 @@ func (t *trial) admit(c *Client, resource string, token fencing.Token) {
 func (t *trial) refuse(c *Client, claim fencing.Claim, want error, when string) {
 	err := t.check(c, claim)
 	if !errors.Is(err, want) {
-		t.errorf("%s: check of token %v of space %q = %v, want an error that is %q", when, claim.Token, claim.Space, err, want)
+		t.errorf("%s: check of token %v of space %q = %v, want an error that is %q", when, claim.Token, claim.Space,
+			err, want)
 	}
 }
 

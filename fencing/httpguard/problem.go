@@ -50,7 +50,8 @@ func Refuse(w http.ResponseWriter, err error) bool {
 
 func badRequest(w http.ResponseWriter, err error) {
 	answer(w, problem{
-		Type: TypeBase + "invalid-claim", Title: "Invalid fencing claim", Status: http.StatusBadRequest, Detail: err.Error(),
+		Type: TypeBase + "invalid-claim", Title: "Invalid fencing claim", Status: http.StatusBadRequest,
+		Detail: err.Error(),
 	})
 }
 
@@ -92,7 +93,8 @@ func ErrorFrom(resp *http.Response) error {
 		return nil
 	}
 	return refusal.Refusal{
-		Kind: refusal.Kind(kind), Resource: p.Resource, Token: p.Token, Highest: p.Highest, Space: p.Space, Want: p.Want,
+		Kind: refusal.Kind(kind), Resource: p.Resource, Token: p.Token, Highest: p.Highest, Space: p.Space,
+		Want:     p.Want,
 		Sequence: p.Sequence, Last: p.Last,
 	}.Err()
 }

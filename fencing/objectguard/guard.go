@@ -135,7 +135,8 @@ func (g *Guard) Get(ctx context.Context, resource string) ([]byte, fencing.Token
 
 // replace judges the claim, and writes the object with what was judged and what content makes of the old one; nil
 // leaves the content as it is.
-func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim, content func(old object) ([]byte, error)) error {
+func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim,
+	content func(old object) ([]byte, error)) error {
 	fail := func(err error) error { return fmt.Errorf("objectguard: %s %q: %w", call, c.Resource, err) }
 	if err := c.Validate(); err != nil {
 		return fmt.Errorf("objectguard: %s: %w", call, err)

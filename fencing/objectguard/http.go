@@ -84,7 +84,8 @@ func (s *HTTP) Put(ctx context.Context, key string, content []byte, tag string) 
 	return unexpected(http.MethodPut, key, resp, text)
 }
 
-func (s *HTTP) do(ctx context.Context, method, key string, content []byte, condition, value string) (*http.Response, error) {
+func (s *HTTP) do(ctx context.Context, method, key string, content []byte, condition,
+	value string) (*http.Response, error) {
 	segments := strings.Split(key, "/")
 	for i, each := range segments {
 		segments[i] = url.PathEscape(each)

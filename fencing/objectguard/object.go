@@ -37,7 +37,8 @@ func (o object) text() []byte {
 	if o.full {
 		state = full
 	}
-	line := fmt.Appendf(nil, "%s %d %d %d %s %s\n", magic, o.seen.Epoch, uint64(o.seen.Token), o.seen.Sequence, o.nonce, state)
+	line := fmt.Appendf(nil, "%s %d %d %d %s %s\n", magic, o.seen.Epoch, uint64(o.seen.Token), o.seen.Sequence, o.nonce,
+		state)
 	return append(line, o.content...)
 }
 
@@ -58,7 +59,8 @@ func (g *Guard) load(ctx context.Context, resource string) (object, string, erro
 		}
 	}
 	o := object{
-		known: true, seen: fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]}, nonce: words[4],
+		known: true, seen: fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]},
+		nonce: words[4],
 	}
 	if o.full = words[5] == full; o.full {
 		o.content = content
@@ -97,7 +99,8 @@ func (g *Guard) loadTerms(ctx context.Context) (t fencing.Terms, tag string, _ e
 }
 
 func (g *Guard) saveTerms(ctx context.Context, t fencing.Terms, tag string) error {
-	text := fmt.Appendf(nil, "%s %d %d %s %s\n", termsMagic, t.Epoch, uint64(t.Floor), rand.Text(), url.PathEscape(t.Space))
+	text := fmt.Appendf(nil, "%s %d %d %s %s\n", termsMagic, t.Epoch, uint64(t.Floor), rand.Text(),
+		url.PathEscape(t.Space))
 	return g.store.Put(ctx, g.prefix+termsName, text, tag)
 }
 

@@ -69,7 +69,8 @@ func named(err error) error {
 func (g *Guard) tx(ctx context.Context, f func(pgx.Tx) error) error {
 	for n := 0; ; n++ {
 		err := g.once(ctx, f)
-		if err == nil || fencing.Refusal(err) || !statement.Again(err) || n+1 >= statement.Attempts || !statement.Pause(ctx, n) {
+		if err == nil || fencing.Refusal(err) || !statement.Again(err) || n+1 >= statement.Attempts ||
+			!statement.Pause(ctx, n) {
 			return err
 		}
 	}

@@ -83,7 +83,8 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, key
 // the value is still the same; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a
 // new one of nil deletes the key; an expiry stays as it is. An error of f is Update's, and nothing is written. F may be
 // called more than once, so it has no effects of its own.
-func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f func(old []byte) ([]byte, error)) error {
+func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
+	f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("redisguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
 	}
@@ -121,7 +122,8 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string, f
 	}
 }
 
-func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, write *Write, keys []string, args []any) (any, error) {
+func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, write *Write, keys []string,
+	args []any) (any, error) {
 	list, err := fencing.Sorted(claims)
 	if err != nil {
 		return nil, fmt.Errorf("redisguard: %s: %w", call, err)
@@ -233,7 +235,8 @@ func refused(claims []fencing.Claim, answer []any) (_ error, old bool) {
 	terms := fencing.Terms{Epoch: number[0], Space: space, Floor: fencing.Token(number[1])}
 	seen := fencing.Seen{Epoch: number[2], Token: fencing.Token(number[3]), Sequence: number[4]}
 	if seen.Epoch > terms.Epoch {
-		return errors.New("the resource was seen in a later epoch than that of the terms, which were lost or restored"), true
+		return errors.New("the resource was seen in a later epoch than that of the terms, which were lost or restored"),
+			true
 	}
 	if _, err := fencing.Judge(claims[max(0, min(int(which), len(claims))-1)], terms, seen); err != nil {
 		return err, false

@@ -31,7 +31,8 @@ func (g *Guard) look(ctx context.Context, key string) (h hash, known bool, _ err
 			return h, false, fmt.Errorf("the key %s holds %q, which no guard wrote", key, fields)
 		}
 	}
-	return hash{fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]}, fields[1]}, true, nil
+	return hash{fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]}, fields[1]}, true,
+		nil
 }
 
 // Terms returns what the guard remembers as a whole; see fencing.Keeper.
@@ -73,7 +74,8 @@ func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (
 		if err != nil {
 			return fail(err)
 		}
-		done, err := change.Run(ctx, g.client, []string{g.TermsKey()}, digits(before.Epoch), digits(uint64(before.Floor)),
+		done, err := change.Run(ctx, g.client, []string{g.TermsKey()}, digits(before.Epoch),
+			digits(uint64(before.Floor)),
 			digits(after.Epoch), after.Space, digits(uint64(after.Floor))).Bool()
 		if err != nil {
 			return fail(err)
@@ -94,7 +96,8 @@ func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
 	sweep := func(ctx context.Context, client redis.Cmdable) error {
 		keys := client.Scan(ctx, 0, glob(g.prefix)+"{*}", 1000).Iterator()
 		for keys.Next(ctx) {
-			n, err := forget.Run(ctx, g.client, []string{keys.Val()}, digits(terms.Epoch), digits(uint64(terms.Floor))).Int64()
+			n, err := forget.Run(ctx, g.client, []string{keys.Val()}, digits(terms.Epoch),
+				digits(uint64(terms.Floor))).Int64()
 			if err != nil {
 				return err
 			}

@@ -33,7 +33,8 @@ func Probe(ctx context.Context, client redis.Cmdable) error {
 	limit, policy := info["maxmemory"], info["maxmemory_policy"]
 	switch {
 	case limit != "" && limit != "0" && strings.HasPrefix(policy, "allkeys-"):
-		return fmt.Errorf("%w: maxmemory is %s, maxmemory-policy %s, want noeviction or volatile-*", ErrEvicts, limit, policy)
+		return fmt.Errorf("%w: maxmemory is %s, maxmemory-policy %s, want noeviction or volatile-*", ErrEvicts, limit,
+			policy)
 	case info["aof_enabled"] == "0":
 		return fmt.Errorf("%w: appendonly is no, want yes", ErrForgets)
 	case info["role"] == "slave":

@@ -131,13 +131,15 @@ func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 
 // Terms returns what the guard remembers as a whole; see fencing.Keeper.
 func (g *Guard) Terms(ctx context.Context) (t fencing.Terms, err error) {
-	err = g.keep(ctx, "terms", func(ctx context.Context, c conn) (err error) { t, err = g.sql.ReadTerms(ctx, c); return err })
+	err = g.keep(ctx, "terms",
+		func(ctx context.Context, c conn) (err error) { t, err = g.sql.ReadTerms(ctx, c); return err })
 	return t, err
 }
 
 // Seen returns what the guard remembers of a resource; see fencing.Keeper.
 func (g *Guard) Seen(ctx context.Context, resource string) (s fencing.Seen, err error) {
-	err = g.keep(ctx, "seen", func(ctx context.Context, c conn) (err error) { s, err = g.sql.ReadSeen(ctx, c, resource); return err })
+	err = g.keep(ctx, "seen",
+		func(ctx context.Context, c conn) (err error) { s, err = g.sql.ReadSeen(ctx, c, resource); return err })
 	return s, err
 }
 
@@ -157,7 +159,8 @@ func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
 
 // Clean forgets what the floor and the epoch make needless; see fencing.Keeper.
 func (g *Guard) Clean(ctx context.Context) (n int64, err error) {
-	err = g.keep(ctx, "clean", func(ctx context.Context, c conn) (err error) { n, err = g.sql.Sweep(ctx, c); return err })
+	err = g.keep(ctx, "clean",
+		func(ctx context.Context, c conn) (err error) { n, err = g.sql.Sweep(ctx, c); return err })
 	return n, err
 }
 

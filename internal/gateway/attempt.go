@@ -104,14 +104,16 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 			return nil, nil, ctx.Err()
 		case <-g.closing.Done():
 		case <-bound:
-			return nil, nil, problem(codeUnknown, "what an earlier request left is still being given back").retry(comeAgain)
+			return nil, nil, problem(codeUnknown,
+				"what an earlier request left is still being given back").retry(comeAgain)
 		}
 	}
 }
 
 // begin makes an attempt, which carryOut carries out: in the background if it may wait, else it is for the caller to call.
 // seen is the moment in the history before it. The caller holds g.mu.
-func (g *Gateway) begin(key, print string, named bool, rs []backend.Request, seen uint64) (a *attempt, carryOut func()) {
+func (g *Gateway) begin(key, print string, named bool, rs []backend.Request,
+	seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime
 	if rs[0].Wait {
 		bound = waitMost

@@ -35,8 +35,9 @@ type Live struct {
 func (g *Gateway) probes(api huma.API) {
 	huma.Register(api, operation(api, http.MethodGet, "/livez", "livez", "Tell whether the process serves", nil),
 		func(context.Context, *struct{}) (*body[Live], error) { return &body[Live]{Live{true}}, nil })
-	huma.Register(api, operation(api, http.MethodGet, "/readyz", "readyz", "Tell whether the lock service can be reached",
-		map[int]any{200: Ready{}, 503: Ready{}}),
+	huma.Register(api,
+		operation(api, http.MethodGet, "/readyz", "readyz", "Tell whether the lock service can be reached",
+			map[int]any{200: Ready{}, 503: Ready{}}),
 		func(ctx context.Context, _ *struct{}) (*answer, error) {
 			out := g.ready(ctx)
 			if !out.Ready {
@@ -135,7 +136,8 @@ func docsPage(spec *huma.OpenAPI) []byte {
 		}
 	}
 	var out bytes.Buffer
-	err := docsTemplate.Execute(&out, map[string]any{"Title": spec.Info.Title, "About": spec.Info.Description, "Calls": calls})
+	err := docsTemplate.Execute(&out,
+		map[string]any{"Title": spec.Info.Title, "About": spec.Info.Description, "Calls": calls})
 	if err != nil {
 		panic(err) // of text in this package
 	}
@@ -143,7 +145,9 @@ func docsPage(spec *huma.OpenAPI) []byte {
 }
 
 func docsOf(spec *huma.OpenAPI, path string, op *huma.Operation) docsCall {
-	call := docsCall{Method: op.Method, Path: path, Summary: op.Summary, Answers: slices.Sorted(maps.Keys(op.Responses))}
+	call := docsCall{
+		Method: op.Method, Path: path, Summary: op.Summary, Answers: slices.Sorted(maps.Keys(op.Responses)),
+	}
 	for _, p := range op.Parameters {
 		call.Fields = append(call.Fields, docsField{p.Name, p.In, p.Description})
 	}

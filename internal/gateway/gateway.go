@@ -270,8 +270,9 @@ func (g *Gateway) admit(principal string) (func(), error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.waits >= g.o.Waits || g.waiting[principal] >= g.o.WaitsPerPrincipal {
-		return nil, problem(codeQuota, "at most "+strconv.Itoa(g.o.WaitsPerPrincipal)+" requests of one principal wait, and "+
-			strconv.Itoa(g.o.Waits)+" in all").retry(comeAgain)
+		return nil, problem(codeQuota,
+			"at most "+strconv.Itoa(g.o.WaitsPerPrincipal)+" requests of one principal wait, and "+
+				strconv.Itoa(g.o.Waits)+" in all").retry(comeAgain)
 	}
 	g.waits++
 	g.waiting[principal]++

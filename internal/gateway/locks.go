@@ -55,7 +55,8 @@ func millis(what string, n int64) (time.Duration, error) {
 }
 
 var kindsIn = map[string]backend.Kind{
-	"": backend.KindExclusive, "exclusive": backend.KindExclusive, "shared": backend.KindShared, "permits": backend.KindPermits,
+	"": backend.KindExclusive, "exclusive": backend.KindExclusive, "shared": backend.KindShared,
+	"permits": backend.KindPermits,
 }
 
 const maxMetadataBytes = 4096
@@ -82,7 +83,8 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 		}
 		need |= more
 		rs = append(rs, backend.Request{
-			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kindsIn[w.Kind], Permits: w.Permits, Limit: w.Limit,
+			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kindsIn[w.Kind], Permits: w.Permits,
+			Limit:        w.Limit,
 			Hierarchical: w.Hierarchical, Metadata: w.Metadata, MinHold: a.minHold, Fresh: a.fresh || a.requestID == "",
 		})
 	}
@@ -93,7 +95,8 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 		need |= backend.CapMultiAcquire
 	}
 	if missing := about.Capabilities.Missing(need); missing != 0 {
-		return "", "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing, backend.ErrUnsupported)
+		return "", "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing,
+			backend.ErrUnsupported)
 	}
 	id := a.requestID
 	if id == "" {

@@ -38,7 +38,8 @@ type lookQuery struct {
 func (q *lookQuery) wait() time.Duration {
 	for each := range strings.SplitSeq(q.Prefer, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(each), "=")
-		if n, err := strconv.ParseUint(strings.Trim(value, `"`), 10, 32); err == nil && strings.EqualFold(name, "wait") {
+		if n, err := strconv.ParseUint(strings.Trim(value, `"`), 10, 32); err == nil &&
+			strings.EqualFold(name, "wait") {
 			return min(time.Duration(n)*time.Second, pollMost)
 		}
 	}
@@ -199,7 +200,9 @@ func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *for
 		if err != nil {
 			return err
 		}
-		holds := slices.ContainsFunc(s.Holders, func(h backend.Holder) bool { return h.Token.Order() == b.FencingToken })
+		holds := slices.ContainsFunc(s.Holders, func(h backend.Holder) bool {
+			return h.Token.Order() == b.FencingToken
+		})
 		if ifMatch != "" && ifMatch != "*" && ifMatch != etag(&s) || b.FencingToken != 0 && !holds {
 			return problem(codeChanged, "somebody else holds the lock by now, or nobody")
 		}

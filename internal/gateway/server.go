@@ -26,7 +26,9 @@ const (
 func (g *Gateway) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
 	s := &http.Server{
 		Handler: g.Handler(), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headersMost,
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: streamsMost, SendPingTimeout: idleTime / 4, WriteByteTimeout: sendTime},
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: streamsMost, SendPingTimeout: idleTime / 4, WriteByteTimeout: sendTime,
+		},
 		ErrorLog: slog.NewLogLogger(g.o.Log.Handler(), slog.LevelDebug),
 	}
 	l = &limited{Listener: l, room: make(chan struct{}, connectionsMost), done: make(chan struct{})}

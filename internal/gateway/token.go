@@ -75,7 +75,8 @@ const tokenVersion = 1
 // Seal returns the lock token of a grant. The same hold has the same token, whichever replica makes it.
 func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration) string {
 	plain, err := json.Marshal(sealed{
-		g.Name, g.Owner, g.RequestID, g.Kind, g.Permits, g.Limit, g.Hierarchical, uint64(g.Token), g.TTL, g.Incarnation, minHold,
+		g.Name, g.Owner, g.RequestID, g.Kind, g.Permits, g.Limit, g.Hierarchical, uint64(g.Token), g.TTL, g.Incarnation,
+		minHold,
 	})
 	if err != nil {
 		panic(err) // text and numbers only

@@ -36,7 +36,8 @@ type watchQuery struct {
 }
 
 func (g *Gateway) watchRoute(api huma.API) {
-	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Follow what happens to a lock", nil, 410, 429, 501)
+	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Follow what happens to a lock", nil, 410,
+		429, 501)
 	op.Responses["200"] = &huma.Response{
 		Description: "Server-sent events. The name of each is its type, its id the revision, its data a Change",
 		Content:     map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}},

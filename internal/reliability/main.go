@@ -22,7 +22,8 @@ func main() {
 	out := flag.String("o", "docs/RELIABILITY.md", "file to write")
 	readme := flag.String("readme", "README.md", "file whose head of the report is replaced; empty: none")
 	from := flag.String("from", "", "folder with the output of an earlier run, instead of running anything")
-	keep := flag.String("keep", "", "folder that keeps the output, and of which a run that was broken off goes on; default: a temporary one")
+	keep := flag.String("keep", "",
+		"folder that keeps the output, and of which a run that was broken off goes on; default: a temporary one")
 	soak := flag.Duration("soak", time.Minute, "time of each run with drawn faults")
 	rounds := flag.Int("rounds", 3, "rounds of each directed cluster fault")
 	flag.Parse()

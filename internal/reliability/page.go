@@ -76,7 +76,9 @@ func head(f findings) string {
 			return fmt.Sprintf("%d, %d, **%d**", s.Faults, s.Operations, s.Violations)
 		})
 	})
-	t.perDriver("worst margin: from the end of a lost holder's belief to its rival's grant", func(d string) string { return margin(f, d) })
+	t.perDriver("worst margin: from the end of a lost holder's belief to its rival's grant", func(d string) string {
+		return margin(f, d)
+	})
 	t.perDriver("leader killed: the locks went on after, at most", func(d string) string {
 		for _, c := range f.faults[d] {
 			if c.Slug == "leader-kill" && c.Recoveries > 0 {
@@ -85,11 +87,12 @@ func head(f findings) string {
 		}
 		return none
 	})
-	t.perDriver("what no driver promises to survive (eviction, lost data, clock jumps): violations", func(d string) string {
-		return soakCell(f.reported, d, func(s facts.Soak) string {
-			return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
+	t.perDriver("what no driver promises to survive (eviction, lost data, clock jumps): violations",
+		func(d string) string {
+			return soakCell(f.reported, d, func(s facts.Soak) string {
+				return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
+			})
 		})
-	})
 	killed := 0
 	for _, m := range f.mutants {
 		if m.Killers != "" {
@@ -183,7 +186,8 @@ func page(f findings, steps []step) string {
 	b.WriteString("\n## Others under the same checks\n\nEach library takes, holds and waits for locks, while links are held back or lost, servers stop, and keys are deleted behind\n" +
 		"everybody; the last one nobody can tell a holder before its rival. Libraries that tell nobody get the benefit of a user who watches\n" +
 		"the deadline.\n\n" + strings.Join(f.peers, "\n\n") + "\n")
-	b.WriteString("\n## Broken drivers\n\nEach is broken in one way, and the suite is right only if it notices.\n\n" + mutantTable(f.mutants))
+	b.WriteString("\n## Broken drivers\n\nEach is broken in one way, and the suite is right only if it notices.\n\n" +
+		mutantTable(f.mutants))
 	b.WriteString("\n## Simulated time\n\n")
 	for _, s := range f.simulations {
 		fmt.Fprintf(&b, "- %s %.1f h: %s\n", s.What, s.Hours, s.Text)
@@ -255,13 +259,15 @@ const failoverText = "The primary is killed under four clients that contend for 
 
 func failoverTable(all []facts.Failover) string {
 	var t table
-	t.header("standby", "failovers", "grants", "losses", "tokens out of order", "holders beside whom a rival was granted", "for at most")
+	t.header("standby", "failovers", "grants", "losses", "tokens out of order",
+		"holders beside whom a rival was granted", "for at most")
 	for _, f := range all {
 		longest := none
 		if f.Doubled > 0 {
 			longest = milliseconds(f.Overrun)
 		}
-		t.row(f.Standby, fmt.Sprint(f.Rounds), fmt.Sprint(f.Grants), fmt.Sprint(f.Losses), fmt.Sprintf("**%d**", f.Disorder),
+		t.row(f.Standby, fmt.Sprint(f.Rounds), fmt.Sprint(f.Grants), fmt.Sprint(f.Losses),
+			fmt.Sprintf("**%d**", f.Disorder),
 			fmt.Sprint(f.Doubled), longest)
 	}
 	return t.b.String()
@@ -269,13 +275,15 @@ func failoverTable(all []facts.Failover) string {
 
 func soakTable(runs []facts.Soak) string {
 	var t table
-	t.header("driver", "seed", "time", "faults", "operations", "grants", "losses", "worst margin", "longest recovery", "violations")
+	t.header("driver", "seed", "time", "faults", "operations", "grants", "losses", "worst margin", "longest recovery",
+		"violations")
 	for _, s := range runs {
 		margin := "none"
 		if s.Margin != nil {
 			margin = milliseconds(*s.Margin)
 		}
-		t.row(s.Driver, fmt.Sprint(s.Seed), s.Took.Round(100*time.Millisecond).String(), fmt.Sprint(s.Faults), fmt.Sprint(s.Operations),
+		t.row(s.Driver, fmt.Sprint(s.Seed), s.Took.Round(100*time.Millisecond).String(), fmt.Sprint(s.Faults),
+			fmt.Sprint(s.Operations),
 			fmt.Sprint(s.Grants), fmt.Sprint(s.Losses), margin, s.LongestRecovery.String(),
 			fmt.Sprintf("**%d**%s", s.Violations, foundIn(s)))
 	}
@@ -328,8 +336,9 @@ func reportedTable(runs []facts.Soak) string {
 		for _, k := range s.Kinds {
 			t.row(s.Driver, "`"+k.Slug+"`", fmt.Sprint(k.Count), fmt.Sprint(k.Violated))
 		}
-		t.row(s.Driver, "all", fmt.Sprint(s.Faults), fmt.Sprintf("violations: %d%s, longest overlap %v", s.Violations, foundIn(s),
-			s.Overlap.Round(100*time.Microsecond)))
+		t.row(s.Driver, "all", fmt.Sprint(s.Faults),
+			fmt.Sprintf("violations: %d%s, longest overlap %v", s.Violations, foundIn(s),
+				s.Overlap.Round(100*time.Microsecond)))
 	}
 	return t.b.String()
 }

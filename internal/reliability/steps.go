@@ -47,15 +47,24 @@ func stepsOf(s settings) []step {
 	steps := []step{
 		test("mutants", "^TestMutants$", "./conformance", func(f *findings) int { return len(f.mutants) }),
 		test("mutants-check", "Mutant", "./conformance/check", func(f *findings) int { return len(f.mutants) }),
-		test("mutants-postgres", "^(TestMutants|TestAsynchronousFailover|TestSynchronousCommitWithoutAStandby)$", "./postgres",
+		test("mutants-postgres", "^(TestMutants|TestAsynchronousFailover|TestSynchronousCommitWithoutAStandby)$",
+			"./postgres",
 			func(f *findings) int { return len(f.mutants) }),
 		test("mutants-redis", "^TestMutants$", "./redis", func(f *findings) int { return len(f.mutants) }),
-		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", func(f *findings) int { return len(f.mutants) }),
-		test("simulation", "^TestSimulation$", "./conformance/simulation", func(f *findings) int { return len(f.simulations) }),
-		test("simulation-machine", "^TestReplicas$", "./internal/machine", func(f *findings) int { return len(f.simulations) }),
+		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", func(f *findings) int {
+			return len(f.mutants)
+		}),
+		test("simulation", "^TestSimulation$", "./conformance/simulation", func(f *findings) int {
+			return len(f.simulations)
+		}),
+		test("simulation-machine", "^TestReplicas$", "./internal/machine", func(f *findings) int {
+			return len(f.simulations)
+		}),
 	}
 	for _, d := range drivers {
-		steps = append(steps, test("conformance-"+d, "^TestConformance", "./"+d, func(f *findings) int { return len(f.clauses[d]) }))
+		steps = append(steps, test("conformance-"+d, "^TestConformance", "./"+d, func(f *findings) int {
+			return len(f.clauses[d])
+		}))
 	}
 	for _, d := range clusters {
 		st := test("faults-"+d, "^TestClusterFaults", "./"+d, func(f *findings) int { return len(f.faults[d]) })
@@ -176,6 +185,7 @@ func machine() string {
 	if out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output(); err == nil {
 		commit = "commit " + strings.TrimSpace(string(out))
 	}
-	return fmt.Sprintf("%s, %s, %s/%s with %d processors, %s", time.Now().UTC().Format(time.DateOnly), commit, runtime.GOOS,
+	return fmt.Sprintf("%s, %s, %s/%s with %d processors, %s", time.Now().UTC().Format(time.DateOnly), commit,
+		runtime.GOOS,
 		runtime.GOARCH, runtime.NumCPU(), runtime.Version())
 }
