@@ -163,7 +163,8 @@ func checkExclusion(d backend.Description, acceptAsyncReplica bool) error {
 		if acceptAsyncReplica {
 			return nil
 		}
-		lacks = "a failover to its asynchronous replica forgets the latest holds; Options.AcceptAsyncReplica takes that risk"
+		lacks = "a failover to its asynchronous replica forgets the latest holds; " +
+			"Options.AcceptAsyncReplica takes that risk"
 	default:
 		return nil
 	}
