@@ -7,8 +7,8 @@ package fencelock
 //	            lease ◄─ sealed ◄─ hold.start ◄─ accept (history.go) ◄─ Grant ◄─┘
 //
 // Every way out that does not end in a lease gives back what the service may have: failed after an error that leaves
-// doubt, undo after a grant that is of no use, sealed after a resource that refused. None of them waits longer than the
-// caller's context.
+// doubt, undo after a grant that is of no use, sealed after a resource that refused. None of them keeps the caller for
+// more than a moment after its context has ended.
 //
 // The two contexts. ctx is the caller's. bounded is made of it by begin, and also ends with Close and after WaitAtMost;
 // its cause tells which of them it was. The hold depends on neither.

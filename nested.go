@@ -7,8 +7,8 @@ package fencelock
 //
 // Goroutine ids would not do, since work moves between goroutines. Nor would the client as the holder, as sessions
 // suggest: two requests of one server process would stand for each other, and a wait that ends would be refused as a
-// deadlock. A missed deadlock is ended by a TTL or a context; a false alarm is ended by nothing. Work that does not
-// pass its context on gets no reentrancy and no warning (see docs/decisions, a-line-of-work-is-its-context).
+// deadlock. A false alarm is worse than a missed deadlock, which a TTL or a context ends. Work that does not pass its
+// context on gets no reentrancy and no warning (see docs/decisions, a-line-of-work-is-its-context).
 
 import (
 	"context"
