@@ -31,7 +31,7 @@ import (
 // moment, and those that are tried again stand behind those that were never tried: one part of a service that does not
 // answer keeps nobody else's name closed (TestHungReleasesDelayNobodyElse).
 //
-// mu is a leaf but for telling.mu: nothing else is locked under it, and the driver is called without it.
+// mu is a leaf but for telling.mu: nothing else is locked under it, and Driver.Release is called without it.
 type cleaner struct {
 	client *Client
 

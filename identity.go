@@ -6,9 +6,9 @@ package fencelock
 //	free ──find──► in flight ──settle(hold)──► of a hold ──drop──► free
 //	                   └──────settle(nil)─────────────────────────► free
 //
-// The simpler way, to send the caller's id as the key, was wrong in two respects: another client with the same id got
-// the same hold with the same token, so that a guard could not tell the two apart; and a Release for the first attempt
-// that was delivered late took the hold of the second (TestALateReleaseMeetsOnlyItsOwnAttempt).
+// The simpler way, to send the caller's id as the key, would be wrong in two respects: another client with the same id
+// would get the same hold with the same token, so that a guard could not tell the two apart; and a Release for the
+// first attempt that is delivered late would take the hold of the second (TestALateReleaseMeetsOnlyItsOwnAttempt).
 
 import (
 	"context"

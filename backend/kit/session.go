@@ -39,13 +39,14 @@ import (
 //
 //	s, err := d.sessions.Join(ctx, r.TTL,
 //		func() *session { return &session{Session: d.sessions.New(), ttl: r.TTL} },
-//		func(s *session) { d.gate.Go(func(ctx context.Context) { d.run(ctx, s) }) })
+//		func(s *session) { d.gate.Go(func(context.Context) { d.run(d.gate.Closing(), s) }) })
 //	if err != nil {
 //		return backend.Grant{}, err
 //	}
 //	defer s.Leave(1) // the call's own user; the hold adds one that stays
 //
-//	// run opens s in the service, and keeps it alive until it has ended, or nobody has used it for a while.
+//	// run opens s in the service, and keeps it alive until it has ended, nobody has used it for a while, or ctx, the
+//	// gate's, ends: Close waits for it.
 //	func (d *Driver) run(ctx context.Context, s *session) {
 //		id, err := d.service.OpenSession(ctx, s.ttl)
 //		s.id = id
