@@ -7,9 +7,14 @@
 // and who waits is decided in SQL, in the functions of migrations/0001_locks.sql, under the lock of the name's row;
 // nothing here takes part in that.
 //
-// A statement that was sent may commit although its answer never arrives. The request id makes asking again the same
-// request, giveUp and the core's Release take back what nobody wants, and sweep (session.go) removes what nobody knows
-// of.
+// A statement that was sent may commit although its answer never arrives. What becomes of such a hold:
+//
+//   - the caller, or the core, asks again with the same request id and gets the same hold;
+//   - or the call's own end, giveUp, or the core's Release with that id gives it back, after waiting for the answer
+//     (answered);
+//   - or nobody does: the session is in doubt then, and after its next renewal, which comes about three times per TTL,
+//     sweep ends whatever no call and no holder of this client knows;
+//   - or the client is gone, and the hold ends with its session.
 
 package postgres
 
@@ -268,9 +273,12 @@ func metadataText(m map[string]string) *string {
 	return &s
 }
 
-// granted makes a grant of the server's answer, or an error. The session is proved again if the answer took so long
-// that its last proof is older than half a TTL, as after a wait for the row of the name: the grant would otherwise
-// begin with little time left.
+// granted makes a grant of the server's answer, or an error.
+//
+// The session is proved again if the answer took so long that its last proof is older than half a TTL, as after a wait
+// for the row of the name: the grant would otherwise begin with little time left. The hold is entered in Driver.holds
+// before the caller knows of it, so that a loss that comes at once has somebody to be told to; the core takes losses
+// before Acquire has returned.
 func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a answer) (backend.Grant, error) {
 	switch a.state {
 	case "granted":
@@ -303,7 +311,10 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	return g, nil
 }
 
-// tokenOf returns the token of a hold: the number that the server computed, marked unless the hold is exclusive.
+// tokenOf returns the token of a hold: the number that the server computed in the UPDATE that grants, marked unless
+// the hold is exclusive. The number is a position in the server's history and not a count, because a counter in a row,
+// and a sequence, fall back when a standby that lagged is promoted, and issue tokens again (TestAsynchronousFailover;
+// TestMutants has drivers that do so).
 func tokenOf(kind backend.Kind, order int64) fencing.Token {
 	token := fencing.Token(order)
 	if kind != backend.KindExclusive {

@@ -122,6 +122,7 @@ var (
 
 var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 
+// schemaSyntax is what schemaName accepts, in words.
 const schemaSyntax = "want 1 to 40 characters of a-z 0-9 _, not a digit first"
 
 // schema returns where the tables are, or what is wrong with the name. Nil options mean the default. The name is put
@@ -216,7 +217,8 @@ func (d *Driver) enterFor(ctx context.Context, name string) error {
 
 // enter counts a call in and makes sure that the server is one that keeps its promises: the first call of a driver,
 // and the first after a promotion, wait for a probe. Later probes run in the background, one per probeEvery at most,
-// started by whichever call finds the last one old.
+// started by whichever call finds the last one old. A driver that has lost its history refuses the call here, before
+// it sends anything.
 func (d *Driver) enter(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -282,7 +284,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// closeTime bounds Close whatever its context allows: after it the sessions end by themselves.
+// closeTime bounds Close whatever its context allows: a server that does not answer must not keep a program from
+// ending, and after the TTL the sessions end by themselves.
 const closeTime = 10 * time.Second
 
 // validate refuses what the contract forbids and what the tables cannot hold: PostgreSQL stores no NUL in text.

@@ -1,7 +1,17 @@
 // This file says what an error of PostgreSQL or pgx means for the question that matters here: was the transaction
-// committed? SQLSTATE tells, by its class (Appendix A of PostgreSQL's manual): the server names a state only if it has
-// ended the transaction, except where it may have been stopped between the commit and the answer. Without a state the
-// connection broke, and only pgx knows whether anything had been written to it.
+// committed? The server names a state (SQLSTATE, appendix A of its manual) only if it has ended the transaction,
+// except where it may have been stopped between the commit and the answer. Without a state the connection broke, and
+// only pgx knows whether anything had been written to it.
+//
+// The states that are told apart, by their first two characters where not all five are given:
+//
+//	08, 57P01              the connection or the server ended: perhaps after the commit
+//	40                     serialization failure or deadlock: taken back, another try may do better
+//	53, 55, 57             no room, a row that was waited for, shutdown: taken back
+//	25006                  a read-only transaction: a standby answers
+//	28, 42, 3D, 3F, 0A000  login, rights, a name that is missing, a feature: the same tomorrow
+//	26000, 42P05           a prepared statement that is missing or there already: a pooler, see mixedUp
+//	FL001                  a set of names that could not be had whole, raised by acquire_all
 //
 // The predicates overlap on purpose: unsent, rolledBack and undone say what did not happen, again and definite what to
 // do next, misconfigured what will not pass by itself.
@@ -28,8 +38,10 @@ func callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, classOf)
 }
 
-// errNotice: the server said something between the statement and the end of its commit. "Canceling wait for synchronous
-// replication" is such a notice, in the server's language; the commit then is answered as a success and is none.
+// errNotice: the server said something between the statement and the end of its commit. "Canceling wait for
+// synchronous replication" is such a notice, in the server's language, which is why its text is not compared; the
+// commit then is answered as a success and is none. Every other notice is taken for the same: the statements raise
+// none of their own, and an outcome that is unknown for nothing costs a look (TestSynchronousCommitWithoutAStandby).
 var errNotice = errors.New("the server raised a notice while it committed")
 
 // classOf gives PostgreSQL's errors their class. The end of a context stays: what was sent and not answered has been

@@ -1,10 +1,15 @@
 // This file keeps the driver's holds, and releases and renews them. Driver.holds is what this client believes it has,
 // by name and request id, each on the session that keeps it; the table holds is what counts. The two can differ: a
-// call that was not answered may have moved a hold to another session, a lagging standby may have lost one or brought
-// one back. A renewal says which holds are gone, which moved, and Driver.holds follows.
+// call that was not answered may have moved a hold to another session, a standby that lagged may have lost one or
+// brought one back. A renewal says which holds are gone and which have moved, and Driver.holds follows.
 //
 // A hold counts as one user of its session, from keep to forget, so that the session is renewed as long as it has
-// holds.
+// holds. It leaves Driver.holds in one of four ways: Release forgets it, whatever the answer, as long as there is one;
+// Renew or checkHolds finds it gone; its session ends (holdsOf); or the same request is granted again and replaces it.
+// Only the second and the third are losses. Renew answers with its loss, the other two tell it to Request.Lost.
+//
+// Between the driver's note and the table there is no lock: each statement says what it expects (name, request id and
+// token), and the server compares.
 
 package postgres
 
@@ -84,8 +89,9 @@ func (d *Driver) loseAll(reason backend.Reason) {
 	}
 }
 
-// known lists the requests that somebody here knows, or may come to know: on every session, since one that moves is on
-// either. A sweep spares them.
+// known lists the requests that somebody here knows, or may come to know: those that are held, and those of calls
+// under way. It lists them for every session, since a hold that moves is on either until the answer has come. A sweep
+// spares them.
 func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -214,7 +220,8 @@ func (r *renewals) fail(err error, at ...int) {
 
 // on renews the grants at some places, which live on s, and those that turn out to live on another session, there. A
 // hold on a session that this driver does not know is in the middle of a move, or another client's: ErrUnavailable,
-// since the next renewal will find it.
+// since the next renewal will find it. To answer "not held" there would be a loss that was none, and holders stop
+// their work for it (TestHoldMovesUnheard).
 func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	d := r.d
 	for ttl, some := range s.longer(r.grants, at) {

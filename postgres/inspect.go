@@ -25,7 +25,8 @@ import (
 const heldColumns = `select name, owner, hold_id, kind::int, permits, token, since, coalesce(expires_in_ms, 0),
 	coalesce(metadata, '{}')::text from fencelock.held`
 
-// heldRow reads a row of heldColumns.
+// heldRow reads a row of heldColumns: the name, and one of its holders. The token is marked as the grant's is, so that
+// the two compare as equal.
 func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
 	var kind int
 	var token, left int64

@@ -1,5 +1,9 @@
-// This file brings a schema to the version that the driver needs. The driver never migrates by itself: its role need
-// only use the schema and execute its functions.
+// This file brings a schema to the version that the driver needs, by numbered steps that are files in migrations/. The
+// driver never migrates by itself: its role need only use the schema and execute its functions.
+//
+// A probe compares the version of the schema with the number of steps in the program and refuses calls unless they are
+// equal, with the command that helps. A schema for each version, side by side, would be two lock services: two
+// programs in it could hold one name at once.
 
 package postgres
 
@@ -61,8 +65,11 @@ func Migrations(o *Options) ([]Migration, error) {
 
 // Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many
 // steps it applied: none if the schema is up to date. Programs that do so at the same time wait for each other, by an
-// advisory lock. The role must be allowed to create a schema, or to create in it. A schema of a later version than
-// this package's is backend.ErrMisconfigured and is left as it is.
+// advisory lock. The role must be allowed to create a schema, or to create in it.
+//
+// A schema of a later version than this package's is backend.ErrMisconfigured and is left as it is. Other errors wrap
+// the server's own, and ErrUnavailable, ErrMisconfigured or ErrUnknown as those of calls do; what an error leaves is
+// the schema as it was.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	all, err := Migrations(o)
 	if err != nil {

@@ -1,5 +1,6 @@
 // This file opens drivers by URL. libpq's URLs are passed on to pgx as they are, but for the options that all drivers
-// of this module share. kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
+// of this module share: schema, no-listen and timeout are taken out, and ca, cert and key are put in libpq's names.
+// kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
 
 package postgres
 

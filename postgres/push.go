@@ -4,9 +4,15 @@
 // where only the head of the queue is concerned.
 //
 // A notification only makes its receiver look. It may get lost, since it is sent after the commit and not with it;
-// then the poll of wait.go finds the grant within about a second. Behind a pooler that hands connections on, nothing
-// arrives and there is no error: so the listener first notifies itself, and only believes in its connection when that
-// arrives.
+// then the poll of wait.go finds the grant within about a second. It may come twice, or too late; then looking finds
+// nothing new.
+//
+// Behind a pooler that hands connections on, nothing arrives and there is no error: so the listener first notifies
+// itself, and only believes in its connection when that arrives. Until then, and whenever the connection is lost, the
+// driver declares that its waiters poll, and polls more often while queues move.
+//
+// The listener is one goroutine for each driver. It is started by the first waiter or holder who wants to be told, and
+// ends with Close.
 
 package postgres
 
@@ -50,8 +56,9 @@ func (d *Driver) notifyAll(ctx context.Context) {
 	}
 }
 
-// notify sends what is to be sent, and is false if that is nothing. What fails is left to the polls of those who wait.
-// The commit is not waited for (synchronous_commit off): it has nothing to make durable.
+// notify sends what is to be sent, and is false if that is nothing. What fails is left to the polls of those who wait,
+// since they look within a second anyway, and a queue of notifications that are repeated could grow without bound
+// while the server is away. The commit is not waited for (synchronous_commit off): it has nothing to make durable.
 func (d *Driver) notify(ctx context.Context) bool {
 	d.mu.Lock()
 	pairs := d.wakes

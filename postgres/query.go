@@ -24,6 +24,7 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
+// defaultSchema is the schema for which the migrations and the statements are written; inSchema makes others of it.
 const defaultSchema = "fencelock"
 
 // queries are the statements of the driver, one round trip and one transaction each, for one schema.
@@ -178,9 +179,12 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 	}
 }
 
-// queryOnce is query, but for connections that had ended and statements that a pooler mixed up. A notice during the
-// statement makes its outcome unknown (see errNotice): the statement was answered, and the answer is not to be
-// believed. Waiting for a connection is bounded by ctx alone, since nothing has been asked of a server yet.
+// queryOnce is query, but for connections that had ended and statements that a pooler mixed up. Waiting for a
+// connection is bounded by ctx alone, since nothing has been asked of a server yet; from then on attemptTime counts.
+//
+// A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, and the answer
+// is not to be believed. scan must therefore only store what it reads, and its caller must look at the error first. An
+// error of scan means that the server is not the one that was expected, and leaves the outcome unknown, too.
 func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -331,6 +335,10 @@ func (d *Driver) position() int64 {
 // is lost, and nothing is granted any more. before must be read when the request is sent, since answers overtake each
 // other.
 //
+// This is the net below the tokens. They rise by themselves as long as the timeline or the position does. A disk that
+// was rolled back to an earlier copy has the same timeline and an earlier position, and would issue tokens again; only
+// those who lived through it can know (TestDiskIsRolledBack).
+//
 // A later timeline means that another server is primary. Its settings and standbys are probed anew, and every session
 // looks for what nobody knows: a standby that lagged brings back what was released since, on sessions that live on.
 func (d *Driver) saw(before, here int64) error {
@@ -371,7 +379,8 @@ func (d *Driver) history() error {
 // timelineShift is how many bits of a position are for the log, in units of 64 bytes; the timeline is above them.
 const timelineShift = 43
 
-// showPosition writes a position for people: the timeline, and the log's byte in hexadecimal.
+// showPosition writes a position for people: the timeline, and the log's byte in hexadecimal, such as 3/1a2b40. Two of
+// them stand in the error of a lost history: what was known, and what the server tells.
 func showPosition(p int64) string {
 	return strconv.FormatInt(p>>timelineShift, 10) + "/" + strconv.FormatInt(p&(1<<timelineShift-1)<<6, 16)
 }

@@ -2,9 +2,15 @@
 // TTL of this client live: renewing ten thousand holds writes one row. With a row to renew for each hold, a renewal
 // would be as long as the list. The price is that the holds of one TTL end together when their client dies.
 //
-// kit.Sessions says which session a TTL uses and who uses it. The row is made by the first renewal (begin), prolonged
-// by keepAlive and by Renew, and deleted by remove, or by anybody's reap once its time is over. A session that the
-// server does not know any more has ended for good, with its holds: a row of the same name is never made again.
+// kit.Sessions says which session a TTL uses and who uses it. For the server a session is one of three things: not
+// begun, as long as no begin has been answered; alive, while its row is there and expires_at has not passed; or ended,
+// when the row has been deleted. It is deleted by remove, by anybody's reap, or by the first statement that meets it
+// after its time: that deletion is what makes the end final, since a renewal only ever updates a row that it finds. A
+// row with the same id is never made again.
+//
+// The client counts the other way round. A session is proved since the instant before the last renewal that was
+// answered left, and every grant on it is valid from that instant. So the client's time is over before the server's,
+// whatever the two clocks show.
 
 package postgres
 
@@ -204,9 +210,14 @@ func (s *session) ended(reason backend.Reason) {
 	}
 }
 
-// keepAlive renews the session three times per TTL while anybody uses it, and ends it when nobody has for three TTLs.
-// It runs from the session's first use until its end or Close. What is in doubt is swept after a renewal, and every
-// fourth round also reaps sessions of clients that died, and probes the server.
+// keepAlive renews the session about three times per TTL while anybody uses it, and ends it when nobody has for three
+// TTLs. It runs from the session's first use until its end or Close. A renewal that fails is tried again after a short
+// pause (kit.RetryPause), so that one lost answer does not cost a third of the TTL.
+//
+// What is in doubt is swept after a renewal that has worked: the sweep must not end what a call is about to be
+// answered with, and known lists those. Every fourth round also reaps the sessions of clients that died, a few at a
+// time and by one client at once, and probes the server. A program that only renews, and makes no calls that would
+// notice, learns of a promotion by that.
 func (s *session) keepAlive(ctx context.Context) {
 	d, beats := s.d, 0
 	for {

@@ -1,4 +1,6 @@
-// This file joins the lock and the data: a transaction that checks the fencing token and then writes.
+// This file joins the lock and the data: a transaction that checks the fencing token and then writes. It adds nothing
+// to the check of package pgxguard but the table, which the migrations make beside the locks, and what to do when that
+// is missing.
 
 package postgres
 
@@ -14,6 +16,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/pgxguard"
 )
 
+// guardTable is where Tx remembers the tokens that it has seen. It is the default schema's, since Tx has no options.
 const guardTable = defaultSchema + ".fencing_tokens"
 
 // Tx runs f in a transaction that shows the claims first, and commits if f returns nil. If a claim is refused, because

@@ -1,8 +1,16 @@
 // This file is the wait for one's turn. The place in the queue is a row of the table waits; what happens here is only
-// how a waiter learns that its turn has come. A notification names its hold id (push.go), and one loop of the driver's
-// looks at all waiters about once a second, for names whose holder died, which nobody announces, and for notifications
-// that got lost. However many wait in one client, that is one statement a second; one for each waiter would grow with
-// them.
+// how a waiter learns that its turn has come. It can come in three ways:
+//
+//   - a release in this client or another one grants to the head of the queue in its own transaction, and then
+//     notifies it (push.go): one round trip after the release;
+//   - the holder dies: its session's time runs out and nobody says so. The next poll of any waiter of the name finds
+//     that something is due and settles the name, which grants to the head;
+//   - the notification is lost, or none can arrive: the poll finds the grant that was made.
+//
+// One loop of the driver's polls for all waiters of the client, about once a second. However many wait, that is one
+// statement a second; one for each waiter would grow with them.
+//
+// A waiter is never granted anything here. It is told to look, asks how its request stands, and finds a hold or none.
 
 package postgres
 

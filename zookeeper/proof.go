@@ -1,5 +1,11 @@
 // This file is the arithmetic of what a session's answers prove. It does no I/O and reads no clock, so that TestProof
 // checks it with plain numbers.
+//
+// An example with a tick of 2 s: the session was made by a request that was sent at 0 s, and questions are sent at 0.8
+// s and 1.6 s. The answer to the second one shows that the leader has heard of everything that the client's server had
+// up to 0.6 s, which is the request sent at 0 s. So the session lives from 0 s on for its timeout at least. With the
+// margin of a tick that Describe declares, up to 2 s may be reported, and 1.6 s is. A question that comes ten seconds
+// after the one before it can report no more than a tick beyond that one: proveUntil then asks once more.
 
 package zookeeper
 

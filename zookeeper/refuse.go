@@ -2,9 +2,13 @@
 // what the name is in use for.
 //
 // The difficulty is that every request makes its node before it knows whether it is refused, so that entries stand in
-// the queue which are about to leave. Only an entry that stays may refuse another one. If any entry could, a writer
-// that tries in vain beside a reader would refuse the next reader, although the reader who holds would let it in
-// (refusedAttemptsRefuseNobody in the tests).
+// the queue which are about to leave. Only an entry that stays may refuse another one.
+//
+// An example: a reader holds, and a writer tries without waiting. Its node stands behind the reader's, and it is
+// refused. Before it has removed its node, a second reader tries. The queue that it reads is reader, writer, and
+// itself, and the writer is in its way. But the writer will go, and the first reader lets others in, so that the
+// second one must not be refused: it waits for the writer's node to go, and holds. With the plain rule of the queue it
+// would be refused now and then, in a name that only readers hold (refusedAttemptsRefuseNobody in the tests).
 //
 // blocked sorts what stands in front into firm entries, which hold or wait, and passing ones, which are refused
 // themselves. What refuses ours must be firm. Where the queue cannot tell, because an entry of an attempt may have

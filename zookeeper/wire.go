@@ -1,5 +1,11 @@
 // This file is the connection under the client library (go-zookeeper/zk): the driver's own net.Conn, which reads and
-// rewrites what passes.
+// rewrites what passes. An acquire of a new name looks like this on it; the library sends and sees only the second
+// request, as a plain create:
+//
+//	→ createContainer /fencelock/lock:orders          our own, if the node may be missing
+//	→ create2         /fencelock/lock:orders/4f2a….   the library's create
+//	→ getChildren2    /fencelock/lock:orders          our own
+//	← done; the path and the zxid of the entry; the names of all entries
 //
 // The library knows no contexts, no create2 and no request that is answered with the zxid of a node; and it treats
 // every connection as good for whatever session comes next. Writing a client of our own was rejected: the protocol is
