@@ -25,7 +25,8 @@ type event struct {
 }
 
 // telling are the lines worth a look: what a test says of itself, and what ends a program.
-var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
+var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |` +
+	`^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
 
 // unfair is what tests say of failures that the machine may have caused (package internal/stall).
 var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|INCONCLUSIVE`)
@@ -43,116 +44,148 @@ const (
 	slowest = 60 // tests that are listed
 )
 
+// report is what was read.
+type report struct {
+	said    map[string][]string        // by test
+	last    map[string][]string        // by package, whatever it said
+	running map[string]map[string]bool // by package, the tests that have begun and not ended
+
+	left, packages, excused []string
+	slow                    []event
+	tests, undecided        int
+	skipped                 bool
+}
+
 func main() {
-	said := map[string][]string{}           // by test
-	last := map[string][]string{}           // by package, whatever it said
-	running := map[string]map[string]bool{} // by package, the tests that have begun and not ended
-	skipped := false
-	var left, packages, excused []string
-	tests, undecided := 0, 0
-	var slow []event
+	r := &report{said: map[string][]string{}, last: map[string][]string{}, running: map[string]map[string]bool{}}
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
 		var e event
-		if json.Unmarshal(in.Bytes(), &e) != nil {
-			continue
-		}
-		key := e.Package + e.ImportPath + " " + e.Test
-		if e.Action == "pass" || e.Action == "fail" {
-			tests++
-			if strings.Count(e.Test, "/") <= 1 {
-				slow = append(slow, e)
-			}
-		}
-		switch of := running[e.Package]; {
-		case e.Test == "":
-		case e.Action == "run" && of == nil:
-			running[e.Package] = map[string]bool{e.Test: true}
-		case e.Action == "run":
-			of[e.Test] = true
-		case e.Action == "pass" || e.Action == "fail" || e.Action == "skip":
-			delete(of, e.Test)
-		}
-		switch e.Action {
-		case "output", "build-output":
-			if lines := append(last[e.Package], e.Output); len(lines) > 2*most {
-				last[e.Package] = lines[1:]
-			} else {
-				last[e.Package] = lines
-			}
-			if telling.MatchString(e.Output) {
-				said[key] = append(said[key], e.Output)
-			}
-			if noVerdict.MatchString(e.Output) {
-				undecided++
-			}
-			if unfair.MatchString(e.Output) {
-				excused = append(excused, key+"\n"+e.Output)
-			}
-			if e.Test == "" && packageLine.MatchString(e.Output) {
-				packages = append(packages, e.Output)
-			}
-		case "skip":
-			switch {
-			case e.Test == "":
-			case slices.ContainsFunc(said[key], func(line string) bool { return strings.Contains(line, ": "+deep.Mark) }):
-				left = append(left, key)
-			default:
-				skipped = true
-				fmt.Println("SKIPPED", key)
-				for _, line := range said[key] {
-					fmt.Print(line)
-				}
-			}
-		case "fail", "build-fail":
-			fmt.Println("FAILED", key)
-			for _, line := range slices.Concat(said[key][:min(len(said[key]), 1)], tail(said[key])) {
-				fmt.Print(line[:min(len(line), widest)])
-				if len(line) > widest {
-					fmt.Println("…")
-				}
-			}
-			if e.Test == "" && len(running[e.Package]) > 0 { // the program has ended in the middle
-				fmt.Println("    running were", slices.Sorted(maps.Keys(running[e.Package])))
-				for _, line := range last[e.Package] {
-					fmt.Print("    ", line[:min(len(line), widest)])
-				}
-			}
-		case "pass":
-			delete(said, key)
+		if json.Unmarshal(in.Bytes(), &e) == nil {
+			r.read(e)
 		}
 	}
 	if err := in.Err(); err != nil {
 		fmt.Println("the output of the tests cannot be read:", err)
 		os.Exit(1)
 	}
-	if len(left) > 0 {
-		fmt.Printf("%d tests were left out, here or for make deep:\n  %s\n", len(left), strings.Join(left, "\n  "))
+	r.sum()
+}
+
+// read takes one event. Skips and failures are told at once.
+func (r *report) read(e event) {
+	key := e.Package + e.ImportPath + " " + e.Test
+	r.count(e)
+	switch e.Action {
+	case "output", "build-output":
+		r.listen(key, e)
+	case "skip":
+		switch {
+		case e.Test == "":
+		case slices.ContainsFunc(r.said[key], func(line string) bool { return strings.Contains(line, ": "+deep.Mark) }):
+			r.left = append(r.left, key)
+		default:
+			r.skipped = true
+			fmt.Println("SKIPPED", key)
+			for _, line := range r.said[key] {
+				fmt.Print(line)
+			}
+		}
+	case "fail", "build-fail":
+		r.tellFailure(key, e)
+	case "pass":
+		delete(r.said, key)
 	}
-	if len(excused) > 0 {
-		fmt.Printf("%d failures were excused, since the machine stood still: look whether they return\n%s", len(excused),
-			strings.Join(excused, ""))
+}
+
+// count notes which tests run, and how long those took that have ended.
+func (r *report) count(e event) {
+	ended := e.Action == "pass" || e.Action == "fail"
+	if ended {
+		r.tests++
+		if strings.Count(e.Test, "/") <= 1 {
+			r.slow = append(r.slow, e)
+		}
 	}
-	if slices.Contains(os.Args, "packages") {
-		slices.Sort(packages)
-		fmt.Print(strings.Join(packages, ""))
+	switch {
+	case e.Test == "":
+	case e.Action == "run":
+		if r.running[e.Package] == nil {
+			r.running[e.Package] = map[string]bool{}
+		}
+		r.running[e.Package][e.Test] = true
+	case ended || e.Action == "skip":
+		delete(r.running[e.Package], e.Test)
 	}
-	if slices.Contains(os.Args, "slow") {
-		slices.SortFunc(slow, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
-		for _, e := range slow[:min(len(slow), slowest)] {
+}
+
+// listen keeps what a line says.
+func (r *report) listen(key string, e event) {
+	lines := append(r.last[e.Package], e.Output)
+	r.last[e.Package] = lines[max(0, len(lines)-2*most):]
+	if telling.MatchString(e.Output) {
+		r.said[key] = append(r.said[key], e.Output)
+	}
+	if noVerdict.MatchString(e.Output) {
+		r.undecided++
+	}
+	if unfair.MatchString(e.Output) {
+		r.excused = append(r.excused, key+"\n"+e.Output)
+	}
+	if e.Test == "" && packageLine.MatchString(e.Output) {
+		r.packages = append(r.packages, e.Output)
+	}
+}
+
+func (r *report) tellFailure(key string, e event) {
+	fmt.Println("FAILED", key)
+	said := r.said[key]
+	for _, line := range slices.Concat(said[:min(len(said), 1)], tail(said)) {
+		fmt.Print(line[:min(len(line), widest)])
+		if len(line) > widest {
+			fmt.Println("…")
+		}
+	}
+	if running := r.running[e.Package]; e.Test == "" && len(running) > 0 { // the program has ended in the middle
+		fmt.Println("    running were", slices.Sorted(maps.Keys(running)))
+		for _, line := range r.last[e.Package] {
+			fmt.Print("    ", line[:min(len(line), widest)])
+		}
+	}
+}
+
+// sum tells what all events together say, and ends the program with 1 if that is bad.
+func (r *report) sum() {
+	asked := func(what string) bool { return slices.Contains(os.Args, what) }
+	if len(r.left) > 0 {
+		fmt.Printf("%d tests were left out, here or for make deep:\n  %s\n", len(r.left), strings.Join(r.left, "\n  "))
+	}
+	if len(r.excused) > 0 {
+		fmt.Printf("%d failures were excused, since the machine stood still: look whether they return\n%s",
+			len(r.excused), strings.Join(r.excused, ""))
+	}
+	if asked("packages") {
+		slices.Sort(r.packages)
+		fmt.Print(strings.Join(r.packages, ""))
+	}
+	if asked("slow") {
+		slices.SortFunc(r.slow, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+		for _, e := range r.slow[:min(len(r.slow), slowest)] {
 			fmt.Printf("%7.1f s  %s %s\n", e.Elapsed, e.Package, e.Test)
 		}
 	}
-	if undecided > 0 {
-		fmt.Printf("%d of %d tests have no verdict, since the machine stood still each time\n", undecided, tests)
-		if undecided*100 > tests && slices.Contains(os.Args, "noskip") {
+	bad := false
+	if r.undecided > 0 {
+		fmt.Printf("%d of %d tests have no verdict, since the machine stood still each time\n", r.undecided, r.tests)
+		if bad = r.undecided*100 > r.tests; bad && asked("noskip") {
 			fmt.Println("that is too many: run them on a machine that is less busy")
-			os.Exit(1)
 		}
 	}
-	if skipped && slices.Contains(os.Args, "noskip") {
+	if r.skipped && asked("noskip") {
 		fmt.Println("tests were skipped although FENCELOCK_REQUIRE=all")
+	}
+	if (bad || r.skipped) && asked("noskip") {
 		os.Exit(1)
 	}
 }
