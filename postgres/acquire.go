@@ -100,7 +100,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 		defer w.stop()
 	}
 	// A request may have been carried out without an answer.
-	sent := false // a request may have been carried out without an answer
+	sent := false
 	for {
 		// A session that lives, and that was proved within the last half of its TTL.
 		s, err := d.join(ctx, r.TTL)
@@ -154,7 +154,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	if a.state == "waiting" {
 		// Until a notification can arrive, the loop looks often while this queue moves.
 		if !d.hears.Load() {
-			d.lookAtAll() // it looks often while this queue moves
+			d.lookAtAll()
 		}
 		if a, err = w.wait(ctx); err != nil {
 			if errors.Is(err, errGone) {
@@ -176,12 +176,12 @@ const lateTime = 2 * time.Second
 // (answered). A clean-up that came first would find nothing, and the name would stay closed until the next sweep.
 //
 // What ask stores belongs to the caller only if put returns ask's error; after the end of ctx the goroutine may still
-// write it. That goroutine ends with ask, and the channel that it enters in Driver.asking is closed after those that
-// stood there before, so that whoever waits for the last waits for all.
+// write it. That goroutine ends with ask. Its channel in Driver.asking is closed after those that stood there before,
+// so that waiting for the last of them is waiting for all.
 func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
 	done, result := make(chan struct{}), make(chan error, 1)
 	// Calls of the same requests that are under way already, from a caller who asked twice.
-	var before []chan struct{} // of the same requests, asked for twice
+	var before []chan struct{}
 	d.mu.Lock()
 	for _, k := range keys {
 		if c := d.asking[k]; c != nil {
@@ -245,8 +245,8 @@ func (d *Driver) answered(ctx context.Context, k key) {
 	}
 }
 
-// arguments are those of the SQL function acquire, in its order: a row of the table holds, as far as the client knows
-// it.
+// arguments returns the arguments of the SQL function acquire, in its order: a row of the table holds, as far as the
+// client knows it.
 func arguments(s *session, r *backend.Request) []any {
 	return []any{
 		r.Name, r.RequestID, r.HoldID, s.id, r.Owner, int(r.Kind), r.Permits, r.Limit, metadataText(r.Metadata),
@@ -327,10 +327,10 @@ func tokenOf(kind backend.Kind, order int64) fencing.Token {
 // allows 50 ms (clause C2).
 const giveUpTime = 30 * time.Millisecond
 
-// giveUp takes the place of a request whose caller has gone out of the queue, and what it may have been granted, too.
-// It first waits for the answer to the request, since a release that overtakes it would find nothing. What is not
-// known within giveUpTime is ErrUnknown; the release goes on in the background, for attemptTime at most. cause is why
-// the wait ended.
+// giveUp gives back what a request may have when its caller has gone: its place in the queue, or the hold that it was
+// granted meanwhile. It first waits for the answer to the request, since a release that overtakes it would find
+// nothing. What is not known within giveUpTime is ErrUnknown; the release goes on in the background, for attemptTime
+// at most. cause is why the wait ended.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
 	d.gate.Go(func(work context.Context) {

@@ -70,7 +70,7 @@ type Driver struct {
 	log   *slog.Logger
 	// Of this client: the ids of its sessions and its channel begin with it. 64 random bits, so that clients need not
 	// know each other.
-	id string // of this client: sessions and the channel begin with it
+	id string
 
 	// What the last probe found, as every call sees it. Written by probes and by the loop that listens.
 	described  atomic.Pointer[backend.Description]
@@ -91,9 +91,9 @@ type Driver struct {
 	polls   chan struct{} // asks for a look at all who wait
 
 	// mu protects the fields below it, and some of each session and hold.
-	mu sync.Mutex // protects the following fields
-	// What this client holds, who waits in it, and which requests are under way. calls counts by request id; a channel
-	// in asking is closed when the request has been answered.
+	mu sync.Mutex
+	// What this client holds, its waiters, and which requests are under way. calls counts by request id; a channel in
+	// asking is closed when the request has been answered.
 	holds   map[key]*hold
 	waiters map[string]map[*waiter]struct{} // by hold id
 	calls   map[string]int                  // request ids of calls in flight

@@ -82,7 +82,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	// One transaction for all: a step that fails leaves the schema as it was.
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// Taken before the version is read: whoever waits here then finds what the other has applied.
+		// Taken before the version is read: a program that waits here then finds what the other has applied.
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
 		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err

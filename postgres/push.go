@@ -31,8 +31,8 @@ func (d *Driver) channel() string { return "fencelock_" + d.id }
 
 // wake tells those whose request was granted, or whose hold was taken away, by channel and hold id of each. It is a
 // statement of its own, since a notification inside a transaction takes one lock for all databases of the server until
-// its commit is on disk; those that come together share one. Whoever waits in this client is told without the server.
-// It does not block.
+// its commit is on disk; those that come together share one. Waiters and holders in this client are told without the
+// server. It does not block.
 func (d *Driver) wake(pairs []string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		// Ours: the database need not carry it around.

@@ -218,7 +218,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 }
 
 // prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What
-// cannot be prepared is sent as it is, and its error is that of the call: a schema that is missing should not look
+// cannot be prepared is sent as it is, and the call fails with its error: a schema that is missing should not look
 // like a connection that cannot be made.
 func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{
@@ -258,8 +258,8 @@ func notSent(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }
 
-// attemptEnded keeps apart the end of the caller's context and that of the attempt. Both leave the outcome unknown;
-// the second must not say that a context has ended, since the caller's has not.
+// attemptEnded tells the end of the caller's context from the end of the attempt. Both leave the outcome unknown; the
+// second must not say that a context has ended, since the caller's has not.
 func attemptEnded(ctx context.Context, err error) error {
 	if ctx.Err() == nil && kit.IsContext(err) {
 		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, attemptTime, err)

@@ -34,18 +34,18 @@ type session struct {
 	id  string
 	ttl time.Duration
 
-	// A channel and not a mutex, so that who waits for it can leave with its context.
+	// A channel and not a mutex, so that a caller who waits for it can leave with its context.
 	renewing chan struct{}   // holds a token while a renewal is under way: one at a time
-	begun    backend.Instant // when its row was asked for first; who has the token may touch it
+	begun    backend.Instant // when its row was asked for first; touched with the token only
 
 	// The following fields are protected by d.mu.
 
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
 	// A request on the session may be carried out late, or a standby that lagged has brought one back.
-	doubt bool // a request on it may be carried out late, or a standby that lagged has brought one back
+	doubt bool
 }
 
-// errNoSession: the session is over. Whoever needs one asks for another.
+// errNoSession: the session is over. A call that needs one asks for another.
 var errNoSession = errors.New("the session is over")
 
 // join returns the session for ttl, proved within the last half of its TTL, and counts one more user of it. s.Leave
@@ -121,7 +121,7 @@ func (m missing) reason(j int) backend.Reason {
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
 	seen missing, err error,
 ) {
-	// One at a time. Who has waited for another one's renewal looks below whether that was enough.
+	// One at a time. A caller who has waited for another renewal looks below whether that was enough.
 	select {
 	case s.renewing <- struct{}{}:
 		defer func() { <-s.renewing }()
@@ -198,7 +198,7 @@ func (s *session) ended(reason backend.Reason) {
 		return
 	}
 	d.mu.Lock()
-	// Both under one lock, so that a hold is told once, here or by whoever finds it gone.
+	// Both under one lock, so that a loss is told once, here or by the call that finds it.
 	lost := d.holdsOf(s)
 	waiting := d.waitersOf(s)
 	d.mu.Unlock()

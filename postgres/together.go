@@ -23,9 +23,9 @@ import (
 // does not do is sent again, each call alone: so every refusal is the answer to one call, and a name that is kept from
 // one caller keeps nobody else waiting.
 //
-// With ten callers at once it goes like this: the first is sent alone; the second starts fly, which sends it with
-// whoever has come by then; the rest come while that statement waits for the disk, and share the next one. With one
-// caller nothing is shared and nothing is slower.
+// With ten callers at once it goes like this: the first is sent alone; the second starts fly, which sends it together
+// with those that have come by then; the rest come while that statement waits for the disk, and share the next one.
+// With one caller nothing is shared and nothing is slower.
 //
 // mu protects single, flying and waiting. No statement runs while it is held.
 type together struct {

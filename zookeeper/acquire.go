@@ -108,7 +108,7 @@ type attempt struct {
 	// What is known about the attempt's node.
 	unknown bool   // a request that makes a node left and was not answered
 	queued  bool   // the name was taken
-	resumed bool   // the node may be that of an earlier acquire
+	resumed bool   // the node may be an earlier acquire's
 	mine    string // the node that stands, if it is known
 
 	// What the waiting in queue.go and refuse.go keeps between its turns.
@@ -142,7 +142,7 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		if errors.Is(err, lost) {
 			return err
 		}
-		return fmt.Errorf("%w: %w", lost, err) // whatever was sent, went to an ensemble that is no more
+		return fmt.Errorf("%w: %w", lost, err) // what was sent went to an ensemble that is gone
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
 		// The caller is told that the driver was closed, and not that its own context ended.
@@ -245,8 +245,8 @@ func (a *attempt) note(err error) {
 // to drop it.
 //
 // The node is made before the queue is read, also for an attempt without Wait. A read that came first would cost every
-// attempt one more round trip, and would show a state in which the own node is missing and which says nothing about
-// who comes next.
+// attempt one more round trip, and would show a state without the own node, which says nothing about
+// its place.
 func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	if a.unknown || a.mine != "" {
 		// An earlier repetition may have made the node. The proof makes the read as new as the leader's state, with all

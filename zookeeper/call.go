@@ -89,7 +89,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 }
 
 // enterCall counts a request in, unless the session has ended. calls may not grow once closeAfterEnd waits for it,
-// which it does after the end; hence the mutex that end takes, too.
+// which it does after the end; hence the mutex, which end takes as well.
 func (s *session) enterCall() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +101,8 @@ func (s *session) enterCall() bool {
 	return true
 }
 
-// await returns when a connection stands, at once if one does. It waits for attemptTime at most, so that a caller who
-// would wait for ever hears why there is no connection and can look at something else.
+// await returns when a connection stands, at once if one does. It waits for attemptTime at most, so that a caller
+// without a deadline learns why there is no connection.
 func (s *session) await(ctx context.Context) error {
 	s.mu.Lock()
 	up, isUp := s.up, s.isUp

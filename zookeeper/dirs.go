@@ -20,7 +20,7 @@ import (
 )
 
 // makeRoot makes the root with a new random token space, and the nodes above it. That somebody else made it meanwhile
-// is no error: whoever reads the root next sees which space counts.
+// is no error: the next read of the root shows which space counts.
 func (d *Driver) makeRoot(ctx context.Context, s *session) error {
 	text, err := json.Marshal(rootValue{newSpace()})
 	if err != nil {

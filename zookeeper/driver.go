@@ -210,7 +210,7 @@ func notPath(path string) string {
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe tells what the driver can do, without asking the ensemble and without waiting. TokenSpace is empty and
-// Exclusion that of one durable server until the first session stands. MinTTL and MaxTTL are 2 and 20 ticks, in steps
+// Exclusion says one durable server until the first session stands. MinTTL and MaxTTL are 2 and 20 ticks, in steps
 // of a millisecond; Margin is one tick, by which a hold is believed to end before its session may (proof.go).
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{

@@ -85,7 +85,7 @@ func (d *Driver) checkTick(ctx context.Context) error {
 	return nil
 }
 
-// exclusion tells what the exclusion rests on. Before the ensemble is known, that of one server is claimed. Whether
+// exclusion tells what the exclusion rests on. Before the ensemble is known, one server is assumed. Whether
 // servers wait for the disk (forceSync) they tell no client, so that this is a promise of the operator's (see the
 // package comment).
 func (d *Driver) exclusion() backend.Exclusion {

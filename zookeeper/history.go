@@ -110,7 +110,7 @@ func (d *Driver) recall() {
 }
 
 // respace gives an ensemble that was restored from a backup, with its old token space, a new one: it will count from
-// the past, and a client that comes later cannot know. The version makes sure that of several clients only one writes.
+// the past, and a client that comes later cannot know. The version makes sure that only one of several clients writes.
 // That it fails is logged and not answered: the holds of this client are lost in any case.
 func (d *Driver) respace(ctx context.Context, s *session) {
 	root, err := s.readRoot(ctx)
@@ -141,7 +141,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		// Learning and comparing is one step, so that of two sessions with different spaces one notices.
+		// Learning and comparing is one step, so that one of two sessions with different spaces notices.
 		switch known := d.learnSpace(root.space); {
 		case known != root.space:
 			return d.forgot("token space", known, root.String())
@@ -169,7 +169,7 @@ func (d *Driver) learnSpace(space string) (known string) {
 func (d *Driver) rootChanged(s *session) {
 	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
 	defer cancel()
-	_ = d.recognize(ctx, s) // where there is no answer, whoever reads the root next finds out
+	_ = d.recognize(ctx, s) // without an answer, the next read of the root finds out
 }
 
 // root is the root node as it was read.

@@ -134,7 +134,7 @@ func (s *session) ask(q *question) {
 		sent = s.d.clock.Now()
 		err := transaction(c, &zk.CheckVersionRequest{Path: "/", Version: -1})
 		if errors.Is(err, zk.ErrNoAuth) {
-			err = nil // a majority has agreed to that, too
+			err = nil // a majority has agreed to that as well
 		}
 		return struct{}{}, err
 	})
@@ -145,7 +145,7 @@ func (s *session) ask(q *question) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The end of the question: who comes from here on asks a new one.
+	// The end of the question: a caller who comes from here on asks a new one.
 	q.err = err
 	s.asking = nil
 	close(q.done)

@@ -170,9 +170,9 @@ func (a *attempt) sift(
 	return firm, passing, nil
 }
 
-// letPass returns when one of the entries may have gone. It is true if they stood for longer than passTime: whoever
-// made them has died. The time runs from the first wait of the attempt, so that a stream of refused attempts cannot
-// keep it waiting.
+// letPass returns when one of the entries may have gone. It is true if they stood for longer than passTime, which
+// means that their client has died. The time runs from the first wait of the attempt, so that a stream of refused
+// attempts cannot keep it waiting.
 func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []entry) (stood bool, err error) {
 	if len(passing) == 0 {
 		return false, nil // they have gone already

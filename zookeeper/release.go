@@ -60,7 +60,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 }
 
 // releaseHold deletes a node that we know to be ours, because its watch has said nothing else. If the request fails in
-// a way that may have left the node, the hold stays marked as releasing: the session goes on, and whoever calls again
+// a way that may have left the node, the hold stays marked as releasing: the session lives on, and a repeated call
 // finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
 	d.mu.Lock()
@@ -82,7 +82,7 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 		d.dropHold(h)
 		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
 	}
-	return err // or the node may stand: the session goes on, and so does whoever calls again
+	return err // or the node may stand: the session lives on, and the call may be repeated
 }
 
 // releaseAt deletes the node of a hold that another session has, or had: another client of the same request, or an

@@ -70,7 +70,7 @@ type session struct {
 	wire *wire // the present connection
 	up   chan struct{}
 	isUp bool
-	link int // counts connections: what was seen over an earlier one is looked at again
+	link int
 	// What the wire does for the next creation, and what it knows of those that were answered.
 	missing  map[string]bool   // see makeFirst
 	births   map[string]*birth // of nodes whose creation was answered just now
@@ -78,11 +78,11 @@ type session struct {
 	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
 	// since when renewals wait for a proof, zero if none does.
 	proof    proof
-	asking   *question       // not nil while a proof is asked for
-	last     backend.Instant // when the last answered one was sent
-	renewing backend.Instant // since when renewals wait for a proof; zero if none does
+	asking   *question
+	last     backend.Instant
+	renewing backend.Instant
 	// Who waits for a change of a node, by its path.
-	watched map[string][]chan<- struct{} // who waits for a change of a node
+	watched map[string][]chan<- struct{}
 }
 
 // errSessionLost: the session is gone, and with it every node on it.
@@ -117,15 +117,15 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
 }
 
-// sessionFor returns the session of a slot, and counts one more user of it. It makes one if there is none; whoever
-// else waits for the same slot gets the same session, or the error with which it failed. If the failure is only the
-// end of this caller's context, the others make another one instead of failing for it.
+// sessionFor returns the session of a slot, and counts one more user of it. It makes one if there is none; others who
+// wait for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the
+// end of this caller's context, they make another one instead of failing for it.
 func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
 	var failed error
 	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
 		failed = s.create(ctx)
 		if ended := ctx.Err() != nil; ended {
-			d.sessions.Opened(s, nil) // whoever else waits for it makes another one
+			d.sessions.Opened(s, nil) // the others who wait for it make another one
 		} else {
 			d.sessions.Opened(s, failed)
 		}

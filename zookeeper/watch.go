@@ -82,7 +82,7 @@ func (d *Driver) takeUnwatched() (due []*hold) {
 			due = append(due, h)
 		}
 	}
-	d.unwatched = nil // its array, too
+	d.unwatched = nil // and its array
 	return due
 }
 
@@ -149,8 +149,8 @@ func (s *session) unlisten(path string, wake chan<- struct{}) {
 	}
 }
 
-// wake wakes those who listen to a node, without waiting for them. Whoever has been woken and has not looked yet will
-// see this change, too, so that a full channel may be left alone.
+// wake wakes those who listen to a node, without waiting for them. A listener whose channel is full has been woken and
+// has not looked yet, so that it will see this change as well.
 func (s *session) wake(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

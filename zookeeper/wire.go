@@ -195,7 +195,7 @@ func (w *wire) Close() error {
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
 		if w.rest > 0 {
-			// The body of a message: to whoever wants it, and to the library unless it is ours.
+			// The body of a message: to answer, if it is set, and to the library unless the message is ours.
 			n := min(w.rest, len(p))
 			if w.answer != nil {
 				w.kept = append(w.kept, p[:n]...)
@@ -274,9 +274,9 @@ func (w *wire) message() error {
 	return nil
 }
 
-// noteBirth keeps the birth of a node for whoever asked for the creation. The answer to that is the path, and the
-// node's state, which begins with the zxid that created it. The library reads the path from the same answer, so that
-// the caller finds the birth by it.
+// noteBirth keeps the birth of a node until the caller who asked for the creation takes it. The answer to the creation
+// is the path, and the node's state, which begins with the zxid that created it. The library reads the path from the
+// same answer, so that the caller finds the birth by it.
 func (s *session) noteBirth(b *birth, body []byte) {
 	path, body, ok := cutText(body)
 	if !ok || len(body) < 8 {
@@ -390,7 +390,7 @@ func (w *wire) Write(p []byte) (int, error) {
 }
 
 // ownNumbers bounds the numbers of requests whose answers the wire keeps to itself: they are below its negative. The
-// library's are positive, those of the protocol, such as pings, just below zero.
+// library's own are positive, and the protocol's, such as those of pings, are just below zero.
 const ownNumbers = 1 << 30
 
 // askBirth makes an entry's creation one that is answered with the node's state, and asks for the queue behind it in
@@ -463,8 +463,8 @@ func (s *session) makeFirst(dir string) {
 	s.missing[dir] = true
 }
 
-// takeMissing reports whether the node of a name is to be made, to the first who asks: one request is enough for all
-// entries that are sent together.
+// takeMissing reports whether the node of a name is to be made, and is true for the first caller only: one request is
+// enough for all entries that are sent together.
 func (s *session) takeMissing(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
