@@ -40,7 +40,8 @@
 // Of Renew, for each grant: ErrNotHeld and ErrHistoryLost end the hold at once. Everything else is a fault; the core
 // asks again until the belief runs out.
 //
-// Of Release: nil and ErrNotHeld are the end of the matter. An error that would be the same next time (ErrUnsupported,
+// Of Release: nil is the end of the matter, and so is ErrNotHeld, except after an ambiguous acquire, which may still
+// arrive: then the core asks until a TTL has passed. An error that would be the same next time (ErrUnsupported,
 // ErrMisconfigured, ErrClosed, …) is given up and reported to the observer. Everything else is tried again, ever more
 // seldom, until a minute after the TTL.
 //
@@ -181,9 +182,9 @@ type Driver interface {
 	// done that could not be undone or resolved within ctx, it wraps ErrUnknown. A driver that answers ErrUnavailable
 	// after the request has left strands the name for a TTL, because nobody cleans up.
 	//
-	// When the answer is lost the driver asks again with the same RequestID for as long as ctx lives: the service then
-	// answers with the hold that was made, or makes it now. ErrHeld after a broken connection is wrong unless the
-	// holder was seen to be another request.
+	// When the answer is lost the driver reads back, or asks again with the same RequestID, for as long as ctx lives:
+	// the service then answers with the hold that was made, or makes it now. ErrHeld after a broken connection is wrong
+	// unless the holder was seen to be another request.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Renew prolongs every grant to a full Grant.TTL and answers one Renewal per grant, in order.
