@@ -68,6 +68,7 @@ type Driver struct {
 	sql   queries
 	clock backend.Clock
 	log   *slog.Logger
+
 	// Of this client: the ids of its sessions and its channel begin with it. 64 random bits, so that clients need not
 	// know each other.
 	id string
@@ -81,9 +82,11 @@ type Driver struct {
 	unprepared atomic.Bool     // statements are not prepared
 	gate       *kit.Gate
 	sessions   *kit.Sessions[time.Duration, *session]
+
 	// Calls of each verb that come together: see together.go.
 	acquires together // calls of Acquire
 	releases together // calls of Release
+
 	// Whether notifications arrive. unheard: the last attempt to listen failed, or has ended. hears: a loop listens,
 	// and has heard a notification of its own. Both are false before the first attempt.
 	unheard atomic.Bool   // notifications do not arrive
@@ -92,17 +95,20 @@ type Driver struct {
 
 	// mu protects the fields below it, and some of each session and hold.
 	mu sync.Mutex
+
 	// What this client holds, its waiters, and which requests are under way. calls counts by request id; a channel in
 	// asking is closed when the request has been answered.
 	holds   map[key]*hold
 	waiters map[string]map[*waiter]struct{} // by hold id
 	calls   map[string]int                  // request ids of calls in flight
 	asking  map[key]chan struct{}           // requests that were sent; closed when they have been answered
+
 	// Which loops run, and what waits to be notified: channel and hold id of each, in turn.
 	polling bool     // a loop looks at those who wait
 	listens bool     // a loop listens
 	wakes   []string // to notify: channel and hold id of each
 	waking  bool     // a loop notifies
+
 	// What is known of the server: the greatest position that it told, that it forgot (see saw and learn), and what
 	// the last probe found.
 	here  int64 // the greatest position that the server told

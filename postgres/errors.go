@@ -44,8 +44,9 @@ func callError(call, name string, err error) error {
 // none of their own, and an outcome that is unknown for nothing costs a look (TestSynchronousCommitWithoutAStandby).
 var errNotice = errors.New("the server raised a notice while it committed")
 
-// classOf gives PostgreSQL's errors their class. The end of a context stays: what was sent and not answered has been
-// marked where it was sent.
+// classOf gives PostgreSQL's errors their class, or nil for one that it does not know, which kit.CallError makes
+// ErrUnknown. The end of a context stays as it is: what was sent and not answered has been marked where it was sent
+// (attemptEnded, put), and what was not sent as well (notSent).
 func classOf(err error) error {
 	switch {
 	case unsent(err), rolledBack(err):

@@ -30,7 +30,8 @@ type key struct{ name, requestID string }
 type hold struct {
 	grant   backend.Grant
 	session *session // protected by Driver.mu
-	lost    func(backend.Reason)
+	// Request.Lost; nil if the caller asked for none.
+	lost func(backend.Reason)
 }
 
 // lose tells the holder. It is called without Driver.mu, since the core may call the driver back.

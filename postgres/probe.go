@@ -22,20 +22,25 @@ import (
 type facts struct {
 	// False: nothing is known yet, and TokenSpace stays empty.
 	probed bool
+
 	// A standby can grant nothing.
 	recovery bool
 	version  int
+
 	// on, or a crash forgets what was acknowledged, or tears a page.
 	fsync, fullPages string
 	readOnly         string
+
 	// The standbys that receive the server's log, and those that a commit waits for: what Exclusion rests on.
 	standbys    int    // that receive its log
 	synchronous string // synchronous_standby_names
+
 	// What identifies the history: what initdb drew, the database, and the tables. Replicas share all of it.
 	system      string // what initdb drew
 	database    uint32
 	schema      int    // the highest migration; 0: there are none
 	incarnation string // of the tables: another one when all that they held was deleted; empty: not drawn yet
+
 	// The parts of a position that a token must be able to hold.
 	timeline  int64
 	overflown bool // the log position needs more bits than a token has for it

@@ -276,12 +276,14 @@ type answer struct {
 	state  string
 	token  int64
 	queued bool
+
 	// Milliseconds, as retry is.
 	minLeft        int64
 	holder, holdID string
 	retry          int64
 	reason         string
 	wake           []string
+
 	// Where the server is in its history: see saw.
 	here int64
 }

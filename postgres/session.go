@@ -41,6 +41,7 @@ type session struct {
 	// The following fields are protected by d.mu.
 
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
+
 	// A request on the session may be carried out late, or a standby that lagged has brought one back.
 	doubt bool
 }
@@ -190,8 +191,8 @@ func (s *session) expired(ctx context.Context) error {
 }
 
 // ended tells everybody who lives on the session that it is over, and makes room for another one. Only the first call
-// does anything. The callbacks are called without d.mu. Waiters are made to look, find their places gone, and ask
-// again.
+// does anything. The callbacks are called without d.mu, in the goroutine that has found the end: a renewal, a call, or
+// a probe that has found another history. Waiters are made to look, find their places gone, and ask again.
 func (s *session) ended(reason backend.Reason) {
 	d := s.d
 	if !d.sessions.End(s) {

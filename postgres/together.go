@@ -132,7 +132,9 @@ func (t *together) fly(ctx context.Context) {
 }
 
 // send asks for all of calls, and gives each its answer. An error that the server tells took all of it back, and each
-// is told its own when it is sent alone; any other error is everybody's.
+// call is told its own error when it is sent again alone. Any other error, such as a broken connection, is the answer
+// to all of them, since the statement may have been carried out. c.did, c.answer and c.err are written here and read
+// after ended is closed.
 func (t *together) send(ctx context.Context, calls []*call) {
 	var places, tokens []int64
 	var here int64

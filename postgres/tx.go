@@ -28,9 +28,12 @@ const guardTable = defaultSchema + ".fencing_tokens"
 //		return err
 //	})
 //
-// It is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": what is said
-// there of repetitions and of Claim.Sequence holds here. SQL, and other clients, call fencelock.guard for the same
+// It is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": what is
+// said there of repetitions and of Claim.Sequence holds here. SQL, and other clients, call fencelock.guard for the same
 // check; sqlguard.New with Options.Table "fencelock.fencing_tokens" is the same for database/sql.
+//
+// ctx bounds all of it, f included. A table that is missing, or closed to the role, is backend.ErrMisconfigured, with
+// what to do. Tx may be called concurrently; sections of one resource come one after the other.
 func Tx(
 	ctx context.Context, db pgxguard.DB, claims fencing.Claims, f func(ctx context.Context, tx pgx.Tx) error,
 ) error {

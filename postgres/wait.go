@@ -55,7 +55,8 @@ func (d *Driver) waitFor(r *backend.Request) *waiter {
 	return w
 }
 
-// stop takes a waiter out. The loops find nobody and end by themselves.
+// stop takes a waiter out. The loop that polls ends by itself when it finds nobody; the one that listens goes on until
+// Close, since the next waiter or holder will need it.
 func (w *waiter) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()

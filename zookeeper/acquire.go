@@ -105,6 +105,7 @@ type attempt struct {
 	dir   string
 	slot  slot // of its session: what a repetition sent has been done before the next one asks, or never will be
 	began backend.Instant
+
 	// What is known about the attempt's node.
 	unknown bool   // a request that makes a node left and was not answered
 	queued  bool   // the name was taken

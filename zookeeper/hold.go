@@ -31,6 +31,7 @@ type hold struct {
 	session *session
 	path    string
 	token   int64
+
 	// Closed by goneLocked, under Driver.mu and at most once, when the node was deleted, by whomever, or moved to
 	// another session. Nobody waits for it once dropHold or forget has taken the hold out.
 	gone chan struct{}

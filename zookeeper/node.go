@@ -70,6 +70,7 @@ type entry struct {
 	path      string
 	requestID string
 	kit.Use
+
 	// Given by the server; it wraps.
 	number int32
 }

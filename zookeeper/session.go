@@ -39,6 +39,7 @@ type session struct {
 	kit.Session
 	d     *Driver
 	asked time.Duration // the TTL
+
 	// Set by connect, before any request is made.
 	conn *zk.Conn
 
@@ -49,6 +50,7 @@ type session struct {
 	// dialing bounds everything that makes connections. end cancels it, also for a session that was never made.
 	dialing  context.Context // ends with the session
 	stopDial context.CancelFunc
+
 	// What is under way on the session, for closeAfterEnd, slotFor and do.
 	calls   sync.WaitGroup // requests under way
 	busy    atomic.Int32   // how many
@@ -65,22 +67,26 @@ type session struct {
 	trouble error          // why the last connection did not come to stand
 	why     backend.Reason // why it has ended
 	usable  bool
+
 	// The connection. up is closed when a connection stands, and replaced under mu when it is lost, so that await can
 	// wait for it without a mutex. link counts connections: what was seen over an earlier one is looked at again.
 	wire *wire // the present connection
 	up   chan struct{}
 	isUp bool
 	link int
+
 	// What the wire does for the next creation, and what it knows of those that were answered.
 	missing  map[string]bool   // see makeFirst
 	births   map[string]*birth // of nodes whose creation was answered just now
 	failures int               // dials since the last connection
+
 	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
 	// since when renewals wait for a proof, zero if none does.
 	proof    proof
 	asking   *question
 	last     backend.Instant
 	renewing backend.Instant
+
 	// Who waits for a change of a node, by its path.
 	watched map[string][]chan<- struct{}
 }
@@ -98,8 +104,6 @@ type slot struct {
 	n   int // below sessionsPerTTL
 }
 
-// A server works off the requests of one session one after the other, so that one session is a bound for a client that
-// has much to do. One that has little keeps one session alive, and not four.
 const (
 	// A server works off the requests of one session one after the other, so that one session is a bound for a client
 	// that has much to do: hence up to four. A client that has little to do keeps one session alive, and not four,
@@ -108,8 +112,8 @@ const (
 	busySession    = 16 // requests under way from which on another session is used, too
 )
 
-// slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others by the
-// name, so that they share the work evenly without a counter that all acquires would write.
+// slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others, by a
+// hash of the name that each driver seeds for itself.
 func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	if first, found := d.sessions.Find(slot{ttl, 0}); !found || first.busy.Load() < busySession {
 		return slot{ttl, 0}

@@ -53,6 +53,7 @@ type wire struct {
 
 	// For the goroutine that reads; nobody else touches these.
 	buffer [16 << 10]byte
+
 	// Bytes for the library, and the state of the message that is being read. A message may arrive in any number of
 	// pieces.
 	read   []byte          // what the library has not read yet
