@@ -6,16 +6,14 @@ import (
 	"github.com/google/btree"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // alarm is the moment at which a hold or a waiter ends. One timer serves all of them; a timer each would cost more than
-// the lock does.
+// the lock does, and end what is due at one moment in any order.
 type alarm struct {
 	at     backend.Instant // zero: not set
 	number uint64          // orders alarms of one moment
-	hold   *hold           // or
-	waiter *waiter
+	end    func(now backend.Instant)
 }
 
 func newAlarms() *btree.BTreeG[*alarm] {
@@ -27,20 +25,18 @@ func (s *Store) setAlarm(al *alarm, at backend.Instant) {
 	if !al.at.IsZero() {
 		s.alarms.Delete(al)
 	}
-	al.at = at
-	if at.IsZero() {
-		return
-	}
 	s.alarmed++
-	al.number = s.alarmed
-	s.alarms.ReplaceOrInsert(al)
+	al.at, al.number = at, s.alarmed
+	if !at.IsZero() {
+		s.alarms.ReplaceOrInsert(al)
+	}
 }
 
-// arm sets the timer to the first alarm. A timer that fires too early (its alarm was moved or taken out) finds nothing
+// arm sets the timer to the first alarm, if the server is at work. A timer that fires too early (its alarm was moved or taken out) finds nothing
 // due and is armed again; moving it on every release would cost more than that.
 func (s *Store) arm(now backend.Instant) {
 	first, some := s.alarms.Min()
-	if !some || !s.armed.IsZero() && s.armed <= first.at {
+	if s.state != serving || !some || !s.armed.IsZero() && s.armed <= first.at {
 		return
 	}
 	s.armed = first.at
@@ -54,32 +50,21 @@ func (s *Store) arm(now backend.Instant) {
 
 func (s *Store) tick() {
 	s.mu.Lock()
+	defer s.unlock()
 	s.armed = 0
-	if s.state == serving {
-		now := s.clock.Now()
-		s.expire(now)
-		s.arm(now)
-	}
-	s.unlock()
+	s.arm(s.expire())
 }
 
-// expire ends everything whose time has come.
-func (s *Store) expire(now backend.Instant) {
-	for {
+// expire ends everything whose time has come, if the server is at work. It returns the moment.
+func (s *Store) expire() backend.Instant {
+	now := s.clock.Now()
+	for s.state == serving {
 		al, some := s.alarms.Min()
 		if !some || al.at > now {
-			return
+			break
 		}
 		s.setAlarm(al, 0)
-		switch h, w := al.hold, al.waiter; {
-		case w != nil:
-			s.outbox = append(s.outbox, func() { w.push(answer{gone: true}) })
-			s.leave(now, w)
-		case h.vacant:
-			s.forget(h)
-			s.apply(now, machine.Command{Op: machine.OpFree, Name: h.name, Token: h.token}, "")
-		default:
-			s.over(now, h)
-		}
+		al.end(now)
 	}
+	return now
 }

@@ -19,10 +19,10 @@
 // # What it promises
 //
 // Grants are FIFO by arrival and nobody barges, whatever their kinds: readers next to each other in the queue are let
-// in together, and who waits for permits lets nobody past. AcquireAll stands in the queues of all of its names at once.
-// A wait that would close a cycle is refused. Tokens come from one counter of the store; deleting and restarting never
-// set it back, and after a Wipe it counts anew in another token space. A hold ends exactly its TTL after the store
-// received the last request that prolonged it. Holds survive Store.Restart, places in queues do not.
+// in together, and a request that waits for permits lets nobody past. AcquireAll stands in the queues of all of its
+// names at once. A wait that would close a cycle is refused. Tokens come from one counter of the store; deleting and
+// restarting never set it back, and after a Wipe it counts anew in another token space. A hold ends exactly its TTL
+// after the store received the last request that prolonged it. Holds survive Store.Restart, places in queues do not.
 //
 // The counter of tokens counts places in queues and the ends of both too, so tokens of one name may skip numbers; it is
 // also the revision of what Watch yields. The store keeps the last 4096 of all these, of all names together, across

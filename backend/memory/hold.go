@@ -10,85 +10,77 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// hold is what the store keeps of one hold besides what the machine does. Once it has ended it may go on to keep the
-// name closed, for what is left of its minimum.
+// hold is what the store keeps of one hold besides what the machine does.
 type hold struct {
 	name, requestID string
 	token           fencing.Token
-	incarnation     string
-	ttl             time.Duration
-	since           backend.Instant
 	expires         backend.Instant
-	closes          backend.Instant // the end of the minimum; zero: none
-	vacant          bool            // over, and only keeps the name closed
+	closes          backend.Instant // until then its minimum keeps the name closed; zero: none
 	queued          bool            // granted out of the queue
 	lost            func(backend.Reason)
 	driver          *Driver // whom lost belongs to
 	alarm           alarm
 }
 
-// keep makes the store time a hold that was granted now.
+// keep makes the store time a hold, or time it for longer if it was granted before.
 func (s *Store) keep(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token, queued bool) *hold {
-	h := &hold{
-		name: r.Name, requestID: r.RequestID, token: t, incarnation: t.String(), ttl: r.TTL, since: now,
-		expires: now.Add(r.TTL), queued: queued, lost: r.Lost, driver: d,
+	h := s.holds[t]
+	if h == nil {
+		h = &hold{name: r.Name, requestID: r.RequestID, token: t, queued: queued}
+		if r.MinHold > 0 {
+			h.closes = now.Add(r.MinHold)
+		}
+		h.alarm.end = func(now backend.Instant) { s.end(now, h) }
+		s.holds[t] = h
 	}
-	if r.MinHold > 0 {
-		h.closes = now.Add(r.MinHold)
-	}
-	h.alarm = alarm{hold: h}
-	s.holds[t] = h
-	s.setAlarm(&h.alarm, h.expires)
+	h.lost, h.driver = r.Lost, d
+	s.prolong(now, h, r.TTL)
 	return h
 }
 
 func (s *Store) prolong(now backend.Instant, h *hold, ttl time.Duration) {
-	h.ttl = ttl
 	h.expires = max(h.expires, now.Add(ttl))
 	s.setAlarm(&h.alarm, h.expires)
 }
 
-// find returns the living hold that g is, by request and by incarnation, never by name alone.
+// find returns the hold that g is, by request and by token, never by name alone.
 func (s *Store) find(d *Driver, g *backend.Grant) *hold {
 	h := s.holds[g.Token]
-	if h == nil || h.vacant || s.forgot(d) != nil ||
-		h.name != g.Name || h.requestID != g.RequestID || h.incarnation != g.Incarnation {
+	if h == nil || s.forgot(d) != nil || h.name != g.Name || h.requestID != g.RequestID ||
+		h.token.String() != g.Incarnation {
 		return nil
 	}
 	return h
 }
 
-// living returns the holds of a name that are not over.
-func (s *Store) living(name string) []*hold {
-	var living []*hold
+// held returns the holds of a name, without those that are over and only keep it closed.
+func (s *Store) held(name string) []*hold {
+	var held []*hold
 	for _, h := range s.machine.Holder(name).Holders {
 		if !h.Lingering {
-			living = append(living, s.holds[h.Token])
+			held = append(held, s.holds[h.Token])
 		}
 	}
-	return living
+	return held
 }
 
-// ends is when a hold stops to keep others out, unless it is renewed.
-func (h *hold) ends() backend.Instant {
-	if h.vacant {
-		return h.closes
-	}
-	return max(h.expires, h.closes)
-}
-
-// over ends a hold as its TTL does.
-func (s *Store) over(now backend.Instant, h *hold) {
+// end ends a hold as its TTL does.
+func (s *Store) end(now backend.Instant, h *hold) {
 	s.lose(h, backend.ReasonExpired)
 	s.apply(now, machine.Command{Op: machine.OpOpenSession, Session: expired, TTL: maxTTL}, "")
 	s.apply(now, machine.Command{
 		Op: machine.OpMove, Session: expired, Name: h.name, RequestID: h.requestID, Token: h.token,
 	}, "")
-	linger := now < h.closes
-	if !linger {
-		s.forget(h)
-	}
-	s.apply(now, machine.Command{Op: machine.OpExpire, Session: expired, Linger: linger}, "")
+	s.apply(now, machine.Command{Op: machine.OpExpire, Session: expired, Linger: now < h.closes}, "")
+	s.forget(h)
+}
+
+// linger frees the name of a hold that is over once its minimum is.
+func (s *Store) linger(h *hold) {
+	s.forget(h)
+	s.setAlarm(&alarm{end: func(now backend.Instant) {
+		s.apply(now, machine.Command{Op: machine.OpFree, Name: h.name, Token: h.token}, "")
+	}}, h.closes)
 }
 
 // lose tells the holder of h through his own network why it is gone, unless he gave it back.
@@ -96,9 +88,15 @@ func (s *Store) lose(h *hold, reason backend.Reason) {
 	if reason == "" {
 		return
 	}
-	s.ended.add(h.token, reason)
+	s.ended[h.token.Order()%endingsKept] = ending{h.token, reason}
 	if lost, d := h.lost, h.driver; lost != nil {
-		s.outbox = append(s.outbox, func() { d.pushLost(lost, reason) })
+		s.outbox = append(s.outbox, func() {
+			d.net.send(replies, func() {
+				if !d.gate.Closed() {
+					lost(reason)
+				}
+			})
+		})
 	}
 }
 
@@ -107,13 +105,45 @@ func (s *Store) forget(h *hold) {
 	delete(s.holds, h.token)
 }
 
+// ending is why a hold ended against its holder's will. The store remembers that of the last tokens, at most.
+type ending struct {
+	token  fencing.Token
+	reason backend.Reason
+}
+
+const endingsKept = 1024
+
+// notHeld tells why the hold that g names is gone, if the store remembers.
+func (s *Store) notHeld(d *Driver, g *backend.Grant) error {
+	gone := &backend.NotHeldError{Name: g.Name}
+	if last := s.ended[g.Token.Order()%endingsKept]; last.token == g.Token {
+		gone.Reason = last.reason
+	}
+	if s.forgot(d) != nil {
+		gone.Reason = backend.ReasonHistoryLost
+	}
+	return gone
+}
+
 // waiter is one set of requests that waits for all of its names at once.
 type waiter struct {
-	ticket   uint64
 	requests []backend.Request
 	driver   *Driver
-	push     func(answer)
+	ring     func() // tells it to ask
 	alarm    alarm
+}
+
+// keepWaiter makes the store time a place in the queue. One that nobody asks for any more ends like a hold would, or a
+// queue of the dead would close the name for one TTL each.
+func (s *Store) keepWaiter(now backend.Instant, d *Driver, rs []backend.Request, ticket uint64, ring func()) {
+	w := s.waiters[ticket]
+	if w == nil {
+		w = &waiter{}
+		w.alarm.end = func(now backend.Instant) { s.leave(now, w) }
+		s.waiters[ticket] = w
+	}
+	w.requests, w.driver, w.ring = rs, d, ring
+	s.setAlarm(&w.alarm, now.Add(rs[0].TTL))
 }
 
 // waiting returns those who wait, by arrival; with a name, those who wait for that.
@@ -130,10 +160,11 @@ func (s *Store) waiting(name string) []*waiter {
 
 // leave takes a waiter out of all queues.
 func (s *Store) leave(now backend.Instant, w *waiter) {
-	s.apply(now, machine.Command{Op: machine.OpCancelWait, Name: w.requests[0].Name, RequestID: w.requests[0].RequestID}, "")
+	r := &w.requests[0]
+	s.apply(now, machine.Command{Op: machine.OpCancelWait, Name: r.Name, RequestID: r.RequestID}, "")
 }
 
-func (s *Store) forgetWaiter(w *waiter) {
-	s.setAlarm(&w.alarm, 0)
-	delete(s.waiters, w.ticket)
+func (s *Store) forgetWaiter(ticket uint64) {
+	s.setAlarm(&s.waiters[ticket].alarm, 0)
+	delete(s.waiters, ticket)
 }

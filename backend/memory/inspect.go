@@ -15,14 +15,15 @@ import (
 func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
 	state := backend.State{Name: info.Name, Waiters: info.Waiters, Revision: info.Revision}
 	for i := range info.Holders {
-		m, h := &info.Holders[i], s.holds[info.Holders[i].Token]
-		if h.vacant {
+		h := &info.Holders[i]
+		if h.Lingering {
 			continue
 		}
 		state.Held = true
 		state.Holders = append(state.Holders, backend.Holder{
-			Owner: m.Owner, HoldID: m.HoldID, Kind: backend.Kind(m.Kind), Permits: int(m.Permits), Token: h.token,
-			Since: time.Now().Add(-now.Sub(h.since)), ExpiresIn: h.expires.Sub(now), Metadata: maps.Clone(m.Metadata),
+			Owner: h.Owner, HoldID: h.HoldID, Kind: backend.Kind(h.Kind), Permits: int(h.Permits), Token: h.Token,
+			Since: time.Now().Add(-now.Sub(backend.Instant(h.Since))), ExpiresIn: s.holds[h.Token].expires.Sub(now),
+			Metadata: maps.Clone(h.Metadata),
 		})
 	}
 	return state
@@ -31,9 +32,10 @@ func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
 // Look tells who holds a name and how many wait for it, as of one moment.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	var state backend.State
-	err := d.look(ctx, func(now backend.Instant) {
+	err := d.try(ctx, func(now backend.Instant) error {
 		info := d.store.machine.Holder(name)
 		state = d.store.stateOf(now, &info)
+		return nil
 	})
 	if err != nil {
 		return backend.State{}, callError("holder", name, err)
@@ -45,11 +47,12 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		var states []backend.State
-		err := d.look(ctx, func(now backend.Instant) {
+		err := d.try(ctx, func(now backend.Instant) error {
 			names, _ := d.store.machine.List(prefix, "", math.MaxInt)
 			for i := range names {
 				states = append(states, d.store.stateOf(now, &names[i]))
 			}
+			return nil
 		})
 		if err != nil {
 			yield(backend.State{}, callError("list", prefix, err))
@@ -66,14 +69,10 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 // ForceRelease ends all holds of name, and a minimum hold too. Holders are told at once, and the reason is told to
 // those who watch the name. A name that nobody holds is backend.ErrNotHeld.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	var missing error
-	err := d.look(ctx, func(now backend.Instant) {
+	return callError("force-release", name, d.try(ctx, func(now backend.Instant) error {
 		if !d.store.forceRelease(now, name, "", reason, backend.ReasonForceReleased) {
-			missing = &backend.NotHeldError{Name: name}
+			return &backend.NotHeldError{Name: name}
 		}
-	})
-	if err == nil {
-		err = missing
-	}
-	return callError("force-release", name, err)
+		return nil
+	}))
 }

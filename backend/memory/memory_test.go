@@ -287,7 +287,8 @@ func TestLateRequestIsDeliveredInOrder(t *testing.T) {
 		r := request("x", time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := a.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+		_, err := a.Acquire(ctx, r)
+		if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("Acquire behind a held link = %v, want ErrUnknown and DeadlineExceeded", err)
 		}
 		acquire(t, b, request("other", time.Minute))

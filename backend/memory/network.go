@@ -2,7 +2,6 @@ package memory
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -21,10 +20,6 @@ const (
 // Network lies between one driver and its store. It passes everything until told otherwise. Methods are safe for
 // concurrent use and take effect before they return.
 type Network struct {
-	// troubled is unset only while everything passes and nothing is under way, so that calls can take the short way.
-	troubled atomic.Bool
-	seen     [2]atomic.Int64
-
 	mu       sync.Mutex // protects the following fields
 	refusing bool
 	gap      bool // something was swallowed on the present connection
@@ -32,8 +27,15 @@ type Network struct {
 	conn     chan struct{} // the connection: closed when it breaks
 }
 
+// The legs of a Network.
+const (
+	requests = iota
+	replies
+)
+
 // leg is one direction.
 type leg struct {
+	seen       int64
 	mode       mode
 	delay      time.Duration
 	queue      []func() // kept back, in order
@@ -65,10 +67,9 @@ func (n *Network) Pass() {
 		l.ripe = len(l.queue)
 		l.generation++
 	}
-	n.settle()
 	n.mu.Unlock()
-	n.pump(0)
-	n.pump(1)
+	n.pump(requests)
+	n.pump(replies)
 }
 
 // Hold keeps back what is sent in the given direction until Pass.
@@ -88,7 +89,6 @@ func (n *Network) set(dir Direction, m mode, delay time.Duration) {
 			n.legs[i].mode, n.legs[i].delay = m, delay
 		}
 	}
-	n.troubled.Store(true)
 }
 
 // Reset breaks the connection: what is under way is gone, and calls that wait for an answer learn that none will come.
@@ -104,15 +104,15 @@ func (n *Network) Refuse() {
 	defer n.mu.Unlock()
 	n.refusing = true
 	n.reset()
-	n.troubled.Store(true)
 }
 
 // Seen returns how many messages were sent in the given direction so far, whatever became of them.
-func (n *Network) Seen(dir Direction) int64 {
-	var sum int64
-	for i := range n.seen {
+func (n *Network) Seen(dir Direction) (sum int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.legs {
 		if dir&(1<<i) != 0 {
-			sum += n.seen[i].Load()
+			sum += n.legs[i].seen
 		}
 	}
 	return sum
@@ -144,40 +144,36 @@ func (n *Network) connection() <-chan struct{} {
 // connection and nothing was sent.
 func (n *Network) request(m func()) (<-chan struct{}, bool) {
 	n.mu.Lock()
-	if n.refusing {
-		n.mu.Unlock()
+	conn, refusing := n.conn, n.refusing
+	n.mu.Unlock()
+	if refusing {
 		return nil, false
 	}
-	conn := n.conn
-	n.mu.Unlock()
-	n.send(0, m)
+	n.send(requests, m)
 	return conn, true
 }
 
-// reply sends m to the driver.
-func (n *Network) reply(m func()) { n.send(1, m) }
-
+// send sends m over a leg.
 func (n *Network) send(i int, m func()) {
-	n.seen[i].Add(1)
 	n.mu.Lock()
 	l := &n.legs[i]
+	l.seen++
 	switch {
 	case n.refusing:
 	case l.mode == swallow:
 		n.gap = true
-	case l.mode == keep:
-		l.queue = append(l.queue, m)
-	case l.mode == slow:
-		l.queue = append(l.queue, m)
-		generation := l.generation
-		time.AfterFunc(l.delay, func() { n.ripen(i, generation) })
-	case len(l.queue) == 0 && !l.pumping:
+	case l.mode == pass && len(l.queue) == 0 && !l.pumping:
 		n.mu.Unlock()
 		m()
 		return
 	default:
 		l.queue = append(l.queue, m)
-		l.ripe = len(l.queue)
+		switch generation := l.generation; l.mode {
+		case pass:
+			l.ripe = len(l.queue)
+		case slow:
+			time.AfterFunc(l.delay, func() { n.ripen(i, generation) })
+		}
 	}
 	n.mu.Unlock()
 	n.pump(i)
@@ -210,18 +206,4 @@ func (n *Network) pump(i int) {
 		n.mu.Lock()
 	}
 	l.pumping = false
-	n.settle()
-}
-
-// settle reopens the short way if nothing is wrong any more.
-func (n *Network) settle() {
-	for i := range n.legs {
-		l := &n.legs[i]
-		if l.mode != pass || len(l.queue) > 0 || l.pumping {
-			return
-		}
-	}
-	if !n.refusing {
-		n.troubled.Store(false)
-	}
 }

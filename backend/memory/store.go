@@ -1,7 +1,10 @@
 package memory
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,36 +22,33 @@ type StoreOptions struct {
 	// backend.GoClock() under testing/synctest. The store finds ends that the clock has passed on each call, and
 	// sleeps by package time's timers between calls.
 	Clock backend.Clock
-
-	// Steady makes the intervals at which drivers ask again, in case a push got lost, depend on the name alone and not
-	// on chance: for simulations that must repeat.
-	Steady bool
 }
 
 // Store is a lock service in memory: the lock machine of the bundled server, and the time, which the machine leaves to
 // others. All methods are safe for concurrent use.
 type Store struct {
-	clock  backend.Clock
-	steady bool
+	clock backend.Clock
 
 	mu      sync.Mutex // protects the following fields
 	space   string     // of the tokens; another one after Wipe
 	state   serverState
 	inbox   []func() // requests that arrived while paused
 	machine *machine.Machine
-	command machine.Command // the one that apply carries out
 	holds   map[fencing.Token]*hold
 	waiters map[uint64]*waiter // by ticket
-	ended   endings
+	ended   [endingsKept]ending
 	floor   uint64 // the revision up to which Compact has forgotten all events
 	watches map[string][]*watch
 	alarms  *btree.BTreeG[*alarm]
 	alarmed uint64 // counts alarms
 	timer   *time.Timer
 	armed   backend.Instant // when the timer fires; zero: not armed
-	outbox  []func()        // pushes to send once mu is free
+	outbox  []func()        // what to send once mu is free
 	drivers []*Driver
 }
+
+// eventsKept is how many events of all names together the store keeps for watchers.
+const eventsKept = 4096
 
 // NewStore returns an empty store with a random token space.
 func NewStore(o *StoreOptions) *Store {
@@ -56,7 +56,6 @@ func NewStore(o *StoreOptions) *Store {
 	if o != nil && o.Clock != nil {
 		s.clock = o.Clock
 	}
-	s.steady = o != nil && o.Steady
 	s.begin()
 	return s
 }
@@ -66,9 +65,9 @@ func (s *Store) Driver() *Driver {
 	d := &Driver{store: s, gate: kit.NewGate()}
 	d.net.conn = make(chan struct{})
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	d.space = s.space
 	s.drivers = append(s.drivers, d)
-	s.mu.Unlock()
 	return d
 }
 
@@ -84,7 +83,7 @@ func (s *Store) begin() {
 	s.space = "memory-" + backend.NewRequestID()
 	s.machine = machine.New(eventsKept)
 	s.holds, s.waiters = map[fencing.Token]*hold{}, map[uint64]*waiter{}
-	s.ended, s.alarms, s.floor = endings{}, newAlarms(), 0
+	s.ended, s.alarms, s.floor = [endingsKept]ending{}, newAlarms(), 0
 	limits := machine.DefaultLimits()
 	for _, l := range limits.All() {
 		*l.Value = l.Most
@@ -93,12 +92,11 @@ func (s *Store) begin() {
 	s.apply(0, machine.Command{Op: machine.OpOpenSession, Session: everybody, TTL: maxTTL}, "")
 }
 
-// apply carries out c, and does to others what it brings about. Whoever loses a hold by it is told the reason, if there
-// is one.
+// apply carries out c, and does to others what it brings about. Holders who lose a hold by it are told the reason, if
+// there is one.
 func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Reason) machine.Result {
 	before := s.machine.Revision()
-	s.command = c
-	r, notices := s.machine.Apply(0, &s.command)
+	r, notices := s.machine.Apply(int64(now), &c)
 	for i := range notices {
 		s.notice(now, &notices[i], reason)
 	}
@@ -110,72 +108,33 @@ func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Re
 	switch {
 	case n.Type == machine.NoticeGranted:
 		w := s.waiters[n.Ticket]
-		s.forgetWaiter(w)
-		a := answer{grants: make([]granted, len(n.Grants))}
+		s.forgetWaiter(n.Ticket)
 		for i := range n.Grants {
-			a.grants[i] = s.keep(now, w.driver, &w.requests[i], n.Grants[i].Token, true).granted(now)
+			s.keep(now, w.driver, &w.requests[i], n.Grants[i].Token, true)
 		}
-		s.outbox = append(s.outbox, func() { w.push(a) })
+		s.outbox = append(s.outbox, w.ring)
 	case n.Type == machine.NoticeLingering:
-		h := s.holds[n.Token]
-		h.vacant, h.lost = true, nil
-		s.setAlarm(&h.alarm, h.closes)
+		s.linger(s.holds[n.Token])
 	case n.Type != machine.NoticeLost, n.Cause == machine.CauseMoved:
 	case n.Ticket != 0:
-		s.forgetWaiter(s.waiters[n.Ticket])
+		s.forgetWaiter(n.Ticket)
 	default:
-		if h := s.holds[n.Token]; !h.vacant {
+		if h := s.holds[n.Token]; h != nil { // else it lingers
 			s.lose(h, reason)
 			s.forget(h)
 		}
 	}
 }
 
-// verdict says what became of a request at the store.
-type verdict uint8
-
-const (
-	answered   verdict = iota
-	queued             // the answer comes by push
-	notServing         // the store is paused or stopped and has done nothing
-)
-
-// serve runs op at one moment of the store, if it is serving. A caller that read the clock just now passes what it
-// read, since reading costs as much as granting; others pass zero.
-func (s *Store) serve(now backend.Instant, op func(now backend.Instant)) verdict {
-	s.mu.Lock()
-	if s.state != serving {
-		s.mu.Unlock()
-		return notServing
+// acquire grants all of rs, or says why not, or queues them and answers neither. A ring is the bell of requests that
+// wait. Requests that hold or wait already keep what they have, with a fresh TTL: that is what makes sending them again
+// harmless.
+func (s *Store) acquire(now backend.Instant, d *Driver, rs []backend.Request, ring func()) ([]backend.Grant, error) {
+	if err := s.forgot(d); err != nil {
+		return nil, err
 	}
-	if now.IsZero() {
-		now = s.clock.Now()
-	}
-	s.expire(now)
-	op(now)
-	s.arm(now)
-	s.unlock()
-	return answered
-}
-
-// acquire grants all of rs, or answers why not if push is nil, or queues them. Requests that hold or wait already keep
-// what they have, with a fresh TTL: that is what makes sending them again harmless.
-func (s *Store) acquire(d *Driver, rs []backend.Request, now backend.Instant, push func(answer)) (a answer, v verdict) {
-	waits := false
-	v = s.serve(now, func(now backend.Instant) {
-		if a.err = s.forgot(d); a.err == nil {
-			a, waits = s.decide(now, d, rs, push)
-		}
-	})
-	if waits {
-		v = queued
-	}
-	return a, v
-}
-
-func (s *Store) decide(now backend.Instant, d *Driver, rs []backend.Request, push func(answer)) (answer, bool) {
 	c := machine.Command{
-		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: push != nil,
+		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: ring != nil,
 	}
 	r := s.apply(now, c, "")
 	if r.Code == machine.CodeConflict {
@@ -187,36 +146,19 @@ func (s *Store) decide(now backend.Instant, d *Driver, rs []backend.Request, pus
 	}
 	switch {
 	case r.Code == machine.CodeGranted:
-		a := answer{grants: make([]granted, len(rs))}
-		for i := range r.Grants {
-			a.grants[i] = s.granted(now, d, &rs[i], r.Grants[i].Token)
+		grants := make([]backend.Grant, len(rs))
+		for i := range rs {
+			h := s.keep(now, d, &rs[i], r.Grants[i].Token, false)
+			grants[i] = rs[i].Grant()
+			grants[i].Token, grants[i].Incarnation = h.token, h.token.String()
+			grants[i].Queued, grants[i].MinHoldUntil = h.queued, h.closes
 		}
-		return a, false
-	case r.Code == machine.CodeQueued && push != nil:
-		w := s.waiters[r.Ticket]
-		if w == nil {
-			w = &waiter{ticket: r.Ticket}
-			w.alarm = alarm{waiter: w}
-			s.waiters[r.Ticket] = w
-		}
-		w.requests, w.driver, w.push = rs, d, push
-		// A waiter that stopped asking is dead. Its place ends like a hold would, or a queue of the dead would close
-		// the name for one TTL each.
-		s.setAlarm(&w.alarm, now.Add(rs[0].TTL))
-		return answer{}, true
+		return grants, nil
+	case r.Code == machine.CodeQueued && ring != nil:
+		s.keepWaiter(now, d, rs, r.Ticket, ring)
+		return nil, nil
 	}
-	return answer{err: s.refusal(now, rs, &r)}, false
-}
-
-// granted prolongs the hold that r has, if it was granted before.
-func (s *Store) granted(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token) granted {
-	h := s.holds[t]
-	if h == nil {
-		return s.keep(now, d, r, t, false).granted(now)
-	}
-	h.lost, h.driver = r.Lost, d
-	s.prolong(now, h, r.TTL)
-	return h.granted(now)
+	return nil, s.refusal(now, rs, &r)
 }
 
 func requestsOf(rs []backend.Request) []machine.Request {
@@ -232,46 +174,97 @@ func requestsOf(rs []backend.Request) []machine.Request {
 	return out
 }
 
-// renew prolongs the holds it finds, and never makes one that it does not find.
-func (s *Store) renew(d *Driver, grants []backend.Grant, out []error) verdict {
-	return s.serve(0, func(now backend.Instant) {
-		for i := range grants {
-			h := s.find(d, &grants[i])
-			if h == nil {
-				out[i] = s.notHeld(d, &grants[i])
-				continue
-			}
-			out[i] = nil
-			s.prolong(now, h, grants[i].TTL)
+// refusal is the answer to requests that were not granted.
+func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Result) error {
+	switch r.Code {
+	case machine.CodeHeld, machine.CodeQueued:
+		return s.heldError(now, rs, r.Holder)
+	case machine.CodeDeadlock:
+		all := &backend.DeadlockError{}
+		holds := r.Cycle[len(r.Cycle)-1].Name
+		for i, b := range r.Cycle[1:] {
+			all.Cycle = append(all.Cycle, backend.DeadlockEdge{Owner: r.Cycle[i].Owner, Holds: holds, Wants: b.Name})
+			holds = b.Name
 		}
-	})
+		return all
+	case machine.CodeMismatch:
+		return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Detail)
+	}
+	return kit.InvalidOption(cmp.Or(r.Field, "request"), "of the request for "+fmt.Sprintf("%q", rs[0].Name), r.Detail)
+}
+
+// heldError tells who is in the way of rs. A hold that only keeps the name closed is nobody's.
+func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) error {
+	held := &backend.HeldError{Name: rs[0].Name}
+	closed := rs[0].Name
+	if in != nil {
+		closed = in.Name
+		for i := range rs {
+			if name := rs[i].Name; name == closed || strings.HasPrefix(name, closed+"/") {
+				held.Name = name
+			}
+		}
+		if !in.Waits {
+			held.Holder, held.HoldID = in.Owner, in.HoldID
+		}
+	}
+	for _, h := range s.machine.Holder(closed).Holders {
+		ends := backend.Instant(h.Since).Add(h.MinHold)
+		if !h.Lingering {
+			ends = max(ends, s.holds[h.Token].expires)
+		}
+		left := ends.Sub(now)
+		if held.RetryAfter == 0 || left < held.RetryAfter {
+			held.RetryAfter = left
+		}
+		if held.Holder == "" && !h.Lingering {
+			held.Holder, held.HoldID = h.Owner, h.HoldID
+		}
+	}
+	return held
+}
+
+// renew prolongs a hold, and never makes one that it does not find.
+func (s *Store) renew(now backend.Instant, d *Driver, g backend.Grant) error {
+	h := s.find(d, &g)
+	if h == nil {
+		return s.notHeld(d, &g)
+	}
+	s.prolong(now, h, g.TTL)
+	return nil
 }
 
 // release ends the hold that g names. If g names a request only (Request.Grant), it ends whatever that request has, and
 // no minimum applies, since nobody ran under it. A wait for several names ends as a whole.
-func (s *Store) release(d *Driver, g *backend.Grant) (v verdict, err error) {
-	v = s.serve(0, func(now backend.Instant) {
-		c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
-		there := s.forgot(d) == nil
-		if g.Token != 0 || g.Incarnation != "" {
-			h := s.find(d, g)
-			there = h != nil
-			c.Linger = there && now < h.closes
-		}
-		if !there || s.apply(now, c, "").Code != machine.CodeOK {
-			err = s.notHeld(d, g)
-		}
-	})
-	return v, err
+func (s *Store) release(now backend.Instant, d *Driver, g backend.Grant) error {
+	c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
+	there := s.forgot(d) == nil
+	if g.Token != 0 || g.Incarnation != "" {
+		h := s.find(d, &g)
+		there = h != nil
+		c.Linger = there && now < h.closes
+	}
+	if !there || s.apply(now, c, "").Code != machine.CodeOK {
+		return s.notHeld(d, &g)
+	}
+	return nil
 }
 
 // forceRelease takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
 func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
-	if len(s.living(name)) == 0 {
+	if len(s.held(name)) == 0 {
 		return false
 	}
 	s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by}, reason)
 	return true
+}
+
+// forgot says that the store knows nothing any more of what it told d, after a Wipe.
+func (s *Store) forgot(d *Driver) error {
+	if d.space == s.space {
+		return nil
+	}
+	return &backend.HistoryError{What: "token space", Was: d.space, Now: s.space}
 }
 
 // unlock frees the store, then sends what piled up. Sending under the lock would let a callback that looks at the store

@@ -3,10 +3,15 @@ package memory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // Watch yields what happens to a name from now on, or since any revision of the store whose later events are among the
@@ -27,59 +32,132 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 
 // watch returns nil if the loop was left. It does not count as waiting: the body of the loop may call Close.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change, error) bool) error {
-	bell := make(chan struct{}, 1)
-	w := &watch{name: name, push: func() {
-		d.net.reply(func() {
-			select {
-			case bell <- struct{}{}:
-			default:
-			}
-		})
-	}}
+	bell, ring := d.bell()
+	w := &watch{name: name, ring: ring}
 	defer d.store.unwatch(w)
 	for first := true; ; first = false {
 		conn := d.net.connection()
 		// A message may be delivered late: it has variables of its own.
-		var n news
+		var changes []backend.Change
 		seen := since
-		err := d.look(ctx, func(backend.Instant) { n = d.store.read(d, w, seen) })
+		err := d.try(ctx, func(backend.Instant) (err error) {
+			changes, err = d.store.read(d, w, seen)
+			return err
+		})
 		if end := d.alive(ctx); end != nil {
 			return end
 		}
-		// The bell may get lost.
-		poll := time.After(d.store.jitter(name, time.Second))
 		switch {
-		case err == nil && n.err != nil:
-			return n.err
 		case err == nil:
-			for _, e := range n.events {
-				if !yield(e, nil) {
+			for _, c := range changes {
+				if !yield(c, nil) {
 					return nil
 				}
+				since = c.Revision
 				if end := d.alive(ctx); end != nil {
 					return end
 				}
 			}
-			since = n.upTo
 		case first || !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown):
 			return err
-		default:
-			if end := d.pause(ctx, poll); end != nil {
-				return end
-			}
-			continue
 		}
-		if n.more {
-			continue
+		// The bell may get lost.
+		if end := d.rest(ctx, conn, bell, time.Second); end != nil {
+			return end
 		}
-		select {
-		case <-bell:
-		case <-conn:
-		case <-poll:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-d.gate.Closing().Done():
-			return backend.ErrClosed
+	}
+}
+
+// watch is the store's side of one Driver.Watch. Store.mu protects the fields below ring. The store keeps the news of
+// each watch rather than a place in the machine's events: a watch of a quiet name must not fall behind because others
+// fill those.
+type watch struct {
+	name string
+	ring func() // tells the driver to ask
+
+	begun   bool
+	over    bool             // unwatch was called; a request may arrive later
+	news    []backend.Change // what the driver has not confirmed to have seen
+	overrun bool             // some are gone
+}
+
+// wake tells those who watch of the events since a revision.
+func (s *Store) wake(since uint64) {
+	if len(s.watches) == 0 {
+		return
+	}
+	events, _ := s.machine.EventsSince(since, math.MaxInt)
+	for i := range events {
+		for _, w := range s.watches[events[i].Name] {
+			s.tell(w, events[i:i+1])
+			s.outbox = append(s.outbox, w.ring)
 		}
+	}
+}
+
+// tell adds those of events that w sees to its news.
+func (s *Store) tell(w *watch, events []machine.Event) {
+	for i := range events {
+		if c, shown := changeOf(&events[i]); shown && c.Name == w.name {
+			w.news = append(w.news, c)
+		}
+	}
+	if len(w.news) > eventsKept {
+		w.news, w.overrun = nil, true
+	}
+}
+
+// read answers w, which has seen everything up to since, with what followed.
+func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error) {
+	if err := s.forgot(d); err != nil || w.over {
+		return nil, err
+	}
+	if !w.begun {
+		last := s.machine.Revision()
+		if since > last {
+			return nil, kit.InvalidOption("revision", fmt.Sprint(since), fmt.Sprintf("this store has come to %d", last))
+		}
+		if since == 0 {
+			since = last
+		}
+		events, err := s.machine.EventsSince(since, math.MaxInt)
+		w.overrun = err != nil || since < s.floor
+		w.begun = true
+		s.watches[w.name] = append(s.watches[w.name], w)
+		s.tell(w, events)
+	}
+	if w.overrun {
+		return nil, backend.ErrCompacted
+	}
+	w.news = slices.DeleteFunc(w.news, func(c backend.Change) bool { return c.Revision <= since })
+	return slices.Clone(w.news), nil
+}
+
+// changeOf is an event as a watcher sees it; false if it sees none.
+func changeOf(e *machine.Event) (backend.Change, bool) {
+	c := backend.Change{Name: e.Name, Owner: e.Owner, Token: e.Token, Reason: e.Reason, Revision: e.Revision}
+	switch {
+	case e.Type == machine.EventAcquired:
+		c.Type = backend.ChangeAcquired
+	case e.Type == machine.EventReleased || e.Type == machine.EventForced && e.By == byEviction:
+		c.Type = backend.ChangeReleased
+	case e.Type == machine.EventExpired:
+		c.Type = backend.ChangeExpired
+	case e.Type == machine.EventForced:
+		c.Type = backend.ChangeForceReleased
+	default:
+		return c, false
+	}
+	return c, true
+}
+
+// unwatch forgets w.
+func (s *Store) unwatch(w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.over = true
+	rest := slices.DeleteFunc(s.watches[w.name], func(other *watch) bool { return other == w })
+	if s.watches[w.name] = rest; len(rest) == 0 {
+		delete(s.watches, w.name)
 	}
 }

@@ -49,9 +49,8 @@
 //   - The scheduler. Instants are drawn to the nanosecond, and no two messages leave a client at one, so that mostly
 //     one goroutine runs at a time. What happens to a message is drawn from what it is, not from a common sequence. The
 //     log is sorted by time, client, and text, and tells tokens by their rank.
-//   - The chance with which the core spreads retries of renewals and of elections, and the in-process driver its polls.
-//     A renewal waits in the port for the latest instant that chance could have drawn; Lead's acquires do likewise. The
-//     driver polls steadily (memory.StoreOptions.Steady).
+//   - The chance with which the core spreads retries of renewals and of elections. A renewal waits in the port for the
+//     latest instant that chance could have drawn; Lead's acquires do likewise.
 //   - The slack of the core's timer, half a millisecond after a deadline, which depends on when it was set last. Actors
 //     look at a lease that expired a little later than that. The checks use the real instants.
 //

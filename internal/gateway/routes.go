@@ -84,9 +84,18 @@ func operation(api huma.API, method, path, id, summary string, answers map[int]a
 	return op
 }
 
+const lockPath = "/v1/locks/{name}"
+
 func (g *Gateway) locks(api huma.API) {
-	const post, get, lock = http.MethodPost, http.MethodGet, "/v1/locks/{name}"
-	huma.Register(api, operation(api, post, lock+"/acquire", "acquire", "Take a lock",
+	g.waitRoutes(api)
+	g.holdRoutes(api)
+	g.lookRoutes(api)
+	g.watchRoute(api)
+}
+
+// waitRoutes lead to a hold: taking locks, and leaving the queue.
+func (g *Gateway) waitRoutes(api huma.API) {
+	huma.Register(api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Take a lock",
 		map[int]any{200: Lock{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
@@ -99,7 +108,7 @@ func (g *Gateway) locks(api huma.API) {
 			}
 			return g.handleAcquire(ctx, &b.Terms, []wish{b.wish(in.name())}, func(all []Lock) any { return all[0] })
 		})
-	huma.Register(api, operation(api, post, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
+	huma.Register(api, operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
 		map[int]any{200: Locks{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
 		func(ctx context.Context, in *struct {
 			Idempotent
@@ -115,7 +124,28 @@ func (g *Gateway) locks(api huma.API) {
 			}
 			return g.handleAcquire(ctx, &in.Body.Terms, wishes, func(all []Lock) any { return Locks{all} })
 		})
-	huma.Register(api, operation(api, post, lock+"/renew", "renew", "Prolong a hold", nil, 403, 409, 413, 504),
+	huma.Register(api, operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, 404, 409),
+		func(ctx context.Context, in *struct {
+			NameOf
+			RequestID string `path:"requestId"`
+			OwnerID   string `query:"ownerId" required:"true"`
+		}) (*body[Cancelled], error) {
+			key := g.requestKey(certificateOf(requestOf(ctx)), in.OwnerID, in.RequestID, wish{Name: in.name()})
+			arrived := g.clock.Now()
+			if granted, err := g.cancelWait(key); err != nil {
+				p := problemOf(err)
+				if granted != nil {
+					p.Lock = g.lockOf(&granted.grant, granted.minHold, arrived)
+				}
+				return nil, p
+			}
+			return &body[Cancelled]{Cancelled{"CANCELLED"}}, nil
+		})
+}
+
+// holdRoutes are about holds that there are.
+func (g *Gateway) holdRoutes(api huma.API) {
+	huma.Register(api, operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil, 403, 409, 413, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body renewBody
@@ -140,7 +170,7 @@ func (g *Gateway) locks(api huma.API) {
 			valid, expires := g.validity(out.SentAt, out.TTL, arrived)
 			return &body[Renewed]{Renewed{ExpiresAt: expires, ValidForMillis: valid}}, nil
 		})
-	huma.Register(api, operation(api, post, lock+"/release", "release", "Give a hold back", nil, 403, 409, 413, 504),
+	huma.Register(api, operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil, 403, 409, 413, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body releaseBody
@@ -158,7 +188,7 @@ func (g *Gateway) locks(api huma.API) {
 			}
 			return &body[Released]{Released{"RELEASED", again}}, nil
 		})
-	huma.Register(api, operation(api, post, lock+"/force-release", "force-release", "Take a lock away from its holder",
+	huma.Register(api, operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
 		nil, 403, 404, 412, 413, 501, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
@@ -170,24 +200,10 @@ func (g *Gateway) locks(api huma.API) {
 			}
 			return &body[Forced]{Forced{"FORCE_RELEASED"}}, nil
 		})
-	huma.Register(api, operation(api, http.MethodDelete, lock+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, 404, 409),
-		func(ctx context.Context, in *struct {
-			NameOf
-			RequestID string `path:"requestId"`
-			OwnerID   string `query:"ownerId" required:"true"`
-		}) (*body[Cancelled], error) {
-			key := g.requestKey(certificateOf(requestOf(ctx)), in.OwnerID, in.RequestID, wish{Name: in.name()})
-			arrived := g.clock.Now()
-			if granted, err := g.cancelWait(key); err != nil {
-				p := problemOf(err)
-				if granted != nil {
-					p.Lock = g.lockOf(&granted.grant, granted.minHold, arrived)
-				}
-				return nil, p
-			}
-			return &body[Cancelled]{Cancelled{"CANCELLED"}}, nil
-		})
-	op := operation(api, get, lock, "get", "Tell who holds a lock", map[int]any{200: State{}, 404: State{}}, 429, 501)
+}
+
+func (g *Gateway) lookRoutes(api huma.API) {
+	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock", map[int]any{200: State{}, 404: State{}}, 429, 501)
 	op.Responses["304"] = &huma.Response{Description: "The state is the one of If-None-Match, after the wait that was asked for"}
 	huma.Register(api, op, func(ctx context.Context, in *lookQuery) (*answer, error) {
 		s, err := g.lookBeyond(ctx, in)
@@ -203,7 +219,7 @@ func (g *Gateway) locks(api huma.API) {
 		}
 		return out, nil
 	})
-	huma.Register(api, operation(api, get, "/v1/locks", "list", "List the locks that are held", nil, 501),
+	huma.Register(api, operation(api, http.MethodGet, "/v1/locks", "list", "List the locks that are held", nil, 501),
 		func(ctx context.Context, in *listQuery) (*body[List], error) {
 			page, err := g.list(ctx, in)
 			if err != nil {
@@ -211,7 +227,6 @@ func (g *Gateway) locks(api huma.API) {
 			}
 			return &body[List]{*page}, nil
 		})
-	g.watchRoute(api)
 }
 
 func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, shape func([]Lock) any) (*answer, error) {
