@@ -253,12 +253,13 @@ func (c *Client) sealed(ctx context.Context, lease *Lease, o *acquireOptions) (e
 		h.mu.Unlock()
 		_ = lease.release(ctx) // what is not done at once goes on in the background
 	}()
-	// The resource is asked for as long as the acquire may last and the lease lives.
-	ctx, cancel := context.WithCancelCause(ctx)
+	// The resource is asked for as long as the acquire may last and the lease lives. The release above has the caller's
+	// context.
+	asking, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	under := lease.Context()
 	defer context.AfterFunc(under, func() { cancel(context.Cause(under)) })()
-	if err := o.seal(ctx, lease.Claim(lease.Name())); err != nil {
+	if err := o.seal(asking, lease.Claim(lease.Name())); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
 	done = true

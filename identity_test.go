@@ -310,6 +310,22 @@ func TestSealShowsTheClaimFirst(t *testing.T) {
 	})
 }
 
+// A lease that could not be sealed is given back in the foreground, for as long as the caller's context allows.
+func TestRefusedSealIsGivenBack(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		c, d := b.client(fencelock.Options{})
+		refused := errors.New("refused")
+		_, err := c.Acquire(t.Context(), "x", fencelock.Seal(func(context.Context, fencing.Claim) error {
+			d.Network().Delay(memory.Requests, 2*time.Second)
+			return refused
+		}))
+		wantErr(t, err, refused)
+		if n := b.store.Names(); n != 0 {
+			t.Errorf("%d names are in use after a refusal", n)
+		}
+	})
+}
+
 // Nothing panics on a zero value or on a nil that has a type.
 func TestZeroValuesAnswerErrors(t *testing.T) {
 	ctx := t.Context()

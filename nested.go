@@ -56,12 +56,16 @@ func newLine(ctx context.Context) line {
 		l.base = outer.base // straight from Lease.Context: the chain does not grow with each lock that is handed over
 	}
 	for _, lease := range outer.leases {
-		if !lease.left.Load() && !errors.Is(lease.overOrCause(), ErrNotHeld) {
+		if !lease.left.Load() && !released(lease.overOrCause()) {
 			l.leases = append(l.leases, lease)
 		}
 	}
 	return l
 }
+
+// released reports whether why is the end of a lease that was given back. A lost one stays in its line, so that the work
+// under it hears of the loss; a driver's ErrNotHeld may stand in the chain of a loss, too.
+func released(why error) bool { return errors.Is(why, ErrNotHeld) && !errors.Is(why, ErrLost) }
 
 // with returns the line of the work under more leases. It copies: two branches of work under one lease must not write
 // into one array.
@@ -101,7 +105,7 @@ func (c *Client) under(l *line, name string, r *backend.Request, o *acquireOptio
 			continue
 		}
 		err := lease.Err()
-		if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) { // released since the line was made
+		if released(err) { // since the line was made
 			continue
 		}
 		switch {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend/memory"
 )
 
 func TestReentrantLeasesShareOneHold(t *testing.T) {
@@ -76,6 +77,25 @@ func TestReentrantLeasesAreLostTogether(t *testing.T) {
 		}
 		_, err = c.Acquire(outer.Context(), "x", fencelock.Reentrant())
 		wantErr(t, err, fencelock.ErrLost)
+	})
+}
+
+// A loss of which a renewal tells has the driver's ErrNotHeld in its chain, and is no release for that: the work under
+// the lease hears of it, also where its context lives on.
+func TestLossIsNoReleaseForTheWorkUnderIt(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		c, d := b.client(fencelock.Options{TTL: 3 * time.Second})
+		outer := mustAcquire(t, c, "x")
+		d.Network().Drop(memory.Replies) // of which the pushed loss is one
+		b.store.Evict("x")
+		d.Network().Pass()
+		<-outer.Context().Done()
+		wantErr(t, outer.Err(), fencelock.ErrLost)
+		wantErr(t, outer.Err(), fencelock.ErrNotHeld)
+		again, err := c.Acquire(context.WithoutCancel(outer.Context()), "x", fencelock.Reentrant())
+		if wantErr(t, err, fencelock.ErrLost); err == nil {
+			release(t, again)
+		}
 	})
 }
 
