@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/cluster"
 	"github.com/fencelock/fencelock/internal/rig"
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on
@@ -175,8 +175,8 @@ func (p *processes) restore(ctx context.Context, backup []byte) error {
 			return err
 		}
 	}
-	closed := server.RestoreOptions{ClosedFor: 4 * time.Second} // twice the TTL of all locks there
-	if _, err := server.Restore(p.members[0].DataDir, bytes.NewReader(backup), closed); err != nil {
+	closed := replica.RestoreOptions{ClosedFor: 4 * time.Second} // twice the TTL of all locks there
+	if _, err := replica.Restore(p.members[0].DataDir, bytes.NewReader(backup), closed); err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client
@@ -25,8 +25,8 @@ func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 		"wiped": {forget: func(t *testing.T, n *node, _ []byte, _ string) { n.config.DataDir = t.TempDir() }},
 		"restored": {sameSpace: true, forget: func(t *testing.T, n *node, backup []byte, _ string) {
 			n.config.DataDir = t.TempDir()
-			o := server.RestoreOptions{ClosedFor: -1}
-			if _, err := server.Restore(n.config.DataDir, bytes.NewReader(backup), o); err != nil {
+			o := replica.RestoreOptions{ClosedFor: -1}
+			if _, err := replica.Restore(n.config.DataDir, bytes.NewReader(backup), o); err != nil {
 				t.Fatal(err)
 			}
 		}},

@@ -29,6 +29,7 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Options say what to start.
@@ -109,7 +110,7 @@ type Server struct {
 }
 
 // A member that is alone need not leave others time to answer.
-var alone = server.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
+var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
 // Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if much
 // is to be read from DataDir. A member of a cluster is returned when it can be reached, which is before most of the
@@ -134,7 +135,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	var err error
 	if s.server, err = server.Start(ctx, c); err != nil {
-		var wrong *server.ConfigError
+		var wrong *replica.ConfigError
 		if errors.As(err, &wrong) {
 			err = &backend.InvalidError{Kind: backend.ErrInvalidOption, What: wrong.Setting, Value: wrong.Value, Why: wrong.Why}
 		}

@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Limits bound what a server takes on. A field that is zero has the default that docs/SERVER.md says. The members of a
@@ -52,20 +52,20 @@ type Restored struct {
 // is in the backup: see docs/SERVER.md. Every server of the old cluster must be stopped for good before Start starts it,
 // unless NewCluster is set. ErrNoBackup is in the chain of the error if the backup is cut off or damaged.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
-	return restored(server.Restore(dir, backup, server.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
+	return restored(replica.Restore(dir, backup, replica.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
 }
 
 // Recover makes dir, the data directory of one member of a cluster that has lost most of its members, that of a new
 // cluster with one member, which has all that is on this disk: see docs/SERVER.md. The old directory is kept, with
 // ".lost" after its name. No server of the old cluster may run, now or later.
 func Recover(dir string, o RestoreOptions) (Restored, error) {
-	return restored(server.Recover(dir, server.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
+	return restored(replica.Recover(dir, replica.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
 }
 
 // ErrNoBackup is in the chain of errors about a file that is no backup, or is cut off or damaged.
-var ErrNoBackup = server.ErrNoBackup
+var ErrNoBackup = replica.ErrNoBackup
 
-func restored(r server.Restored, err error) (Restored, error) {
+func restored(r replica.Restored, err error) (Restored, error) {
 	if err != nil {
 		return Restored{}, fmt.Errorf("embedded: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const backupHelp = `Usage: fencelock backup FILE [options]
@@ -171,7 +171,7 @@ func (e fileError) Unwrap() error { return e.error }
 
 // fetchBackup replaces file by a backup that is complete, or leaves it as it is.
 func fetchBackup(ctx context.Context, admin *builtin.Admin,
-	file string) (info server.BackupInfo, size int64, err error) {
+	file string) (info replica.BackupInfo, size int64, err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*.part")
 	if err != nil {
 		return info, 0, fileError{err}
@@ -188,7 +188,7 @@ func fetchBackup(ctx context.Context, admin *builtin.Admin,
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return info, 0, fileError{err}
 	}
-	if info, err = server.CheckBackup(f); err != nil {
+	if info, err = replica.CheckBackup(f); err != nil {
 		return info, 0, fmt.Errorf("%w: what it sent: %w", backend.ErrUnavailable, err)
 	}
 	about, err := f.Stat()

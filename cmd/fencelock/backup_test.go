@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 func TestBackupAndRestore(t *testing.T) {
@@ -58,7 +58,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir = filepath.Join(t.TempDir(), "none")
-	start(t, "restore", file, "--data-dir", dir).expectExit(exitNoInput, server.ErrNoBackup.Error())
+	start(t, "restore", file, "--data-dir", dir).expectExit(exitNoInput, replica.ErrNoBackup.Error())
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is there: %v", err)
 	}
@@ -92,7 +92,7 @@ func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
 	for _, c := range []struct {
 		sent error
 		want string
-	}{{status.Error(codes.Internal, "out of paper"), "out of paper"}, {nil, server.ErrNoBackup.Error()}} {
+	}{{status.Error(codes.Internal, "out of paper"), "out of paper"}, {nil, replica.ErrNoBackup.Error()}} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func TestBackupsOnASchedule(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if info, err := server.CheckBackup(f); err != nil || info.Cluster != made[0].Cluster {
+	if info, err := replica.CheckBackup(f); err != nil || info.Cluster != made[0].Cluster {
 		t.Errorf("the file: %+v, %v", info, err)
 	}
 }
@@ -181,7 +181,7 @@ func TestBackupUsage(t *testing.T) {
 		t.Run(c.args, func(t *testing.T) { start(t, strings.Fields(c.args)...).expectExit(c.code, c.want) })
 	}
 	_, _, o, err := parseRestore([]string{"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--store", "bolt"})
-	if err != nil || o != (server.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: server.StoreBolt}) {
+	if err != nil || o != (replica.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: replica.StoreBolt}) {
 		t.Errorf("understood %+v, %v", o, err)
 	}
 }

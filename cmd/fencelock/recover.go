@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const recoverHelp = `Usage: fencelock recover [options]
@@ -44,7 +44,7 @@ func recoverMain(args []string) int {
 	dir := f.String("data-dir", "fencelock-data", "")
 	closed := f.Duration("closed-for", 0, "")
 	err := f.Parse(args)
-	o := server.RestoreOptions{ClosedFor: *closed}
+	o := replica.RestoreOptions{ClosedFor: *closed}
 	f.Visit(func(given *flag.Flag) {
 		if given.Name == "closed-for" && *closed == 0 {
 			o.ClosedFor = -1
@@ -64,9 +64,9 @@ func recoverMain(args []string) int {
 	if err != nil {
 		return usageError("recover", err)
 	}
-	r, err := server.Recover(*dir, o)
+	r, err := replica.Recover(*dir, o)
 	switch {
-	case errors.As(err, new(*server.CorruptError)):
+	case errors.As(err, new(*replica.CorruptError)):
 		say("%v", err)
 		return exitDamaged
 	case err != nil:

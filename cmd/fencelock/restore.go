@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const restoreHelp = `Usage: fencelock restore FILE [options]
@@ -64,11 +64,11 @@ func restoreMain(args []string) int {
 	return exitOK
 }
 
-func parseRestore(args []string) (dir, file string, o server.RestoreOptions, err error) {
+func parseRestore(args []string) (dir, file string, o replica.RestoreOptions, err error) {
 	f := flag.NewFlagSet("restore", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // restoreMain prints the error, and the help
 	f.StringVar(&dir, "data-dir", "fencelock-data", "")
-	store := f.String("store", string(server.StoreWAL), "")
+	store := f.String("store", string(replica.StoreWAL), "")
 	closed := f.Duration("closed-for", 0, "")
 	f.BoolVar(&o.NewCluster, "new-cluster", false, "")
 	var files []string
@@ -81,7 +81,7 @@ func parseRestore(args []string) (dir, file string, o server.RestoreOptions, err
 		}
 		files, args = append(files, f.Arg(0)), f.Args()[1:]
 	}
-	o.Store, o.ClosedFor = server.Store(*store), *closed
+	o.Store, o.ClosedFor = replica.Store(*store), *closed
 	f.Visit(func(given *flag.Flag) {
 		if given.Name == "closed-for" && *closed == 0 {
 			o.ClosedFor = -1
@@ -107,24 +107,24 @@ type noInputError struct{ error }
 
 func (e noInputError) Unwrap() error { return e.error }
 
-func restore(dir, file string, o server.RestoreOptions) (server.Restored, error) {
+func restore(dir, file string, o replica.RestoreOptions) (replica.Restored, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return server.Restored{}, noInputError{err}
+		return replica.Restored{}, noInputError{err}
 	}
 	defer f.Close()
-	return server.Restore(dir, f, o)
+	return replica.Restore(dir, f, o)
 }
 
 // exitOfRestore is the exit code of "fencelock restore".
 func exitOfRestore(err error) int {
-	var mistake *server.ConfigError
+	var mistake *replica.ConfigError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &mistake):
 		return exitUsage
-	case errors.Is(err, server.ErrNoBackup), errors.As(err, new(noInputError)):
+	case errors.Is(err, replica.ErrNoBackup), errors.As(err, new(noInputError)):
 		return exitNoInput
 	}
 	return exitNoCreate

@@ -19,6 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/gateway"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const serveHelpFormat = `Usage: fencelock serve [options]
@@ -181,7 +182,7 @@ func newServe() (s *serveSettings, f *flag.FlagSet, format, file *string) {
 	f.SetOutput(io.Discard) // serveMain prints the error, and the help
 	f.BoolVar(&s.dev, "dev", false, "")
 	f.StringVar(&c.DataDir, "data-dir", "fencelock-data", "")
-	f.StringVar(&s.store, "store", string(server.StoreWAL), "")
+	f.StringVar(&s.store, "store", string(replica.StoreWAL), "")
 	f.StringVar(&c.Listen, "listen", "127.0.0.1:7480", "")
 	f.StringVar(&c.Advertise, "advertise", "", "")
 	f.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "")
@@ -253,7 +254,7 @@ func parseServe(args []string) (*serveSettings, error) {
 	if s.join != "" {
 		c.Join = strings.Split(s.join, ",")
 	}
-	c.Store = server.Store(s.store)
+	c.Store = replica.Store(s.store)
 	c.Version = version()
 	if s.log, err = s.handler(*format); err != nil {
 		return nil, err
@@ -305,7 +306,7 @@ func (s *serveSettings) serve() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	srv, err := server.Start(ctx, s.config)
-	var mistake *server.ConfigError
+	var mistake *replica.ConfigError
 	switch {
 	case errors.As(err, &mistake):
 		return usageError("serve", err)

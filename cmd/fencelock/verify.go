@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"strconv"
 
-	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const verifyHelp = `Usage: fencelock verify [options]
@@ -54,7 +54,7 @@ type verifyError struct{ error }
 func (e verifyError) Unwrap() error { return e.error }
 
 func (s *lookSettings) verify(dir string) error {
-	v, err := server.Verify(dir)
+	v, err := replica.Verify(dir)
 	if err != nil {
 		return verifyError{err}
 	}
@@ -73,7 +73,7 @@ func (s *lookSettings) verify(dir string) error {
 
 // exitOfVerify is the exit code for a data directory that is not well.
 func exitOfVerify(err error) int {
-	if errors.As(err, new(*server.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
+	if errors.As(err, new(*replica.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
 		return exitDamaged
 	}
 	return exitNoInput

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
-	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // admin is the service for operators.
@@ -24,24 +22,28 @@ type admin struct {
 // Status implements lockpb.AdminServiceServer.
 func (a *admin) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberStatus, error) {
 	s := a.server
-	r := s.node.raft
-	_, leader := r.LeaderWithID()
-	agreed, differs := s.node.fsm.comparison.result()
+	leader, _ := s.replica.Leader()
+	is := s.replica.Status()
 	return &lockpb.MemberStatus{
-		NodeId: string(s.node.id), ClusterId: s.node.fsm.cluster(), ServerVersion: s.config.Version,
-		Durable: s.config.Store != StoreMemory, Leader: s.Leads(), LeaderId: string(leader),
-		Term: r.CurrentTerm(), LastIndex: r.LastIndex(), CommitIndex: r.CommitIndex(), AppliedIndex: s.applied(), AgreedIndex: agreed, DiffersIndex: differs,
-		Maintenance: s.inMaintenance(), Members: s.membersOut(nil),
+		NodeId: s.replica.ID(), ClusterId: s.replica.State.Cluster(), ServerVersion: s.config.Version,
+		Durable: s.config.Store != replica.StoreMemory, Leader: s.Leads(), LeaderId: leader,
+		Term: is.Term, LastIndex: is.LastIndex, CommitIndex: is.CommitIndex, AppliedIndex: s.replica.Applied(),
+		AgreedIndex: is.Agreed, DiffersIndex: is.Differs,
+		Maintenance: s.replica.InMaintenance(), Members: membersOut(s.replica.Members()),
 	}, nil
 }
 
 // ListMembers implements lockpb.AdminServiceServer.
 func (a *admin) ListMembers(ctx context.Context, _ *lockpb.ListMembersRequest) (*lockpb.MemberList, error) {
-	alive, err := a.server.alive(ctx)
-	if err != nil {
-		return nil, err
+	r := a.server.leadership.Load()
+	if r == nil {
+		return nil, a.server.notLeading()
 	}
-	return &lockpb.MemberList{Members: a.server.membersOut(alive)}, nil
+	all, err := r.log.Members(ctx)
+	if err != nil {
+		return nil, a.server.memberError(err)
+	}
+	return &lockpb.MemberList{Members: membersOut(all)}, nil
 }
 
 // AddMember implements lockpb.AdminServiceServer.
@@ -54,22 +56,15 @@ func (a *admin) AddMember(ctx context.Context, q *lockpb.AddMemberRequest) (*loc
 	switch {
 	case r == nil:
 		return nil, s.notLeading()
-	case s.peers == nil:
+	case s.config.PeerListen == "":
 		return nil, status.Error(codes.FailedPrecondition, "this server has no address for other members, see --peer-listen")
 	}
-	other, err := s.peers.ask(ctx, q.PeerAddress, question{})
+	id, err := r.log.Add(ctx, q.PeerAddress)
 	if err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition,
-			"nobody who could join answers at %s, or it belongs to another cluster: %v", q.PeerAddress, err)
+		return nil, s.memberError(err)
 	}
-	switch err := s.admit(r, other.member, true); {
-	case errors.Is(err, errNotFresh):
-		return nil, status.Errorf(codes.FailedPrecondition, "the server at %s: %v", q.PeerAddress, err)
-	case err != nil:
-		return nil, changeError(err)
-	}
-	for _, m := range s.membersOut(nil) {
-		if m.NodeId == string(other.ID) {
+	for _, m := range membersOut(s.replica.Members()) {
+		if m.NodeId == id {
 			return m, nil
 		}
 	}
@@ -78,34 +73,12 @@ func (a *admin) AddMember(ctx context.Context, q *lockpb.AddMemberRequest) (*loc
 
 // RemoveMember implements lockpb.AdminServiceServer.
 func (a *admin) RemoveMember(ctx context.Context, q *lockpb.RemoveMemberRequest) (*lockpb.RemoveMemberReply, error) {
-	s := a.server
-	if !s.Leads() {
-		return nil, s.notLeading()
+	r := a.server.leadership.Load()
+	if r == nil {
+		return nil, a.server.notLeading()
 	}
-	configuration := s.node.raft.GetConfiguration()
-	if err := s.node.await(configuration); err != nil {
-		return nil, changeError(err)
-	}
-	if !slices.ContainsFunc(configuration.Configuration().Servers, func(m raft.Server) bool { return string(m.ID) == q.NodeId }) {
-		return nil, status.Errorf(codes.NotFound, "there is no member %q", q.NodeId)
-	}
-	alive, err := s.alive(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkQuorumWithout(configuration.Configuration().Servers, raft.ServerID(q.NodeId), alive); err != nil {
-		return nil, err
-	}
-	if q.NodeId == string(s.node.id) {
-		if err := s.node.await(s.node.raft.LeadershipTransfer()); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "no other member takes over the leadership: %v", err)
-		}
-		return nil, status.Error(codes.Unavailable, "this member led and has handed that over: ask the next leader")
-	}
-	// The index says that the members have not changed since they were counted.
-	change := s.node.raft.RemoveServer(raft.ServerID(q.NodeId), configuration.Index(), memberTimeout)
-	if err := s.node.await(change); err != nil {
-		return nil, changeError(err)
+	if err := r.log.Remove(ctx, q.NodeId); err != nil {
+		return nil, a.server.memberError(err)
 	}
 	return &lockpb.RemoveMemberReply{}, nil
 }
@@ -118,90 +91,32 @@ func (a *admin) TransferLeadership(
 	if !s.Leads() {
 		return nil, s.notLeading()
 	}
-	if q.NodeId == string(s.node.id) {
+	if q.NodeId == s.replica.ID() {
 		return &lockpb.TransferLeadershipReply{}, nil
 	}
-	to, err := s.successor(ctx, raft.ServerID(q.NodeId))
-	if err != nil {
-		return nil, err
-	}
-	if err := s.node.await(s.node.raft.LeadershipTransferToServer(to.ID, to.Address)); err != nil {
-		return nil, status.Errorf(codes.Unavailable, "no other member takes over the leadership: %v", err)
+	if err := s.replica.Transfer(ctx, q.NodeId); err != nil {
+		return nil, s.memberError(err)
 	}
 	return &lockpb.TransferLeadershipReply{}, nil
 }
 
-// checkQuorumWithout refuses to leave a cluster that could not go on: most of the voters that remain must be there.
-func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.ServerID]bool) error {
-	voters, there := 0, 0
-	for _, m := range servers {
-		if m.ID == id || m.Suffrage != raft.Voter {
-			continue
-		}
-		voters++
-		if alive[m.ID] {
-			there++
-		}
+// SetMaintenance implements lockpb.AdminServiceServer.
+func (a *admin) SetMaintenance(
+	ctx context.Context, q *lockpb.SetMaintenanceRequest,
+) (*lockpb.SetMaintenanceReply, error) {
+	if err := a.server.replica.Maintain(ctx, q.On); err != nil {
+		return nil, a.server.memberError(err)
 	}
-	switch {
-	case voters == 0:
-		return status.Errorf(codes.FailedPrecondition, "%s is the last member with a vote", id)
-	case there <= voters/2:
-		return status.Errorf(codes.FailedPrecondition,
-			"without %s there are %d members with a vote, of which %d answer: too few for a majority", id, voters, there)
-	}
-	return nil
+	return &lockpb.SetMaintenanceReply{}, nil
 }
 
-// aliveEvery is how often alive looks, and aliveTimes how many election timeouts it gives the members to answer.
-const (
-	aliveEvery = 10 * time.Millisecond
-	aliveTimes = 2
-)
-
-// alive asks which members follow this one, which leads: those that acknowledge something that was sent after the call.
-// Heartbeats come often enough for that.
-func (s *Server) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
-	r := s.leadership.Load()
-	if r == nil {
-		return nil, s.notLeading()
-	}
-	ctx, cancel := context.WithTimeout(ctx, aliveTimes*s.config.Timing.withDefaults().Heartbeat)
-	defer cancel()
-	mark := s.node.proof.mark()
-	tick := time.NewTicker(aliveEvery)
-	defer tick.Stop()
-	for {
-		alive := map[raft.ServerID]bool{s.node.id: true}
-		servers := s.node.servers()
-		for _, m := range servers {
-			if s.node.proof.heardOf(m.ID, r.term, mark) {
-				alive[m.ID] = true
-			}
+// membersOut are members in the words of the wire.
+func membersOut(members []replica.Member) []*lockpb.Member {
+	all := make([]*lockpb.Member, len(members))
+	for i, m := range members {
+		all[i] = &lockpb.Member{
+			NodeId: m.ID, PeerAddress: m.Address, ClientAddress: m.Client, Voter: m.Voter, Waits: m.Waits, Alive: m.Alive,
 		}
-		if s.leadership.Load() != r {
-			return nil, s.notLeading()
-		}
-		if len(alive) >= len(servers) {
-			return alive, nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return alive, nil
-		}
-	}
-}
-
-// membersOut is the configuration in the words of the wire.
-func (s *Server) membersOut(alive map[raft.ServerID]bool) []*lockpb.Member {
-	var all []*lockpb.Member
-	for _, m := range s.node.servers() {
-		client, _ := s.node.fsm.client(m.ID)
-		all = append(all, &lockpb.Member{
-			NodeId: string(m.ID), PeerAddress: string(m.Address), ClientAddress: client,
-			Voter: m.Suffrage == raft.Voter, Waits: s.waits(m.ID), Alive: alive[m.ID],
-		})
 	}
 	return all
 }
@@ -213,9 +128,16 @@ func (s *Server) notLeading() error {
 	return status.Error(codes.Unavailable, "this member does not lead, and knows nobody who does")
 }
 
-// changeError is why the members could not be changed.
-func changeError(err error) error {
-	if errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrRaftShutdown) {
+// memberError is why the members, or the leader among them, could not be changed, in the words of the wire.
+func (s *Server) memberError(err error) error {
+	switch {
+	case errors.As(err, new(*replica.RefusedError)):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	case errors.Is(err, replica.ErrNoMember):
+		return status.Error(codes.NotFound, err.Error())
+	case errors.Is(err, replica.ErrNotLeader):
+		return s.notLeading()
+	case errors.Is(err, replica.ErrUnknown):
 		return status.Errorf(codes.Unknown, "the change may take effect or not: %v", err)
 	}
 	return status.Errorf(codes.Unavailable, "nothing was changed: %v", err)

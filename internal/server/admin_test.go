@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -38,7 +37,7 @@ func (o operator) add(address string) (*lockpb.Member, error) {
 }
 
 func (o operator) remove(s *Server) error {
-	_, err := o.RemoveMember(o.t.Context(), &lockpb.RemoveMemberRequest{NodeId: string(s.node.id)})
+	_, err := o.RemoveMember(o.t.Context(), &lockpb.RemoveMemberRequest{NodeId: s.replica.ID()})
 	return err
 }
 
@@ -63,7 +62,7 @@ func TestStatusOfEveryMember(t *testing.T) {
 			got, err = operate(t, c.configs[i].Listen).Status(t.Context(), &lockpb.StatusRequest{})
 			return err == nil && got.LeaderId != "" && got.ClusterId != "" && len(got.Members) == 3 && got.Members[i].ClientAddress != ""
 		})
-		if got.NodeId != string(s.node.id) || got.LeaderId != string(c.servers[leader].node.id) || got.Leader != (i == leader) ||
+		if got.NodeId != s.replica.ID() || got.LeaderId != c.servers[leader].replica.ID() || got.Leader != (i == leader) ||
 			!got.Durable || got.ServerVersion != "1.2.3" || got.Term == 0 || got.CommitIndex == 0 || got.AppliedIndex > got.LastIndex {
 			t.Errorf("server %d: %v", i, got)
 		}
@@ -85,7 +84,7 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 		}
 		return alive == 3
 	})
-	gone := string(c.servers[away].node.id)
+	gone := c.servers[away].replica.ID()
 	c.stop(away)
 	for _, m := range o.members() {
 		if m.Alive != (m.NodeId != gone) {
@@ -110,7 +109,7 @@ func TestAddMember(t *testing.T) {
 	second := start(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]}))
 	for range 2 { // the second time nothing changes
 		m, err := o.add(addresses[1])
-		if err != nil || m.NodeId != string(second.node.id) || m.PeerAddress != addresses[1] {
+		if err != nil || m.NodeId != second.replica.ID() || m.PeerAddress != addresses[1] {
 			t.Fatalf("added: %v, %v", m, err)
 		}
 	}
@@ -118,10 +117,10 @@ func TestAddMember(t *testing.T) {
 		all := o.members()
 		return len(all) == 2 && all[0].Voter && all[1].Voter && all[1].Alive && all[1].ClientAddress != ""
 	})
-	eventually(t, "it has the data", func() bool { return len(second.node.fsm.machine.Holder("x").Holders) == 1 })
+	eventually(t, "it has the data", func() bool { return len(second.replica.State.Machine.Holder("x").Holders) == 1 })
 
 	other := alone(t, Config{DataDir: t.TempDir(), PeerListen: "127.0.0.1:0"})
-	eventually(t, "the other cluster has its name", func() bool { return other.node.fsm.cluster() != "" })
+	eventually(t, "the other cluster has its name", func() bool { return other.replica.State.Cluster() != "" })
 	for address, want := range map[string]codes.Code{
 		"no address": codes.InvalidArgument, "127.0.0.1:1": codes.FailedPrecondition, other.PeerAddr(): codes.FailedPrecondition,
 	} {
@@ -153,7 +152,7 @@ func TestRemoveMember(t *testing.T) {
 	if err := o.remove(dead); err != nil {
 		t.Fatal(err)
 	}
-	expectCode(t, o.remove(dead), codes.NotFound, string(dead.node.id))
+	expectCode(t, o.remove(dead), codes.NotFound, dead.replica.ID())
 	if all := o.members(); len(all) != 2 {
 		t.Errorf("members: %v", all)
 	}
@@ -171,41 +170,5 @@ func TestRemoveMember(t *testing.T) {
 	x := attach(t, alive)
 	if r := x.call(acquireOf(x.open(longTTL), "x", backend.NewRequestID(), false)); len(r.GetAcquired().GetGrants()) != 1 {
 		t.Errorf("the last member does not serve: %v", r)
-	}
-}
-
-func TestQuorumWithout(t *testing.T) {
-	t.Parallel()
-	servers := func(voters ...raft.ServerID) (all []raft.Server) {
-		for _, id := range voters {
-			all = append(all, raft.Server{ID: id})
-		}
-		return append(all, raft.Server{ID: "learner", Suffrage: raft.Nonvoter})
-	}
-	for name, c := range map[string]struct {
-		servers []raft.Server
-		alive   string
-		remove  raft.ServerID
-		refused bool
-	}{
-		"one of three":                 {servers("a", "b", "c"), "abc", "c", false},
-		"the dead one of three":        {servers("a", "b", "c"), "ab", "c", false},
-		"another one of three":         {servers("a", "b", "c"), "ab", "b", true},
-		"one of two":                   {servers("a", "b"), "ab", "b", false},
-		"the dead one of two":          {servers("a", "b"), "a", "b", false},
-		"the last one":                 {servers("a"), "a", "a", true},
-		"one without a vote":           {servers("a", "b", "c"), "ab", "learner", false},
-		"one of five with two dead":    {servers("a", "b", "c", "d", "e"), "abc", "c", true},
-		"a dead one of five":           {servers("a", "b", "c", "d", "e"), "abc", "e", false},
-		"one of four with one dead":    {servers("a", "b", "c", "d"), "abc", "c", false},
-		"the one that is alive of two": {servers("a", "b"), "a", "a", true},
-	} {
-		alive := map[raft.ServerID]bool{}
-		for _, id := range c.alive {
-			alive[raft.ServerID(id)] = true
-		}
-		if err := checkQuorumWithout(c.servers, c.remove, alive); (err != nil) != c.refused {
-			t.Errorf("%s: %v; refused should be %v", name, err, c.refused)
-		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // backupOf is a backup of what s keeps.
@@ -30,10 +31,10 @@ func backupOf(t *testing.T, s *Server) []byte {
 }
 
 // restored is a new data directory with what is in the backup.
-func restored(t *testing.T, backup []byte, o RestoreOptions) (string, Restored) {
+func restored(t *testing.T, backup []byte, o replica.RestoreOptions) (string, replica.Restored) {
 	t.Helper()
 	dir := t.TempDir()
-	r, err := Restore(dir, bytes.NewReader(backup), o)
+	r, err := replica.Restore(dir, bytes.NewReader(backup), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +43,7 @@ func restored(t *testing.T, backup []byte, o RestoreOptions) (string, Restored) 
 
 func TestRestoredServer(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []Store{StoreWAL, StoreBolt} {
+	for _, kind := range []replica.Store{replica.StoreWAL, replica.StoreBolt} {
 		t.Run(string(kind), func(t *testing.T) {
 			const ttl = 700 * time.Millisecond
 			before := alone(t, Config{DataDir: t.TempDir(), MinTTL: time.Millisecond, MaxTTL: ttl})
@@ -52,12 +53,12 @@ func TestRestoredServer(t *testing.T) {
 			backup := backupOf(t, before)
 			// After the backup: a name changes hands, another one is taken, and time passes.
 			_, last := x.hold(x.open(ttl), "y") // for longer than anybody held before
-			cluster := before.node.fsm.cluster()
+			cluster := before.replica.State.Cluster()
 			if err := before.Close(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 
-			dir, about := restored(t, backup, RestoreOptions{Store: kind})
+			dir, about := restored(t, backup, replica.RestoreOptions{Store: kind})
 			if about.Cluster != cluster || about.ClosedFor != ttl || about.Revision < last+1<<32 {
 				t.Errorf("restored: %+v; the cluster was %s, the TTL %v, the last token %d", about, cluster, ttl, last)
 			}
@@ -85,8 +86,8 @@ func TestRestoredServer(t *testing.T) {
 			}
 
 			again := alone(t, config)
-			if again.node.fsm.closedFor() != 0 || again.node.fsm.cluster() != cluster {
-				t.Errorf("started again it is closed for %v, in cluster %s", again.node.fsm.closedFor(), again.node.fsm.cluster())
+			if again.replica.State.ClosedFor() != 0 || again.replica.State.Cluster() != cluster {
+				t.Errorf("started again it is closed for %v, in cluster %s", again.replica.State.ClosedFor(), again.replica.State.Cluster())
 			}
 			if r := attach(t, again).call(attachOf(anew, "", 0)); len(r.GetSession().GetHolds()) != 2 {
 				t.Errorf("and has lost what was held: %v", r)
@@ -102,7 +103,7 @@ func TestRestoredTwice(t *testing.T) {
 	backup := backupOf(t, first)
 	last := uint64(0)
 	for range 2 {
-		dir, about := restored(t, backup, RestoreOptions{ClosedFor: -1})
+		dir, about := restored(t, backup, replica.RestoreOptions{ClosedFor: -1})
 		x := attach(t, alone(t, Config{DataDir: dir}))
 		session := x.open(longTTL)
 		if about.ClosedFor != 0 || about.Revision <= last {
@@ -119,10 +120,10 @@ func TestRestoredTwice(t *testing.T) {
 func TestRestoredAsAnotherCluster(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
-	dir, about := restored(t, backupOf(t, s), RestoreOptions{NewCluster: true, ClosedFor: -1})
+	dir, about := restored(t, backupOf(t, s), replica.RestoreOptions{NewCluster: true, ClosedFor: -1})
 	copied := alone(t, Config{DataDir: dir})
-	if name := copied.node.fsm.cluster(); name == s.node.fsm.cluster() || name != about.Cluster || copied.welcome().ClusterId != name {
-		t.Errorf("the copy is cluster %q, clients are told %q, the original is %q", name, copied.welcome().ClusterId, s.node.fsm.cluster())
+	if name := copied.replica.State.Cluster(); name == s.replica.State.Cluster() || name != about.Cluster || copied.welcome().ClusterId != name {
+		t.Errorf("the copy is cluster %q, clients are told %q, the original is %q", name, copied.welcome().ClusterId, s.replica.State.Cluster())
 	}
 }
 
@@ -134,18 +135,18 @@ func TestMembersOfARestoredCluster(t *testing.T) {
 	before := alone(t, Config{DataDir: t.TempDir(), PeerListen: addresses[0]})
 	x := attach(t, before)
 	x.hold(x.open(longTTL), "x")
-	dir, _ := restored(t, backupOf(t, before), RestoreOptions{ClosedFor: -1})
+	dir, _ := restored(t, backupOf(t, before), replica.RestoreOptions{ClosedFor: -1})
 	after := alone(t, Config{DataDir: dir, PeerListen: addresses[1], Listen: "127.0.0.1:0", JoinKey: joinKey})
 	if a, err := askedToAdmit(t, after, before); err == nil {
 		t.Errorf("a member of before is answered %+v", a)
 	}
-	for _, home := range []string{"", before.node.fsm.home()} {
+	for _, home := range []string{"", homeOf(before)} {
 		raftOf, err := net.Dial("tcp", addresses[1])
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer raftOf.Close()
-		if _, err := raftOf.Write(preface(forRaft, home, after.node.id)); err != nil {
+		if _, err := raftOf.Write(preface('r', home, after.replica.ID())); err != nil {
 			t.Fatal(err)
 		}
 		raftOf.SetDeadline(time.Now().Add(patience))
@@ -156,11 +157,11 @@ func TestMembersOfARestoredCluster(t *testing.T) {
 
 	joining := start(t, Config{DataDir: t.TempDir(), PeerListen: addresses[2], Join: addresses[1:], JoinKey: joinKey})
 	eventually(t, "the new member votes and knows the cluster", func() bool {
-		return voters(after.node.servers()) == 2 && joining.node.fsm.home() == after.node.fsm.home()
+		return after.replica.Voters() == 2 && homeOf(joining) == homeOf(after)
 	})
 	token := newCaller(t, leading(t, after, joining)).lock("x").Token
 	eventually(t, "it has what is held", func() bool {
-		holders := joining.node.fsm.machine.Holder("x").Holders
+		holders := joining.replica.State.Machine.Holder("x").Holders
 		return len(holders) == 1 && uint64(holders[0].Token) == token
 	})
 }
@@ -173,7 +174,7 @@ func TestWhatIsNotRestored(t *testing.T) {
 	backup := backupOf(t, s)
 	refused := func(what string, dir string, backup []byte, part string) {
 		t.Helper()
-		if _, err := Restore(dir, bytes.NewReader(backup), RestoreOptions{}); err == nil || !strings.Contains(err.Error(), part) {
+		if _, err := replica.Restore(dir, bytes.NewReader(backup), replica.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %v; want %q", what, err, part)
 		}
 	}
@@ -181,10 +182,10 @@ func TestWhatIsNotRestored(t *testing.T) {
 	for i := range backup {
 		flipped := bytes.Clone(backup)
 		flipped[i] ^= 1
-		refused("a flipped bit", dir, flipped, ErrNoBackup.Error())
-		refused("cut off", dir, backup[:i], ErrNoBackup.Error())
+		refused("a flipped bit", dir, flipped, replica.ErrNoBackup.Error())
+		refused("cut off", dir, backup[:i], replica.ErrNoBackup.Error())
 	}
-	refused("more", dir, append(bytes.Clone(backup), 0), ErrNoBackup.Error())
+	refused("more", dir, append(bytes.Clone(backup), 0), replica.ErrNoBackup.Error())
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what is no backup leaves %s behind: %v", dir, err)
 	}
@@ -194,12 +195,12 @@ func TestWhatIsNotRestored(t *testing.T) {
 	}
 	refused("a directory with something in it", used, backup, "not empty: something")
 	refused("the directory of a server", s.config.DataDir, backup, "not empty")
-	if _, err := Restore(dir, bytes.NewReader(backup), RestoreOptions{Store: "paper"}); err == nil {
+	if _, err := replica.Restore(dir, bytes.NewReader(backup), replica.RestoreOptions{Store: "paper"}); err == nil {
 		t.Error("a log of paper was made")
 	}
 
-	broken, _ := restored(t, backup, RestoreOptions{})
-	if err := os.WriteFile(filepath.Join(broken, unfinished), nil, 0o600); err != nil {
+	broken, _ := restored(t, backup, replica.RestoreOptions{})
+	if err := os.WriteFile(filepath.Join(broken, "restoring"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := Start(t.Context(), Config{DataDir: broken}); err == nil || !strings.Contains(err.Error(), "broken off") {
@@ -241,8 +242,8 @@ func TestBackupOverTheNetwork(t *testing.T) {
 	if pieces < 2 || len(all) < 200*len(blob) {
 		t.Fatalf("%d pieces, %d bytes, %v", pieces, len(all), err)
 	}
-	_, about := restored(t, all, RestoreOptions{})
-	if about.Cluster != c.servers[leader].node.fsm.cluster() || about.ClosedFor != DefaultMaxTTL {
+	_, about := restored(t, all, replica.RestoreOptions{})
+	if about.Cluster != c.servers[leader].replica.State.Cluster() || about.ClosedFor != DefaultMaxTTL {
 		t.Errorf("restored: %+v", about)
 	}
 	// A follower has all that was acknowledged before, and says so if there is nobody to ask how far that goes.
@@ -251,7 +252,7 @@ func TestBackupOverTheNetwork(t *testing.T) {
 	for range 20 {
 		token := x.lock(backend.NewRequestID()).Token
 		all, _, err := fetch(follower)
-		if info, broken := CheckBackup(bytes.NewReader(all)); !errors.Is(err, io.EOF) || broken != nil || info.Revision < token {
+		if info, broken := replica.CheckBackup(bytes.NewReader(all)); !errors.Is(err, io.EOF) || broken != nil || info.Revision < token {
 			t.Fatalf("backup of a follower up to %d, token %d was acknowledged: %v, %v", info.Revision, token, err, broken)
 		}
 	}

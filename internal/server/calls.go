@@ -173,7 +173,7 @@ func (x *call) keepAlive() error {
 		return nil
 	}
 	renewed := x.leadership.time.renew(x.session, x.receipt)
-	x.leadership.confirmer.ask(func(err error) {
+	x.leadership.log.Confirm(func(err error) {
 		defer x.alight(1)
 		if err != nil {
 			x.fail(x.request, err)
@@ -217,7 +217,7 @@ func (x *call) whyNotRenewed() error {
 	}}
 }
 
-func (x *call) machine() *machine.Machine { return x.server.node.fsm.machine }
+func (x *call) machine() *machine.Machine { return x.server.replica.State.Machine }
 
 // look answers with what see returns, unless that is nil. It sees everything that was acknowledged to anybody before
 // the request.
@@ -234,7 +234,7 @@ func (x *call) look(see func() *lockpb.Reply) error {
 		x.tasks.Done()
 		return nil
 	}
-	x.leadership.confirmer.ask(func(err error) {
+	x.leadership.log.Confirm(func(err error) {
 		if err != nil {
 			x.fail(x.request, err)
 			x.seen()

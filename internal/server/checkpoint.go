@@ -9,16 +9,6 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// clock is the time of the cluster by the clock of this process. It counts what has passed, or less.
-type clock struct {
-	base time.Duration
-	from time.Time
-}
-
-func (c clock) at(t time.Time) time.Duration { return c.base + t.Sub(c.from) }
-
-func (c clock) when(base time.Duration) time.Time { return c.from.Add(base - c.base) }
-
 // silence is for how long a session is silent before it is kept. With few sessions it is short, so that little is given
 // twice when the leader changes; however many there are, the log has only so much more to take. Who lives renews more
 // often than twice in its TTL. The caller holds k.mu.
@@ -65,9 +55,9 @@ func (k *timekeeper) keep(ctx context.Context) {
 // checkpoint writes down the time, and the deadlines of all. then, if not nil, is called once the log has it, or not.
 func (k *timekeeper) checkpoint(all []*deadline, then func()) {
 	k.mu.Lock()
-	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.at(k.now())}
+	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.At(k.now())}
 	for _, d := range all {
-		c.Deadlines = append(c.Deadlines, machine.Deadline{Session: d.session, At: k.clock.at(d.at)})
+		c.Deadlines = append(c.Deadlines, machine.Deadline{Session: d.session, At: k.clock.At(d.at)})
 	}
 	k.mu.Unlock()
 	written := func(err error) {

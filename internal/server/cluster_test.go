@@ -8,13 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // cluster is several servers in this process, which know each other by loopback addresses.
@@ -29,7 +28,7 @@ var joinKey = []byte("of sixteen bytes and more")
 
 // calm is for clusters of which the leader is to stay: its members bear to hear nothing of each other for longer than the
 // usual half second, for which a busy machine may well let one wait.
-func calm(c *Config) { c.Timing, c.MinTTL = Timing{Heartbeat: 2 * time.Second}, 10*time.Second }
+func calm(c *Config) { c.Timing, c.MinTTL = replica.Timing{Heartbeat: 2 * time.Second}, 10*time.Second }
 
 // newCluster starts n servers, and waits for one of them to lead. configure, if not nil, changes their settings.
 func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
@@ -146,7 +145,7 @@ func TestFollowersNameTheLeader(t *testing.T) {
 		eventually(t, fmt.Sprintf("server %d knows all members", i), func() bool {
 			w := x.call(&lockpb.Request{Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{Client: "test"}}}).GetWelcome()
 			return w.ClusterId != "" && w.Durable && w.Leader == (i == leader) && len(w.MemberAddresses) == 3 &&
-				w.LeaderAddress == want && w.NodeId == string(s.node.id)
+				w.LeaderAddress == want && w.NodeId == s.replica.ID()
 		})
 		if i == leader {
 			continue
@@ -185,11 +184,11 @@ func TestServerWithoutItsDataJoinsAgain(t *testing.T) {
 	s := c.servers[lost]
 	eventually(t, "the new member has a vote and the state", func() bool {
 		leader := c.servers[c.leader()]
-		if len(s.node.servers()) != 3 || voters(leader.node.servers()) != 3 {
+		if len(s.replica.Members()) != 3 || leader.replica.Voters() != 3 {
 			return false
 		}
-		holders := s.node.fsm.machine.Holder("x").Holders
-		return len(holders) == 1 && uint64(holders[0].Token) == token && s.node.fsm.cluster() == leader.node.fsm.cluster()
+		holders := s.replica.State.Machine.Holder("x").Holders
+		return len(holders) == 1 && uint64(holders[0].Token) == token && s.replica.State.Cluster() == leader.replica.State.Cluster()
 	})
 }
 
@@ -202,7 +201,7 @@ func TestNoClusterWithoutAllOfItsMembers(t *testing.T) {
 	}
 	for _, s := range servers {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		if err := s.WaitLeader(ctx); err == nil || !s.node.fresh() {
+		if err := s.WaitLeader(ctx); err == nil || len(s.replica.Members()) > 0 {
 			t.Error("two of three made a cluster")
 		}
 		cancel()
@@ -223,11 +222,9 @@ func TestForeignMemberIsTurnedAway(t *testing.T) {
 	other := newCluster(t, 1, nil)
 	home := c.servers[0]
 	eventually(t, "both have a name", func() bool {
-		return home.node.fsm.cluster() != "" && other.servers[0].node.fsm.cluster() != ""
+		return home.replica.State.Cluster() != "" && other.servers[0].replica.State.Cluster() != ""
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if a, err := other.servers[0].peers.ask(ctx, home.PeerAddr(), question{}); err == nil {
+	if a, err := askedToAdmit(t, home, other.servers[0]); err == nil {
 		t.Errorf("a member of another cluster was answered: %v", a)
 	}
 }
@@ -236,7 +233,7 @@ func TestMemberMoves(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
 	moved := (c.leader() + 1) % 3
-	eventually(t, "its data names the others", func() bool { return voters(c.servers[moved].node.servers()) == 3 })
+	eventually(t, "its data names the others", func() bool { return c.servers[moved].replica.Voters() == 3 })
 	c.stop(moved)
 	c.configs[moved].PeerListen = port.Addresses(t, 1)[0]
 	c.configs[moved].Join, c.configs[moved].BootstrapExpect = nil, 0 // it knows the others from its data
@@ -244,10 +241,10 @@ func TestMemberMoves(t *testing.T) {
 	s := c.servers[moved]
 	eventually(t, "all know where it is", func() bool {
 		for _, other := range c.servers {
-			known := slices.ContainsFunc(other.node.servers(), func(server raft.Server) bool {
-				return server.ID == s.node.id && string(server.Address) == s.PeerAddr() && server.Suffrage == raft.Voter
+			known := slices.ContainsFunc(other.replica.Members(), func(m replica.Member) bool {
+				return m.ID == s.replica.ID() && m.Address == s.PeerAddr() && m.Voter
 			})
-			if !known || voters(other.node.servers()) != 3 {
+			if !known || other.replica.Voters() != 3 {
 				return false
 			}
 		}
@@ -261,7 +258,7 @@ func TestDeadSessionEndsAcrossLeaders(t *testing.T) {
 	deep.NotShort(t)
 	c := newCluster(t, 3, nil)
 	eventually(t, "the level is raised", func() bool {
-		return c.servers[c.leader()].node.fsm.machine.Level() == machine.MaxLevel
+		return c.servers[c.leader()].replica.State.Machine.Level() == machine.MaxLevel
 	})
 	const ttl = 3 * time.Second
 	x := attach(t, c.servers[c.leader()])
@@ -269,7 +266,7 @@ func TestDeadSessionEndsAcrossLeaders(t *testing.T) {
 	began, changes := time.Now(), 0
 	for {
 		leader := c.servers[c.leader()]
-		if len(leader.node.fsm.machine.Holder("x").Holders) == 0 {
+		if len(leader.replica.State.Machine.Holder("x").Holders) == 0 {
 			break
 		}
 		// Before, it was given a full TTL by each leader.
@@ -277,7 +274,7 @@ func TestDeadSessionEndsAcrossLeaders(t *testing.T) {
 			t.Fatalf("after %v and %d changes of leader the lock of a client with a TTL of %v is held", held, changes, ttl)
 		}
 		next := time.After(ttl / 2)
-		if leader.node.raft.LeadershipTransfer().Error() == nil {
+		if leader.replica.HandOver(t.Context()) == nil {
 			changes++
 		}
 		<-next

@@ -21,12 +21,12 @@ func TestMemberThatDiffersSaysSo(t *testing.T) {
 		i++
 	})
 	x := newCaller(t, c.connect)
-	compared := func(what string, is func(i int, agreed, differs uint64) bool) {
+	compared := func(what string, as func(i int, agreed, differs uint64) bool) {
 		t.Helper()
 		eventually(t, what, func() bool {
 			x.unlock(x.lock("x")) // so that there is something to compare
 			for i, s := range c.servers {
-				if agreed, differs := s.node.fsm.comparison.result(); !is(i, agreed, differs) {
+				if is := s.replica.Status(); !as(i, is.Agreed, is.Differs) {
 					return false
 				}
 			}
@@ -35,16 +35,16 @@ func TestMemberThatDiffersSaysSo(t *testing.T) {
 	}
 	compared("all agree", func(_ int, agreed, _ uint64) bool { return agreed > 0 })
 	for i, s := range c.servers {
-		if _, differs := s.node.fsm.comparison.result(); differs != 0 || logged[i].Load() != 0 {
+		if differs := s.replica.Status().Differs; differs != 0 || logged[i].Load() != 0 {
 			t.Errorf("server %d differs after entry %d", i, differs)
 		}
 	}
 
 	odd := (c.leader() + 1) % 3
-	c.servers[odd].node.fsm.machine.Apply(0, &machine.Command{Op: machine.OpOpenSession, Session: machine.SessionID{1}, TTL: time.Hour})
+	c.servers[odd].replica.State.Machine.Apply(0, &machine.Command{Op: machine.OpOpenSession, Session: machine.SessionID{1}, TTL: time.Hour})
 	compared("one differs", func(i int, _, differs uint64) bool { return i != odd || differs > 0 })
 	for i, s := range c.servers {
-		if _, differs := s.node.fsm.comparison.result(); (differs != 0) != (i == odd) || (logged[i].Load() == 1) != (i == odd) {
+		if differs := s.replica.Status().Differs; (differs != 0) != (i == odd) || (logged[i].Load() == 1) != (i == odd) {
 			t.Errorf("server %d differs after entry %d and told it %d times; the odd one is %d", i, differs, logged[i].Load(), odd)
 		}
 	}

@@ -10,10 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Config says what kind of server to start. The zero value is one node in memory that only this process reaches.
@@ -21,8 +20,8 @@ type Config struct {
 	// DataDir keeps the log, the snapshots and the name of this member. Empty: nothing is kept, and the server says
 	// that it is not durable.
 	DataDir string
-	// Store is the kind of log in DataDir: StoreWAL (the default) or StoreBolt. It cannot be changed later.
-	Store Store
+	// Store is the kind of log in DataDir: replica.StoreWAL (the default) or replica.StoreBolt. It cannot be changed later.
+	Store replica.Store
 
 	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is what clients are
 	// told instead, if they reach the server under another name.
@@ -55,10 +54,8 @@ type Config struct {
 	// agree on those of the one that leads: give all of them the same. What is over a limit when it is lowered stays.
 	Limits machine.Limits
 	// Timing of the members among themselves. Give all of them the same.
-	Timing Timing
+	Timing replica.Timing
 
-	// beforeLog comes between raft and the log, for tests of slow disks.
-	beforeLog func(raft.LogStore) raft.LogStore
 	// hangAfter replaces the constant, for tests that hang a server.
 	hangAfter time.Duration
 	// files replaces how many files the process may open, for tests of too many connections.
@@ -82,17 +79,8 @@ const MinJoinKey = 16
 // Defaults of Config.
 const (
 	DefaultMinTTL = 3 * time.Second
-	DefaultMaxTTL = 24 * time.Hour
+	DefaultMaxTTL = replica.DefaultMaxTTL
 )
-
-// ConfigError is a setting that makes no sense.
-type ConfigError struct {
-	Setting, Value, Why string
-}
-
-func (e *ConfigError) Error() string {
-	return fmt.Sprintf("server.Start: %s %q: %s", e.Setting, e.Value, e.Why)
-}
 
 // resolve returns c with its defaults, or the first thing that is wrong.
 func (c Config) resolve() (Config, error) {
@@ -110,10 +98,10 @@ func (c Config) resolve() (Config, error) {
 		c.PeerDial = dialTCP
 	}
 	if c.Store == "" {
-		c.Store = StoreWAL
+		c.Store = replica.StoreWAL
 	}
 	if c.DataDir == "" {
-		c.Store = StoreMemory
+		c.Store = replica.StoreMemory
 	}
 	for _, check := range []func() error{c.checkStore, c.checkTimes, c.checkLimits, c.checkAddresses, c.checkJoin} {
 		if err := check(); err != nil {
@@ -143,9 +131,13 @@ func dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", address)
 }
 
+func mistake(setting, value, why string) error {
+	return &replica.ConfigError{Setting: setting, Value: value, Why: why}
+}
+
 func (c *Config) checkStore() error {
-	if c.DataDir != "" && c.Store != StoreWAL && c.Store != StoreBolt {
-		return &ConfigError{"Store", string(c.Store), "want wal or bolt"}
+	if c.DataDir != "" && c.Store != replica.StoreWAL && c.Store != replica.StoreBolt {
+		return mistake("Store", string(c.Store), "want wal or bolt")
 	}
 	return nil
 }
@@ -153,16 +145,16 @@ func (c *Config) checkStore() error {
 func (c *Config) checkTimes() error {
 	switch {
 	case c.MinTTL <= 0:
-		return &ConfigError{"MinTTL", c.MinTTL.String(), "it is not positive"}
+		return mistake("MinTTL", c.MinTTL.String(), "it is not positive")
 	case c.MaxTTL < c.MinTTL:
-		return &ConfigError{"MaxTTL", c.MaxTTL.String(), "it is less than MinTTL"}
+		return mistake("MaxTTL", c.MaxTTL.String(), "it is less than MinTTL")
 	}
-	return c.Timing.withDefaults().check(c.MinTTL)
+	return c.Timing.WithDefaults().Check(c.MinTTL)
 }
 
 func (c *Config) checkLimits() error {
 	if l, wrong := c.Limits.Wrong(); wrong {
-		return &ConfigError{"Limits." + l.Field, fmt.Sprint(*l.Value), fmt.Sprintf("it is not between 1 and %d", l.Most)}
+		return mistake("Limits."+l.Field, fmt.Sprint(*l.Value), fmt.Sprintf("it is not between 1 and %d", l.Most))
 	}
 	return nil
 }
@@ -179,13 +171,11 @@ func (c *Config) checkAddresses() error {
 		}
 		host, _, err := net.SplitHostPort(a.address)
 		if err != nil {
-			return &ConfigError{a.setting, a.address, err.Error()}
+			return mistake(a.setting, a.address, err.Error())
 		}
 		if !a.secure && !c.Insecure && !loopback(host) {
-			return &ConfigError{
-				a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes and breaks every lock; " +
-					"give certificates, or say that it is meant so",
-			}
+			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes and breaks every lock; "+
+				"give certificates, or say that it is meant so")
 		}
 	}
 	return nil
@@ -198,22 +188,22 @@ func loopback(host string) bool {
 
 func (c *Config) checkJoin() error {
 	if n := len(c.JoinKey); n > 0 && n < MinJoinKey {
-		return &ConfigError{"JoinKey", "of so many bytes: " + fmt.Sprint(n), fmt.Sprintf("it needs at least %d", MinJoinKey)}
+		return mistake("JoinKey", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("it needs at least %d", MinJoinKey))
 	}
 	if len(c.Join) == 0 && c.BootstrapExpect == 0 {
 		return nil
 	}
 	join := fmt.Sprint(c.Join)
 	if c.PeerListen == "" {
-		return &ConfigError{"Join", join, "without PeerListen the members cannot reach this one"}
+		return mistake("Join", join, "without PeerListen the members cannot reach this one")
 	}
 	seen := map[string]bool{}
 	for _, address := range c.Join {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			return &ConfigError{"Join", join, err.Error()}
+			return mistake("Join", join, err.Error())
 		}
 		if seen[address] {
-			return &ConfigError{"Join", join, address + " is there twice"}
+			return mistake("Join", join, address+" is there twice")
 		}
 		seen[address] = true
 	}
@@ -222,10 +212,8 @@ func (c *Config) checkJoin() error {
 		members++
 	}
 	if c.BootstrapExpect != 0 && c.BootstrapExpect != members {
-		return &ConfigError{
-			"BootstrapExpect", fmt.Sprint(c.BootstrapExpect),
-			fmt.Sprintf("with this one, at %s, Join %s names %d members", c.peerAddress(), strings.Join(c.Join, ","), members),
-		}
+		return mistake("BootstrapExpect", fmt.Sprint(c.BootstrapExpect),
+			fmt.Sprintf("with this one, at %s, Join %s names %d members", c.peerAddress(), strings.Join(c.Join, ","), members))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Stream is the server's end of one client's connection, over gRPC or in the process.
@@ -264,9 +265,9 @@ func (s *Server) wireError(err error) *lockpb.Error {
 	switch {
 	case errors.As(err, &refused):
 		return refused.wire
-	case errors.Is(err, errUnknown):
+	case errors.Is(err, replica.ErrUnknown):
 		return &lockpb.Error{Code: lockpb.Code_CODE_UNKNOWN, Message: err.Error()}
-	case errors.Is(err, errNotLeader):
+	case errors.Is(err, replica.ErrNotLeader):
 		return &lockpb.Error{
 			Code: lockpb.Code_CODE_NOT_LEADER, Message: err.Error(), LeaderAddress: s.leaderAddress(),
 		}
@@ -282,7 +283,7 @@ func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 	}
 	r := c.server.leadership.Load()
 	if r == nil {
-		c.fail(q, errNotLeader)
+		c.fail(q, replica.ErrNotLeader)
 		return
 	}
 	if err := (&call{conn: c, leadership: r, request: q, receipt: receipt}).start(); err != nil {

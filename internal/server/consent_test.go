@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"net"
 	"os"
@@ -11,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server/replica"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -23,9 +22,9 @@ func withoutKey(c *Config) { c.JoinKey = nil }
 
 // suffrage is what the leader makes of s: whether it has a vote, and whether it is a member at all.
 func (c *cluster) suffrage(s *Server) (votes, in bool) {
-	for _, m := range c.servers[c.leader()].node.servers() {
-		if m.ID == s.node.id {
-			return m.Suffrage == raft.Voter, true
+	for _, m := range c.servers[c.leader()].replica.Members() {
+		if m.ID == s.replica.ID() {
+			return m.Voter, true
 		}
 	}
 	return false, false
@@ -57,10 +56,10 @@ func TestStrangersGetNoVote(t *testing.T) {
 		eventually(t, "a stranger is in, and has caught up", func() bool {
 			_, in := c.suffrage(s)
 			leader := c.servers[c.leader()]
-			return in && leader.node.proof.caughtUp(s.node.id, leader.node.raft.CommitIndex())
+			return in && leader.replica.CaughtUp(s.replica.ID())
 		})
 	}
-	for _, m := range c.servers[c.leader()].membersOut(nil) {
+	for _, m := range c.servers[c.leader()].replica.Members() {
 		if m.Voter == m.Waits {
 			t.Errorf("member with a vote %v that waits %v", m.Voter, m.Waits)
 		}
@@ -84,9 +83,10 @@ func TestStrangersGetNoVote(t *testing.T) {
 func TestCrowdOfStrangersIsBounded(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1, withoutKey)
+	const most = 8
 	refused := 0
-	for range maxUnapproved + 2 {
-		s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join, Timing: Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute})
+	for range most + 2 {
+		s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join, Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute})
 		var a answer
 		eventually(t, "the stranger is answered", func() bool {
 			var err error
@@ -97,8 +97,14 @@ func TestCrowdOfStrangersIsBounded(t *testing.T) {
 			refused++
 		}
 	}
-	if n := c.servers[0].unapproved(c.servers[0].node.servers()); n != maxUnapproved || refused != 2 {
-		t.Errorf("%d wait, %d were refused", n, refused)
+	wait := 0
+	for _, m := range c.servers[0].replica.Members() {
+		if m.Waits {
+			wait++
+		}
+	}
+	if wait != most || refused != 2 {
+		t.Errorf("%d wait, %d were refused", wait, refused)
 	}
 }
 
@@ -107,7 +113,7 @@ func TestPlaceOfAMemberIsTakenByConsent(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, withoutKey)
 	wiped := (c.leader() + 1) % 3
-	before := c.servers[wiped].node.id
+	before := c.servers[wiped].replica.ID()
 	c.stop(wiped)
 	c.configs[wiped].DataDir = t.TempDir()
 	c.start(wiped)
@@ -117,13 +123,13 @@ func TestPlaceOfAMemberIsTakenByConsent(t *testing.T) {
 		a, err = askedToAdmit(t, c.servers[c.leader()], c.servers[wiped])
 		return err == nil && (a.Joined || a.Error != "")
 	})
-	if a.Joined || !strings.Contains(a.Error, "approval") || !strings.Contains(a.Error, string(before)) {
+	if a.Joined || !strings.Contains(a.Error, "approval") || !strings.Contains(a.Error, before) {
 		t.Errorf("it is answered %+v", a)
 	}
 	c.approve(c.configs[wiped].PeerListen)
 	eventually(t, "it votes", func() bool {
 		votes, _ := c.suffrage(c.servers[wiped])
-		return votes && voters(c.servers[c.leader()].node.servers()) == 3
+		return votes && c.servers[c.leader()].replica.Voters() == 3
 	})
 }
 
@@ -183,7 +189,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	})
 	leader := c.leader()
 	follower := (leader + 1) % 3
-	eventually(t, "the follower knows its cluster", func() bool { return c.servers[follower].node.fsm.home() != "" })
+	eventually(t, "the follower knows its cluster", func() bool { return homeOf(c.servers[follower]) != "" })
 	speaks := func(host string) error {
 		conn, err := tls.Dial("tcp", at[follower], func() *tls.Config {
 			config := h.tls(t, host)
@@ -195,7 +201,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 		}
 		defer conn.Close()
 		s := c.servers[follower]
-		if _, err := conn.Write(preface(forRaft, s.node.fsm.home(), s.node.id)); err != nil {
+		if _, err := conn.Write(preface('r', homeOf(s), s.replica.ID())); err != nil {
 			return err
 		}
 		conn.SetReadDeadline(time.Now().Add(time.Second))
@@ -212,7 +218,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	}
 
 	// A copy of a member, with its id, at the host of another certificate.
-	id := c.servers[follower].node.id
+	id := c.servers[follower].replica.ID()
 	c.stop(follower)
 	stolen := t.TempDir()
 	if err := os.CopyFS(stolen, os.DirFS(c.configs[follower].DataDir)); err != nil {
@@ -220,9 +226,9 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	}
 	thief := start(t, Config{
 		DataDir: stolen, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join, PeerDial: h.dial, PeerTLS: h.tls(t, "d.test"),
-		Timing: Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
+		Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
 	})
-	if thief.node.id != id {
+	if thief.replica.ID() != id {
 		t.Fatal("the copy is another member")
 	}
 	var a answer
@@ -233,35 +239,6 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	})
 	if a.Joined || !strings.Contains(a.Error, "approval") {
 		t.Errorf("it is answered %+v", a)
-	}
-}
-
-// A member that was away knows few of the others, and learns of the newer ones from these.
-func TestNewerMembersAreAskedAbout(t *testing.T) {
-	t.Parallel()
-	h := hosts{testcert.New(t), map[string]string{}}
-	at := port.Addresses(t, 1)
-	h.routes["a.test:7482"] = at[0]
-	known := alone(t, Config{
-		PeerListen: at[0], PeerAdvertise: "a.test:7482", PeerTLS: h.tls(t, "a.test"), PeerDial: h.dial,
-	})
-	change := known.node.raft.AddNonvoter("newer", "c.test:7482", 0, memberTimeout)
-	if err := change.Error(); err != nil {
-		t.Fatal(err)
-	}
-	away := newPeerNet(nil, "b.test:7482", func() string { return "" }, func() []string { return []string{"a.test:7482", "b.test:7482"} },
-		&Config{PeerTLS: h.tls(t, "b.test"), PeerDial: h.dial})
-	defer away.serving.Wait()
-	leaf := func(host string) *x509.Certificate { return h.tls(t, host).Certificates[0].Leaf }
-	if err := away.checkCertificate(leaf("c.test")); err == nil {
-		t.Error("a member that is not known yet speaks at once")
-	}
-	eventually(t, "it is asked about", func() bool { return away.checkCertificate(leaf("c.test")) == nil })
-	if err := away.checkCertificate(leaf("d.test")); err == nil {
-		t.Error("one of which nobody knows speaks")
-	}
-	if err := away.checkCertificate(nil); err == nil {
-		t.Error("one without a certificate speaks")
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 var deadlineSeeds = flag.Int("deadline.seeds", 20, "how many times of changing leaders TestLeasesAcrossLeaders draws")
@@ -30,38 +31,55 @@ type relay struct {
 }
 
 type relayMember struct {
-	fsm     *fsm
+	fsm     *replica.FSM
+	clock   replica.Clock // that of fsm, unless a mutant meddles
 	applied int
 }
 
 // start makes a member that has nothing yet.
 func (l *relay) start(t *testing.T) *relayMember {
-	return &relayMember{fsm: newFSM(newMachine(), func() {}, func(err error) { t.Error(err) })}
+	m := &relayMember{fsm: replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) })}
+	m.clock = m.fsm.ClusterClock()
+	return m
 }
 
 // catchUp applies what m has not. The caller holds l.mu.
 func (l *relay) catchUp(m *relayMember) (response any) {
 	for ; m.applied < len(l.entries); m.applied++ {
-		before := m.fsm.clock
+		before := m.fsm.ClusterClock()
 		response = m.fsm.Apply(&l.entries[m.applied])
-		now := time.Now()
-		if l.mutant == "a clock is never set back" && m.fsm.clock.at(now) < before.at(now) {
-			m.fsm.clock = before
+		set := m.fsm.ClusterClock()
+		if set == before {
+			continue
 		}
-		if l.mutant == "a clock is fast" && m.fsm.clock != before {
-			m.fsm.clock.base += 300 * time.Millisecond
+		now := time.Now()
+		switch {
+		case l.mutant == "a clock is never set back" && set.At(now) < m.clock.At(now):
+		case l.mutant == "a clock is fast":
+			m.clock = replica.NewClock(set.At(now)+300*time.Millisecond, now)
+		default:
+			m.clock = set
 		}
 	}
 	return response
 }
 
-func (l *relay) apply(data []byte, _ time.Duration) raft.ApplyFuture {
+// relayTerm is the log as the leader of one term has it.
+type relayTerm struct {
+	log  *relay
+	term uint64
+}
+
+// Propose implements journal.
+func (r relayTerm) Propose(b *machine.Batch) func() (*replica.Applied, error) {
+	l := r.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	data := replica.EncodeBatch(r.term, b)
 	l.entries = append(l.entries, raft.Log{Index: uint64(len(l.entries) + 1), Term: l.term, Data: data})
 	response := l.catchUp(l.members[l.leader])
-	if out, ok := response.(*applied); ok && !out.stale {
-		for _, notices := range out.notices {
+	if out, ok := response.(*replica.Applied); ok && !out.Stale {
+		for _, notices := range out.Notices {
 			for _, n := range notices {
 				if n.Type == machine.NoticeSessionEnded {
 					l.ended(n.Session)
@@ -79,7 +97,7 @@ func (l *relay) apply(data []byte, _ time.Duration) raft.ApplyFuture {
 			})
 		}
 	}
-	return landed{response: response}
+	return landed(response)
 }
 
 // relayLeader is what leads: the parts of a leadership that have to do with time.
@@ -96,20 +114,21 @@ func (l *relay) lead(i int) *relayLeader {
 	l.term++
 	l.leader = i
 	l.catchUp(l.members[i])
-	r, f := &relayLeader{term: l.term}, l.members[i].fsm
+	r, m := &relayLeader{term: l.term}, l.members[i]
+	clock := m.clock
 	l.mu.Unlock()
-	r.log = newProposer(r.term, l.apply, nil, time.Now)
+	r.log = newProposer(relayTerm{l, r.term}, time.Now)
 	r.time = newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
 		return r.log.submit(proposal{command: c, done: func(_ outcome, err error) { done(err) }})
 	})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { r.log.run(ctx) })
-	r.time.clock = f.clusterClock()
-	r.time.inherit(f.machine)
+	r.time.clock = clock
+	r.time.inherit(m.fsm.Machine)
 	r.time.keep(ctx)
 	tasks.Go(func() { r.time.run(ctx) })
-	r.end = func() { cancel(errNotLeader); tasks.Wait() }
+	r.end = func() { cancel(replica.ErrNotLeader); tasks.Wait() }
 	return r
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // onDisk gives a server such a disk.
@@ -26,9 +27,9 @@ func stopsFor(t testing.TB, s *Server, want error) string {
 	case <-time.After(patience):
 		t.Fatal("it goes on")
 	}
-	var refused *DiskError
+	var refused *replica.DiskError
 	if !errors.As(s.Err(), &refused) || !errors.Is(s.Err(), want) {
-		t.Fatalf("it says %v; want a DiskError with %v", s.Err(), want)
+		t.Fatalf("it says %v; want a replica.DiskError with %v", s.Err(), want)
 	}
 	return refused.What
 }
@@ -136,8 +137,8 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("both go on")
 			}
-			if what := stopsFor(t, c.servers[one], x.says); what != currentTerm {
-				t.Errorf("%s was refused; want %s", what, currentTerm)
+			if what := stopsFor(t, c.servers[one], x.says); what != "CurrentTerm" {
+				t.Errorf("%s was refused; want %s", what, "CurrentTerm")
 			}
 			disks[one].Suffer(rig.Ailment{})
 			disks[other].Suffer(rig.Ailment{})

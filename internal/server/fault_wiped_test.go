@@ -59,7 +59,7 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 		t.Errorf("the hold with token %d is %v now", g.Token, again)
 	}
 	eventually(t, "the one that lost its data is a member again", func() bool {
-		return voters(c.servers[wiped].node.servers()) == 3
+		return c.servers[wiped].replica.Voters() == 3
 	})
 }
 
@@ -76,8 +76,8 @@ func TestMemberWithoutItsDataIsTakenIn(t *testing.T) {
 		c.start(wiped)
 		s := c.servers[wiped]
 		eventually(t, "it has a vote, under its new name", func() bool {
-			return voters(s.node.servers()) == 3 && voters(c.servers[c.leader()].node.servers()) == 3 &&
-				s.node.raft.AppliedIndex() > 0
+			return s.replica.Voters() == 3 && c.servers[c.leader()].replica.Voters() == 3 &&
+				s.replica.Applied() > 0
 		})
 	}
 }

@@ -2,27 +2,82 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
+// preface is what a connection to a member begins with: for raft ('r') or for a question ('q'), the cluster of who dials,
+// and the member that is meant.
+func preface(kind byte, home, member string) []byte {
+	p := append([]byte("FLP1"), kind, byte(len(home)), byte(len(member)))
+	return append(append(p, home...), member...)
+}
+
+// homeOf is what the members of s's cluster call it among themselves.
+func homeOf(s *Server) string {
+	home, restored := s.replica.State.Cluster(), s.replica.State.History()
+	if restored != "" {
+		home += "/" + restored
+	}
+	return home
+}
+
+// answer is what one member is told by another one.
+type answer struct {
+	ID     string
+	Joined bool
+	Error  string
+}
+
 // askedToAdmit has a leader asked to take s in, as s would ask.
-func askedToAdmit(t *testing.T, leader, s *Server) (answer, error) {
+func askedToAdmit(t *testing.T, leader, s *Server) (a answer, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	own := s.self()
-	return s.peers.ask(ctx, leader.PeerAddr(), question{Join: &own})
+	conn, err := s.config.PeerDial(ctx, leader.PeerAddr())
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	if s.config.PeerTLS != nil {
+		config := s.config.PeerTLS.Clone()
+		config.ServerName, _, _ = net.SplitHostPort(leader.PeerAddr())
+		conn = tls.Client(conn, config)
+	}
+	if _, err := conn.Write(preface('q', homeOf(s), "")); err != nil {
+		return a, err
+	}
+	question := map[string]any{"join": map[string]any{
+		"id": s.replica.ID(), "peer": s.PeerAddr(), "client": s.advertise, "level": machine.MaxLevel,
+	}}
+	if err := json.NewEncoder(conn).Encode(question); err != nil {
+		return a, err
+	}
+	if err := json.NewDecoder(conn).Decode(&a); err != nil {
+		return a, err
+	}
+	if a.ID == "" {
+		return a, errors.New(a.Error) // it was turned away
+	}
+	return a, nil
 }
 
 // A member that was removed comes back with its data, at the same address or at another one. It has votes and entries
@@ -31,8 +86,8 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
 	former := (c.leader() + 1) % 3
-	id := string(c.servers[former].node.id)
-	eventually(t, "it is a member", func() bool { return voters(c.servers[former].node.servers()) == 3 })
+	id := c.servers[former].replica.ID()
+	eventually(t, "it is a member", func() bool { return c.servers[former].replica.Voters() == 3 })
 	c.stop(former)
 	// Whichever of the two others leads; on a busy machine that may change.
 	atLeader := func(do func(leader int) error) (err error) {
@@ -77,7 +132,7 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 		expectCode(t, err, codes.FailedPrecondition, "empty data directory")
 		c.stop(former)
 	}
-	if all := c.servers[c.leader()].node.servers(); len(all) != 2 {
+	if all := c.servers[c.leader()].replica.Members(); len(all) != 2 {
 		t.Errorf("members: %v", all)
 	}
 
@@ -90,7 +145,22 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it votes", func() bool { return voters(c.servers[c.leader()].node.servers()) == 3 })
+	eventually(t, "it votes", func() bool { return c.servers[c.leader()].replica.Voters() == 3 })
+}
+
+// nameless is the data directory of a member of a cluster of two, who does not know the cluster's name before it has read
+// its log.
+func nameless(t *testing.T) string {
+	t.Helper()
+	c := newCluster(t, 2, nil)
+	for i := range c.servers {
+		c.stop(i)
+	}
+	dir := c.configs[0].DataDir
+	if err := os.Remove(filepath.Join(dir, "cluster-id")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // One that belongs to another cluster does not take the place of a member that is away.
@@ -98,15 +168,15 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
 	away := (c.leader() + 1) % 3
-	id := c.servers[away].node.id
+	id := c.servers[away].replica.ID()
 	c.stop(away)
-	foreign := alone(t, Config{DataDir: t.TempDir(), PeerListen: c.configs[away].PeerListen})
+	at := c.configs[away].PeerListen
 	for _, known := range []bool{true, false} {
-		if !known { // as it is when it has just been started, and has applied nothing of its log yet
-			f := foreign.node.fsm
-			f.mu.Lock()
-			f.facts.Cluster, f.kept = "", ""
-			f.mu.Unlock()
+		var foreign *Server
+		if known {
+			foreign = alone(t, Config{DataDir: t.TempDir(), PeerListen: at})
+		} else { // it has no leader, so it has read nothing of its log
+			foreign = start(t, Config{DataDir: nameless(t), PeerListen: at})
 		}
 		var a answer
 		var err error
@@ -117,9 +187,12 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 		if got := fmt.Sprint(a.Error, err); a.Joined || !strings.Contains(got, "cluster") || strings.Contains(got, "EOF") {
 			t.Errorf("it is answered %+v, %v", a, err)
 		}
+		if err := foreign.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
-	members := c.servers[c.leader()].node.servers()
-	if !slices.ContainsFunc(members, func(m raft.Server) bool { return m.ID == id }) {
+	members := c.servers[c.leader()].replica.Members()
+	if !slices.ContainsFunc(members, func(m replica.Member) bool { return m.ID == id }) {
 		t.Errorf("the member that is away was removed: %v", members)
 	}
 }
@@ -129,26 +202,14 @@ func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 2, nil)
 	eventually(t, "both know the name", func() bool {
-		return c.servers[0].node.fsm.cluster() != "" && c.servers[1].node.fsm.cluster() != ""
+		return c.servers[0].replica.State.Cluster() != "" && c.servers[1].replica.State.Cluster() != ""
 	})
-	want := c.servers[0].node.fsm.cluster()
+	want := c.servers[0].replica.State.Cluster()
 	for i := range c.servers {
 		c.stop(i)
 	}
 	c.start(0)
-	if s := c.servers[0]; s.node.fsm.cluster() != want || s.node.raft.AppliedIndex() != 0 {
-		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q", s.node.fsm.cluster(), s.node.raft.AppliedIndex(), want)
-	}
-}
-
-func TestContentsOfAnotherClusterAreRefused(t *testing.T) {
-	t.Parallel()
-	f := newFSM(newMachine(), func() {}, func(error) {})
-	f.kept = "ours"
-	if err := f.learn(1, []byte(`{"cluster": "theirs"}`)); err == nil || !strings.Contains(err.Error(), "theirs") {
-		t.Errorf("an entry: %v", err)
-	}
-	if err := f.Restore(io.NopCloser(strings.NewReader(`{"cluster": "theirs"}` + "\n"))); err == nil || !strings.Contains(err.Error(), "theirs") {
-		t.Errorf("a snapshot: %v", err)
+	if s := c.servers[0]; s.replica.State.Cluster() != want || s.replica.Applied() != 0 {
+		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q", s.replica.State.Cluster(), s.replica.Applied(), want)
 	}
 }

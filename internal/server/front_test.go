@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/rig"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -135,7 +136,7 @@ func TestTLS(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if pretender.WaitLeader(ctx) == nil || len(follower.node.servers()) != 3 {
+	if pretender.WaitLeader(ctx) == nil || len(follower.replica.Members()) != 3 {
 		t.Error("a member with a stranger's certificate is taken in")
 	}
 }
@@ -143,20 +144,20 @@ func TestTLS(t *testing.T) {
 // The disk of a leader stands still: its clients are sent to the one who leads instead, and come back when it goes on.
 func TestStalledServerSendsClientsAway(t *testing.T) {
 	t.Parallel()
-	logs := make([]*slowLog, 0, 3)
+	logs := make([]*rig.SlowLog, 0, 3)
 	c := newCluster(t, 3, func(config *Config) {
-		slow := &slowLog{}
+		slow := &rig.SlowLog{}
 		logs = append(logs, slow)
-		config.beforeLog = func(log raft.LogStore) raft.LogStore {
+		config.Rig = &rig.Rig{Log: func(log raft.LogStore) raft.LogStore {
 			slow.LogStore = log
 			return slow
-		}
+		}}
 	})
 	leader := c.leader()
 	s := c.servers[leader]
 	x := dial(t, c.configs[leader].Listen)
 	session := x.open(time.Minute)
-	goOn := logs[leader].stop()
+	goOn := logs[leader].Hang()
 	defer goOn()
 	x.send(acquireOf(session, "x", backend.NewRequestID(), false))
 	if g := x.next().GetGoodbye(); g == nil {

@@ -221,7 +221,7 @@ func TestFloodOfOneClient(t *testing.T) {
 	limits := machine.Limits{Sessions: 40, Holds: 40, Waits: 40, ClientShare: 25}
 	s := alone(t, Config{Listen: "127.0.0.1:0", files: 200, Limits: limits})
 	eventually(t, "the level is raised", func() bool {
-		return s.node.fsm.machine.Limits().ClientShare == 25 && s.node.fsm.machine.Level() == machine.MaxLevel
+		return s.replica.State.Machine.Limits().ClientShare == 25 && s.replica.State.Machine.Level() == machine.MaxLevel
 	})
 	address := s.Addr().String()
 	flood := dialFrom(t, address, "127.0.0.2")

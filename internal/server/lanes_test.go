@@ -11,6 +11,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // named is a proposal that can be told from others.
@@ -37,13 +38,13 @@ func TestConnectionsTakeTurns(t *testing.T) {
 		}
 	}
 	gone := named(b, "b3")
-	gone.obsolete = func() error { return errNotLeader }
+	gone.obsolete = func() error { return replica.ErrNotLeader }
 	l.add(gone)
 	batch, obsolete := l.take()
 	if got := namesOf(batch); !slices.Equal(got, []string{"a1", "b1", "n1", "a2", "b2", "a3"}) {
 		t.Errorf("the entry has %v", got)
 	}
-	if len(obsolete) != 1 || obsolete[0].command.Name != "b3" || !errors.Is(obsolete[0].why, errNotLeader) {
+	if len(obsolete) != 1 || obsolete[0].command.Name != "b3" || !errors.Is(obsolete[0].why, replica.ErrNotLeader) {
 		t.Errorf("obsolete: %v", obsolete)
 	}
 	if l.queued != 0 || len(l.all) != 0 || l.last != nil {
@@ -80,7 +81,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 // client sent there may be ahead of it.
 func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 	t.Parallel()
-	r := &leadership{attached: map[machine.SessionID]*conn{}, proposer: newProposer(1, nil, nil, time.Now)}
+	r := &leadership{attached: map[machine.SessionID]*conn{}, proposer: newProposer(nil, time.Now)}
 	session := machine.SessionID{1}
 	before, after := &conn{}, &conn{}
 	x := &call{conn: before, leadership: r, session: session, request: acquireOf(session[:], "x", backend.NewRequestID(), false)}

@@ -1,22 +1,21 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // leadership is one term in which this member leads: all that a leader knows and a follower does not. It is made anew
 // for each term, so that nothing of an earlier one is believed.
 type leadership struct {
-	server    *Server
-	term      uint64
-	confirmer *confirmer
-	proposer  *proposer
-	time      *timekeeper
+	server   *Server
+	log      *replica.Term
+	proposer *proposer
+	time     *timekeeper
 
 	end   context.CancelCauseFunc
 	tasks sync.WaitGroup
@@ -29,8 +28,8 @@ type leadership struct {
 func (s *Server) watchLeadership(ctx context.Context) {
 	var present *leadership
 	for {
-		term, leads := s.node.leadingTerm()
-		if present != nil && (!leads || present.term != term || ctx.Err() != nil) {
+		term, leads := s.replica.LeadingTerm()
+		if present != nil && (!leads || present.log.Number() != term || ctx.Err() != nil) {
 			present.stop()
 			present = nil
 		}
@@ -41,8 +40,7 @@ func (s *Server) watchLeadership(ctx context.Context) {
 			present = s.newLeadership(term)
 		}
 		select {
-		// The channel keeps the last change only: losing the leadership and winning it again looks like winning it.
-		case <-s.node.raft.LeaderCh():
+		case <-s.replica.Elections():
 		case <-ctx.Done():
 		}
 	}
@@ -51,116 +49,117 @@ func (s *Server) watchLeadership(ctx context.Context) {
 // newLeadership begins to lead in term. It serves as soon as everything of earlier terms is applied.
 func (s *Server) newLeadership(term uint64) *leadership {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	r := &leadership{
-		server: s, term: term, end: cancel, attached: map[machine.SessionID]*conn{},
-		confirmer: newConfirmer(s.node.raft, s.node.proof, s.node.id, term),
-		proposer:  newProposer(term, s.node.raft.Apply, s.node.dead, s.config.now),
-	}
+	r := &leadership{server: s, log: s.replica.Lead(term), end: cancel, attached: map[machine.SessionID]*conn{}}
+	r.proposer = newProposer(r.log, s.config.now)
 	r.time = newTimekeeper(s.config.now, r.propose)
-	r.tasks.Go(func() { r.confirmer.run(ctx) })
-	if s.config.hangAfter != 0 {
-		r.proposer.watchdog.after = s.config.hangAfter
-	}
+	ready := make(chan struct{})
+	r.tasks.Go(func() { r.log.Run(ctx) })
 	r.tasks.Go(func() { r.proposer.run(ctx) })
-	r.tasks.Go(func() { r.runWatchdog(ctx) })
+	r.tasks.Go(func() { r.serve(ctx, ready) })
 	r.tasks.Go(func() {
-		if !r.awaitApplied(ctx) {
+		if !r.log.Begin(ctx) {
 			return
 		}
-		r.time.clock = s.node.fsm.clusterClock() // before this leader sets it
+		r.time.clock = s.replica.State.ClusterClock() // before this leader sets it
 		if !r.settleLimits(ctx) || !r.stayClosed(ctx) {
 			return
 		}
-		r.time.alone.Store(voters(s.node.servers()) == 1)
-		r.time.inherit(s.node.fsm.machine)
+		r.time.alone.Store(s.replica.Voters() == 1)
+		r.time.inherit(s.replica.State.Machine)
 		r.useLevel(ctx)
 		r.tasks.Go(func() { r.time.run(ctx) })
 		r.tasks.Go(func() { r.keepMembers(ctx) })
-		r.tasks.Go(func() { r.compareStates(ctx, cmp.Or(s.config.compareEvery, compareEvery)) })
-		s.log.Info("leading", "term", term, "node", s.node.id)
-		r.serve(ctx)
+		r.tasks.Go(func() { r.log.CompareStates(ctx, s.config.compareEvery) })
+		s.log.Info("leading", "term", term, "node", s.replica.ID())
+		close(ready)
 	})
 	return r
 }
 
-// serve lets connections use the leadership until ctx ends, except while the disk or the log stands still. The other
-// members elect another leader then, but raft does not notice here before the disk goes on, and clients would wait for
-// nothing.
-func (r *leadership) serve(ctx context.Context) {
+// silentEvery is how often a leader asks whether this member keeps silent.
+const silentEvery = 100 * time.Millisecond
+
+// serve lets connections use the leadership once it is ready, until ctx ends, except while this member keeps silent
+// towards the others. They elect another leader then, but raft does not notice here before what stands still goes on, and
+// clients would wait for nothing.
+func (r *leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	s := r.server
-	tick := time.NewTicker(stallAfter / 5)
+	tick := time.NewTicker(silentEvery)
 	defer tick.Stop()
-	for serving := false; ; {
-		alone := voters(s.node.servers()) == 1
+	for began, serving, told := false, false, false; ; {
+		why, alone := s.replica.Silent(), s.replica.Voters() == 1
+		if why != nil && !told {
+			s.log.Error("this leader stands still", "error", why, "silent, so that another member leads", !alone)
+		}
+		told = why != nil
 		r.time.alone.Store(alone)
-		stalled := s.node.stores.watch.stalled() && !alone
+		serve := began && (why == nil || alone)
 		switch {
-		case !serving && !stalled:
-			serving = true
+		case serve && !serving:
 			s.open(r)
-		case serving && stalled:
-			serving = false
-			s.log.Warn("not serving: the disk or the log stands still")
-			s.shut()
+		case !serve && serving:
+			s.shut(r)
 			s.dismiss()
 		}
+		serving = serve
 		select {
 		case <-tick.C:
+		case <-ready:
+			began, ready = true, nil
 		case <-ctx.Done():
-			s.shut()
+			s.shut(r)
 			return
 		}
 	}
 }
 
-// awaitApplied returns once everything of earlier terms is applied: an entry of this term has gone through the log.
-// The ends of sessions among it must be known before anybody is told that a session lives.
-func (r *leadership) awaitApplied(ctx context.Context) bool {
+// membersEvery is how often a leader looks after the members.
+const membersEvery = time.Second
+
+// keepMembers gives votes to those who have caught up, learns where clients find each member, raises the level, and
+// hands the leadership over if this member is in maintenance.
+func (r *leadership) keepMembers(ctx context.Context) {
 	s := r.server
-	own := fact{Member: s.node.id, Client: s.advertise}
-	if s.node.fsm.cluster() == "" {
-		own.Cluster = newClusterID()
+	tick := time.NewTicker(membersEvery)
+	defer tick.Stop()
+	for {
+		r.log.KeepMembers(ctx)
+		if err := r.raiseLevel(ctx); err != nil && ctx.Err() == nil {
+			s.log.Debug("the feature level stays", "error", err)
+		}
+		if s.replica.InMaintenance() {
+			if err := s.replica.HandOver(ctx); err != nil && ctx.Err() == nil {
+				s.log.Debug("in maintenance, and still leading", "error", err)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
-	return r.tell(ctx, own)
 }
 
 // stayClosed serves nobody for a while, if the cluster was restored and has served nobody since: whoever held something
 // before, of which the backup knows nothing, is to know by then that it has not.
 func (r *leadership) stayClosed(ctx context.Context) bool {
 	s := r.server
-	wait := s.node.fsm.closedFor()
+	wait := s.replica.State.ClosedFor()
 	if wait == 0 {
 		return true
 	}
 	s.log.Info("restored from a backup: nobody is served until every earlier hold is over", "for", wait)
 	select {
 	case <-time.After(wait):
-		return r.tell(ctx, fact{Opened: true})
+		return r.log.Reopen(ctx)
 	case <-ctx.Done():
 		return false
 	}
 }
 
-// tell puts a fact into the log of this term. It reports false if ctx ended before.
-func (r *leadership) tell(ctx context.Context, x fact) bool {
-	s := r.server
-	for ctx.Err() == nil {
-		err := s.node.proposeFact(r.term, x)
-		r.proposer.watchdog.answer(err) // it takes as long as it takes to apply all that was there
-		if err == nil {
-			return true
-		}
-		s.log.Debug("an entry about the cluster failed", "term", r.term, "error", err)
-		select {
-		case <-time.After(retryAfter):
-		case <-ctx.Done():
-		}
-	}
-	return false
-}
-
 // open lets connections use r.
 func (s *Server) open(r *leadership) {
+	r.log.Serve(true)
 	s.leadership.Store(r)
 	if s.front != nil {
 		s.front.leads(true)
@@ -168,8 +167,9 @@ func (s *Server) open(r *leadership) {
 }
 
 // shut ends that.
-func (s *Server) shut() {
+func (s *Server) shut(r *leadership) {
 	s.leadership.Store(nil)
+	r.log.Serve(false)
 	if s.front != nil {
 		s.front.leads(false)
 	}
@@ -177,8 +177,9 @@ func (s *Server) shut() {
 
 // stop ends the term. What is on its way is answered, then those who are connected learn to look elsewhere.
 func (r *leadership) stop() {
-	r.end(errNotLeader)
+	r.end(replica.ErrNotLeader)
 	r.tasks.Wait()
+	r.log.End()
 	r.server.dismiss()
 }
 

@@ -47,7 +47,7 @@ func TestHalfClosedStreamEndsItsSessions(t *testing.T) {
 				t.Errorf("the client that leaves is told %v", g)
 			}
 			waiter.hold(own, "y")
-			if _, open := s.node.fsm.machine.SessionOpen([16]byte(session)); open {
+			if _, open := s.replica.State.Machine.SessionOpen([16]byte(session)); open {
 				t.Error("the session is open")
 			}
 		})
@@ -140,7 +140,7 @@ func TestEndOfStream(t *testing.T) {
 		if err := <-over; err != nil {
 			t.Errorf("%v: %v", x.end, err)
 		}
-		if left := len(s.node.fsm.machine.Holder(x.end.Error()).Holders); left != x.left {
+		if left := len(s.replica.State.Machine.Holder(x.end.Error()).Holders); left != x.left {
 			t.Errorf("after a stream ended with %q, its client has %d holds; want %d", x.end, left, x.left)
 		}
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/fencelock/fencelock/internal/machine"
 )
@@ -13,29 +12,16 @@ import (
 // leads. A member whose version knows less than has been reached is not taken in, and one that comes back with an
 // older version stops.
 
-// levelOf is the level that a member has told. Versions that tell none know the first one.
-func levelOf(told uint32) uint32 { return max(told, 1) }
-
 // raiseLevel raises the level to the highest one that all members know, and has this leadership use it.
 func (r *leadership) raiseLevel(ctx context.Context) error {
 	s := r.server
-	present := s.node.fsm.machine.Level()
+	present := s.replica.State.Machine.Level()
 	if present >= machine.MaxLevel {
 		return nil
 	}
-	common := uint32(machine.MaxLevel)
-	for _, member := range s.node.servers() {
-		if member.ID == s.node.id || s.waits(member.ID) { // who is not approved has no say
-			continue
-		}
-		a, err := s.peers.ask(ctx, string(member.Address), question{})
-		switch {
-		case err != nil:
-			return fmt.Errorf("the level of %s: %w", member.ID, err)
-		case a.ID != member.ID:
-			return fmt.Errorf("the level of %s: %s answers in its place", member.ID, a.ID)
-		}
-		common = min(common, levelOf(a.Level))
+	common, err := r.log.CommonLevel(ctx)
+	if err != nil {
+		return err
 	}
 	if common <= present {
 		return nil
@@ -56,15 +42,7 @@ func (r *leadership) raiseLevel(ctx context.Context) error {
 
 // useLevel begins what the level permits.
 func (r *leadership) useLevel(ctx context.Context) {
-	if r.server.node.fsm.machine.Level() >= machine.LevelDeadlines {
+	if r.server.replica.State.Machine.Level() >= machine.LevelDeadlines {
 		r.time.keep(ctx)
 	}
-}
-
-// checkLevel is why a member is not taken in whose version knows too little.
-func (s *Server) checkLevel(told uint32) error {
-	if level := s.node.fsm.machine.Level(); levelOf(told) < level {
-		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one", levelOf(told), level)
-	}
-	return nil
 }

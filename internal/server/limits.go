@@ -17,8 +17,8 @@ import (
 func (r *leadership) settleLimits(ctx context.Context) bool {
 	s := r.server
 	for ctx.Err() == nil {
-		before := s.node.fsm.machine.Limits()
-		limits := s.config.Limits.At(s.node.fsm.machine.Level())
+		before := s.replica.State.Machine.Limits()
+		limits := s.config.Limits.At(s.replica.State.Machine.Level())
 		if before == limits {
 			return true
 		}

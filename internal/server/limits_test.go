@@ -12,6 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // like is an acquire that change makes special.
@@ -217,14 +218,14 @@ func TestLimitsOfTheLeaderCount(t *testing.T) {
 		leader := c.leader()
 		eventually(t, "all have the limits of the leader", func() bool {
 			for _, s := range c.servers {
-				if s.node.fsm.machine.Limits() != c.configs[leader].Limits.WithDefaults() {
+				if s.replica.State.Machine.Limits() != c.configs[leader].Limits.WithDefaults() {
 					return c.leader() != leader // another leads meanwhile: the next round tells
 				}
 			}
 			return true
 		})
-		if leader == c.leader() && c.servers[leader].node.fsm.machine.Limits().Sessions != 10*(leader+1) {
-			t.Errorf("limits of leader %d: %+v", leader, c.servers[leader].node.fsm.machine.Limits())
+		if leader == c.leader() && c.servers[leader].replica.State.Machine.Limits().Sessions != 10*(leader+1) {
+			t.Errorf("limits of leader %d: %+v", leader, c.servers[leader].replica.State.Machine.Limits())
 		}
 		c.stop(leader)
 		next := c.leader()
@@ -238,7 +239,7 @@ func TestLimitsOfTheLeaderCount(t *testing.T) {
 func TestWrongLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, limits := range []machine.Limits{{Sessions: -1}, {NameBytes: 513}, {Waits: 1<<30 + 1}} {
-		var mistake *ConfigError
+		var mistake *replica.ConfigError
 		if s, err := Start(t.Context(), Config{Limits: limits}); !errors.As(err, &mistake) || !strings.HasPrefix(mistake.Setting, "Limits.") {
 			t.Errorf("%+v: %v, %v", limits, s, err)
 		}

@@ -30,7 +30,7 @@ func TestMaintenance(t *testing.T) {
 	}
 	next := c.leader()
 	_, err := operate(t, c.configs[next].Listen).TransferLeadership(t.Context(),
-		&lockpb.TransferLeadershipRequest{NodeId: string(c.servers[away].node.id)})
+		&lockpb.TransferLeadershipRequest{NodeId: c.servers[away].replica.ID()})
 	expectCode(t, err, codes.FailedPrecondition, "is in maintenance")
 
 	// The leader stops: the third one leads, not the one in maintenance.
@@ -43,7 +43,7 @@ func TestMaintenance(t *testing.T) {
 	// Nobody is left to take over from that one.
 	err = operate(t, c.configs[third].Listen).maintenance(true)
 	expectCode(t, err, codes.FailedPrecondition, "except 1 in maintenance")
-	if c.servers[third].inMaintenance() {
+	if c.servers[third].replica.InMaintenance() {
 		t.Error("it was refused, and is in maintenance")
 	}
 	// Off again, it leads like any other.
@@ -89,7 +89,7 @@ func TestLookStale(t *testing.T) {
 	x.lock("x/2")
 	x.lock("y")
 	eventually(t, "all members have it", func() bool {
-		return len(c.servers[left].node.fsm.machine.Holder("y").Holders) == 1
+		return len(c.servers[left].replica.State.Machine.Holder("y").Holders) == 1
 	})
 	c.stop(leader)
 	c.stop((leader + 2) % 3)
@@ -98,7 +98,7 @@ func TestLookStale(t *testing.T) {
 	o := operate(t, c.configs[left].Listen)
 	one, err := o.LookStale(t.Context(), &lockpb.LookStaleRequest{Name: "x/1"})
 	if err != nil || len(one.Names) != 1 || len(one.Names[0].Holders) != 1 || one.Names[0].Holders[0].Token != g.Token ||
-		one.NodeId != string(c.servers[left].node.id) || one.HeardNanos <= 0 || !one.Durable {
+		one.NodeId != c.servers[left].replica.ID() || one.HeardNanos <= 0 || !one.Durable {
 		t.Fatalf("one name: %v, %v", one, err)
 	}
 	var names []string

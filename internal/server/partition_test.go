@@ -125,7 +125,7 @@ func TestLeaderThatIsCutOffPromisesNothing(t *testing.T) {
 		n.heal()
 		eventually(t, "all agree on the leader", func() bool {
 			for i, s := range c.servers {
-				if _, id := s.node.raft.LeaderWithID(); id != c.servers[c.leader()].node.id || s.Leads() != (i == c.leader()) {
+				if id, _ := s.replica.Leader(); id != c.servers[c.leader()].replica.ID() || s.Leads() != (i == c.leader()) {
 					return false
 				}
 			}

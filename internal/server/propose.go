@@ -2,15 +2,12 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 const (
@@ -26,12 +23,8 @@ const (
 	fewQueued = 16
 )
 
-// Why a command was not carried out, or may not have been.
-var (
-	errBusy      = errors.New("too many requests wait for the log")
-	errNotLeader = errors.New("this member does not lead")
-	errUnknown   = errors.New("leadership was lost before the outcome was known")
-)
+// errBusy is why a command was not taken.
+var errBusy = errors.New("too many requests wait for the log")
 
 // proposal is one command on its way into the log.
 type proposal struct {
@@ -40,7 +33,7 @@ type proposal struct {
 	// obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always may.
 	obsolete func() error
 	// done is called once: with the outcome, in the order of the log, from one goroutine for all, so it must not block;
-	// or with an error. errUnknown leaves the outcome open; after any other error the command was not carried out.
+	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried out.
 	done func(outcome, error)
 }
 
@@ -54,11 +47,8 @@ type outcome struct {
 // proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all
 // that has gathered meanwhile then. So there is one fsync per batch, and no timer.
 type proposer struct {
-	term     uint64
-	apply    func(entry []byte, timeout time.Duration) raft.ApplyFuture
-	dead     <-chan struct{} // closed once raft has shut down
-	watchdog *watchdog
-	now      func() time.Time
+	log journal
+	now func() time.Time
 
 	mu    sync.Mutex
 	queue lanes
@@ -69,18 +59,19 @@ type proposer struct {
 	flying chan flight
 }
 
-type flight struct {
-	batch  []proposal
-	future raft.ApplyFuture
-	landed <-chan error
+// journal is the log of one term: that of replica.Term.
+type journal interface {
+	Propose(*machine.Batch) (wait func() (*replica.Applied, error))
 }
 
-// newProposer returns one for the leader of term. apply is that of raft.
-func newProposer(
-	term uint64, apply func([]byte, time.Duration) raft.ApplyFuture, dead <-chan struct{}, now func() time.Time,
-) *proposer {
+type flight struct {
+	batch []proposal
+	wait  func() (*replica.Applied, error)
+}
+
+func newProposer(log journal, now func() time.Time) *proposer {
 	return &proposer{
-		term: term, apply: apply, dead: dead, now: now, watchdog: &watchdog{after: hangAfter}, wake: make(chan struct{}, 1),
+		log: log, now: now, wake: make(chan struct{}, 1),
 		places: make(chan struct{}, entriesInFlight), flying: make(chan flight, entriesInFlight),
 	}
 }
@@ -114,10 +105,7 @@ func (p *proposer) run(ctx context.Context) {
 		if batch == nil {
 			break
 		}
-		entry := encode(p.term, batch, p.now())
-		p.watchdog.launch()
-		future := p.apply(entry, 0)
-		p.flying <- flight{batch, future, landing(future)}
+		p.flying <- flight{batch, p.log.Propose(batchOf(batch, p.now()))}
 	}
 	p.mu.Lock()
 	p.ended = context.Cause(ctx)
@@ -167,88 +155,25 @@ func weight(c *machine.Command) int {
 	return size
 }
 
-func encode(term uint64, batch []proposal, at time.Time) []byte {
-	b := machine.Batch{At: at.UnixNano(), Commands: make([]machine.Command, len(batch))}
-	for i := range batch {
-		b.Commands[i] = batch[i].command
+func batchOf(all []proposal, at time.Time) *machine.Batch {
+	b := &machine.Batch{At: at.UnixNano(), Commands: make([]machine.Command, len(all))}
+	for i := range all {
+		b.Commands[i] = all[i].command
 	}
-	return machine.AppendBatch(beginEntry(entryBatch, term), &b)
+	return b
 }
 
 // land answers batches in the order of the log.
 func (p *proposer) land() {
 	for f := range p.flying {
-		var err error
-		select {
-		case err = <-f.landed:
-		case <-p.dead:
-			err = raft.ErrRaftShutdown
-		}
-		p.watchdog.land(err)
+		out, err := f.wait()
 		<-p.places
-		if err != nil {
-			err = proposalError(err)
-			for _, x := range f.batch {
-				x.done(outcome{}, err)
-			}
-			continue
-		}
-		out, ok := f.future.Response().(*applied)
 		for i, x := range f.batch {
-			switch {
-			case !ok: // the replica is broken: what the others make of the entry is not known here
-				x.done(outcome{}, errUnknown)
-			case out.stale:
-				x.done(outcome{}, errNotLeader)
-			default:
-				x.done(outcome{result: out.results[i], notices: out.notices[i]}, nil)
+			if err != nil {
+				x.done(outcome{}, err)
+			} else {
+				x.done(outcome{result: out.Results[i], notices: out.Notices[i]}, nil)
 			}
 		}
 	}
-}
-
-// landing has the future's error, once there is one: raft forgets entries that were on their way to the state machine
-// when it shut down, so nobody may wait for a future alone.
-func landing(f raft.Future) <-chan error {
-	landed := make(chan error, 1)
-	go func() { landed <- f.Error() }()
-	return landed
-}
-
-// await waits for a future, or for the end of raft.
-func (n *node) await(f raft.Future) error {
-	select {
-	case err := <-landing(f):
-		return err
-	case <-n.dead:
-		return raft.ErrRaftShutdown
-	}
-}
-
-// proposalError tells whether the entry was certainly not proposed.
-func proposalError(err error) error {
-	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
-		return fmt.Errorf("%w: %w", errNotLeader, err)
-	}
-	return fmt.Errorf("%w: %w", errUnknown, err)
-}
-
-// proposeFact puts a fact about the cluster into the log of term and returns once it is applied here.
-func (n *node) proposeFact(term uint64, x fact) error {
-	body, err := json.Marshal(x)
-	if err != nil {
-		return err
-	}
-	future := n.raft.Apply(append(beginEntry(entryFact, term), body...), 0)
-	if err := n.await(future); err != nil {
-		return err
-	}
-	out, ok := future.Response().(*applied)
-	switch {
-	case !ok:
-		return n.fsm.failure()
-	case out.stale:
-		return errNotLeader
-	}
-	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Two of three disks are gone. The third is enough to go on: with greater tokens, and without a second holder.
@@ -15,15 +17,15 @@ func TestRecover(t *testing.T) {
 	x := newCaller(t, c.connect)
 	last := x.lock("x").GetToken()
 	survivor := (c.leader() + 1) % 3
-	index := c.servers[c.leader()].node.raft.LastIndex()
-	eventually(t, "the survivor has the hold", func() bool { return c.servers[survivor].node.fsm.index.Load() >= index })
-	cluster := c.servers[survivor].node.fsm.cluster()
+	index := c.servers[c.leader()].replica.Status().LastIndex
+	eventually(t, "the survivor has the hold", func() bool { return c.servers[survivor].replica.Applied() >= index })
+	cluster := c.servers[survivor].replica.State.Cluster()
 	for i := range c.servers {
 		c.stop(i)
 	}
 	dir := c.configs[survivor].DataDir
 	const closed = 300 * time.Millisecond
-	r, err := Recover(dir, RestoreOptions{ClosedFor: closed})
+	r, err := replica.Recover(dir, replica.RestoreOptions{ClosedFor: closed})
 	if err != nil || r.Cluster != cluster || r.ClosedFor != closed || r.Revision < last+1<<32 {
 		t.Fatalf("recovered: %+v, %v; the last token was %d", r, err, last)
 	}
@@ -36,25 +38,25 @@ func TestRecover(t *testing.T) {
 	if _, next := y.hold(y.open(longTTL), "x"); next <= r.Revision {
 		t.Errorf("token %d; want one above %d", next, r.Revision)
 	}
-	if _, err := os.Stat(dir + lostSuffix); err != nil {
+	if _, err := os.Stat(dir + ".lost"); err != nil {
 		t.Error(err)
 	}
 	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Recover(dir, RestoreOptions{}); err == nil {
+	if _, err := replica.Recover(dir, replica.RestoreOptions{}); err == nil {
 		t.Error("what an earlier recovery kept is written over")
 	}
-	if err := os.RemoveAll(dir + lostSuffix); err != nil {
+	if err := os.RemoveAll(dir + ".lost"); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := Recover(dir, RestoreOptions{}); err != nil || r.ClosedFor != DefaultMaxTTL {
+	if r, err := replica.Recover(dir, replica.RestoreOptions{}); err != nil || r.ClosedFor != DefaultMaxTTL {
 		t.Errorf("without a time it is closed for %v, %v; want the longest TTL that there can be", r.ClosedFor, err)
 	}
 	if s := start(t, Config{DataDir: dir}); s.Leads() {
 		t.Error("it serves at once")
 	}
-	if _, err := Recover(t.TempDir(), RestoreOptions{}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := replica.Recover(t.TempDir(), replica.RestoreOptions{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("an empty directory: %v", err)
 	}
 }

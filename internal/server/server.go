@@ -3,8 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,20 +12,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // Server is one member of a cluster of lock servers, possibly the only one. All methods are safe for concurrent use.
 type Server struct {
-	config      Config
-	log         *slog.Logger
-	node        *node
-	peers       *peerNet // nil without other members
-	front       *front   // nil without a socket for clients
-	peerAddress string   // by which the others know this member
-	advertise   string   // by which clients know it
+	config    Config
+	log       *slog.Logger
+	replica   *replica.Replica
+	front     *front // nil without a socket for clients
+	peers     string // the address by which the other members know this one; empty without others
+	advertise string // by which clients know it
 
 	leadership atomic.Pointer[leadership] // nil while this member does not serve
 	news       notifier                   // rings when something was applied
@@ -60,11 +56,12 @@ const transferTime = 2 * time.Second
 func Start(ctx context.Context, c Config) (*Server, error) {
 	c, err := c.resolve()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("server.Start: %w", err)
 	}
 	background, stop := context.WithCancel(context.Background())
 	s := &Server{
-		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{}, failed: make(chan error, 1), done: make(chan struct{}),
+		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{}, failed: make(chan error, 1),
+		done: make(chan struct{}),
 	}
 	if err := s.build(ctx); err != nil {
 		stop()
@@ -73,11 +70,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	s.watching.Go(func() { s.closeOnFailure(background) })
 	s.watching.Go(func() { s.watchLeadership(background) })
 	s.watching.Go(func() {
-		s.node.compact(background, raftConfig(s.node.id, &s.config).TrailingLogs, s.log)
-	})
-	s.watching.Go(func() {
-		if err := s.settle(background); err != nil && background.Err() == nil {
-			s.fail(fmt.Errorf("no cluster could be made: %w", err))
+		if err := s.replica.Run(background); err != nil {
+			s.fail(err)
 		}
 	})
 	if s.front != nil {
@@ -88,64 +82,38 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 
 // build opens all that the server is made of, or nothing.
 func (s *Server) build(ctx context.Context) (err error) {
-	f := newFSM(newMachine(), s.news.notify, s.fail)
-	f.comparison.version, f.comparison.log = s.config.Version, s.log
-	t, err := s.openTransport(ctx, f)
-	if err != nil {
-		return err
-	}
-	stores, err := openStores(s.config.Store, s.config.DataDir, newRaftLog(s.log), s.config.beforeLog, s.config.rig(), s.fail)
-	if err != nil {
-		return errors.Join(err, t.Close())
-	}
-	f.now, f.clock = s.config.now, clock{from: s.config.now()}
-	f.keep, f.kept, f.watch = stores.cluster.write, stores.cluster.name, stores.watch
-	if s.config.hangAfter != 0 {
-		f.watch.hangAfter = s.config.hangAfter
-	}
-	if s.node, err = openNode(stores, t, f, raftConfig(stores.nodeID, &s.config)); err != nil {
-		return err
-	}
-	if s.config.Listen != "" {
+	c := &s.config
+	if c.Listen != "" {
 		if s.front, err = s.openFront(ctx); err != nil {
-			return errors.Join(err, s.node.close())
+			return err
 		}
 	}
-	if s.peers != nil {
-		s.peers.serve(s.node.id, s.reply)
+	listener, err := s.listenToMembers(ctx)
+	if err == nil {
+		s.replica, err = replica.Open(replica.Config{
+			DataDir: c.DataDir, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise, Dial: c.PeerDial,
+			TLS: c.PeerTLS, Join: c.Join, JoinKey: c.JoinKey, BootstrapExpect: c.BootstrapExpect, Timing: c.Timing, Now: c.now,
+			Changed: s.news.notify, Fatal: s.fail, Version: c.Version, Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
+		})
 	}
-	return nil
+	if err != nil && s.front != nil {
+		s.front.listener.Close()
+	}
+	return err
 }
 
-// openTransport opens the network to the other members, or one without others.
-func (s *Server) openTransport(ctx context.Context, f *fsm) (transport, error) {
+// listenToMembers opens the socket for the other members; nil if there are none.
+func (s *Server) listenToMembers(ctx context.Context) (net.Listener, error) {
 	if s.config.PeerListen == "" {
-		s.peerAddress = "local"
-		address, t := raft.NewInmemTransport(raft.ServerAddress(s.peerAddress))
-		t.Connect(address, t)
-		return t, nil
+		return nil, nil
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.PeerListen)
 	if err != nil {
 		return nil, fmt.Errorf("for members: %w", err)
 	}
-	if s.peerAddress = s.config.PeerAdvertise; s.peerAddress == "" {
-		s.peerAddress = listener.Addr().String()
-	}
+	s.peers = cmp.Or(s.config.PeerAdvertise, listener.Addr().String())
 	_, members := connectionsAllowed(cmp.Or(s.config.files, fileLimit()))
-	listener = newGate(listener, members, members, "members", s.log)
-	s.peers = newPeerNet(listener, s.peerAddress, f.home, s.memberAddresses, &s.config)
-	return addressed{raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: s.peers, MaxPool: 3, MaxRPCsInFlight: 1, Timeout: peerTimeout, Logger: newRaftLog(s.log),
-	})}, nil
-}
-
-// memberAddresses are those of all members, by which they know each other.
-func (s *Server) memberAddresses() (all []string) {
-	for _, server := range s.node.servers() {
-		all = append(all, string(server.Address))
-	}
-	return all
+	return newGate(listener, members, members, "members", s.log), nil
 }
 
 // Close stops the server: it takes no new connections, hands the leadership to another member if there is one, answers
@@ -169,7 +137,9 @@ func (s *Server) close(ctx context.Context) error {
 	if s.front != nil {
 		s.front.drain()
 	}
-	s.stepDown(ctx)
+	if err := s.replica.StepDown(ctx); err != nil {
+		s.log.Info("no other member takes over", "error", err)
+	}
 	s.stop()
 	watched := make(chan struct{})
 	go func() { defer close(watched); s.watching.Wait() }()
@@ -178,37 +148,14 @@ func (s *Server) close(ctx context.Context) error {
 	case <-ctx.Done(): // it waits for entries that most members do not acknowledge: raft gives them up now
 	}
 	s.dismiss()
-	err := s.node.close()
+	err := s.replica.Close()
 	<-watched
 	if s.front != nil {
 		s.front.close()
 	}
 	s.attaching.Wait()
 	s.streams.Wait()
-	if s.peers != nil {
-		s.peers.serving.Wait()
-	}
 	return err
-}
-
-// stepDown hands the leadership over, if this member has it.
-func (s *Server) stepDown(ctx context.Context) {
-	s.maintain(true) // it does not come back
-	if s.leadership.Load() == nil || voters(s.node.servers()) < 2 {
-		return
-	}
-	if err := s.handOver(ctx); err != nil {
-		s.log.Info("no other member takes over", "error", err)
-	}
-}
-
-func voters(servers []raft.Server) (n int) {
-	for _, server := range servers {
-		if server.Suffrage == raft.Voter {
-			n++
-		}
-	}
-	return n
 }
 
 // fail has the server closed because it cannot go on. It does not block.
@@ -250,12 +197,7 @@ func (s *Server) Addr() net.Addr {
 }
 
 // PeerAddr is the address by which the other members know this one; empty without others.
-func (s *Server) PeerAddr() string {
-	if s.peers == nil {
-		return ""
-	}
-	return s.peerAddress
-}
+func (s *Server) PeerAddr() string { return s.peers }
 
 // Leads reports whether this member serves clients.
 func (s *Server) Leads() bool { return s.leadership.Load() != nil }
@@ -268,7 +210,7 @@ func (s *Server) WaitLeader(ctx context.Context) error {
 	tick := time.NewTicker(leaderEvery)
 	defer tick.Stop()
 	for !s.Leads() {
-		if _, id := s.node.raft.LeaderWithID(); id != "" && id != s.node.id {
+		if id, _ := s.replica.Leader(); id != "" && id != s.replica.ID() {
 			return nil
 		}
 		select {
@@ -309,7 +251,7 @@ func (s *Server) dismiss() {
 	for c := range s.conns {
 		all = append(all, c)
 	}
-	why := &lockpb.Goodbye{Code: lockpb.Code_CODE_NOT_LEADER, Message: errNotLeader.Error()}
+	why := &lockpb.Goodbye{Code: lockpb.Code_CODE_NOT_LEADER, Message: replica.ErrNotLeader.Error()}
 	if s.ended {
 		why = &lockpb.Goodbye{Code: lockpb.Code_CODE_UNAVAILABLE, Message: errClosing.Error()}
 	}
@@ -323,26 +265,25 @@ func (s *Server) dismiss() {
 // leaderAddress is where clients find the leader; empty if that is not known, or if it is this member and does not
 // serve.
 func (s *Server) leaderAddress() string {
-	_, id := s.node.raft.LeaderWithID()
-	if id == "" || id == s.node.id && s.leadership.Load() == nil {
+	id, _ := s.replica.Leader()
+	if id == "" || id == s.replica.ID() && s.leadership.Load() == nil {
 		return ""
 	}
-	address, _ := s.node.fsm.client(id)
-	return address
+	return s.replica.State.Client(id)
 }
 
 // welcome describes the server.
 func (s *Server) welcome() *lockpb.Welcome {
+	state := s.replica.State
 	w := &lockpb.Welcome{
-		ServerVersion: s.config.Version, Protocol: protocolVersion, NodeId: string(s.node.id), ClusterId: s.node.fsm.cluster(),
-		Durable: s.config.Store != StoreMemory, Leader: s.Leads(), LeaderAddress: s.leaderAddress(),
-		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.config.MaxTTL), MaxMessageBytes: maxMessage, History: s.node.fsm.history(),
+		ServerVersion: s.config.Version, Protocol: protocolVersion, NodeId: s.replica.ID(), ClusterId: state.Cluster(),
+		Durable: s.config.Store != replica.StoreMemory, Leader: s.Leads(), LeaderAddress: s.leaderAddress(),
+		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.config.MaxTTL), MaxMessageBytes: maxMessage,
+		History: state.History(), Voters: uint32(s.replica.Voters()),
 	}
-	servers := s.node.servers()
-	w.Voters = uint32(voters(servers))
-	for _, server := range servers {
-		if address, _ := s.node.fsm.client(server.ID); address != "" {
-			w.MemberAddresses = append(w.MemberAddresses, address)
+	for _, m := range s.replica.Members() {
+		if m.Client != "" {
+			w.MemberAddresses = append(w.MemberAddresses, m.Client)
 		}
 	}
 	slices.Sort(w.MemberAddresses)
@@ -351,10 +292,3 @@ func (s *Server) welcome() *lockpb.Welcome {
 
 // protocolVersion of package lockpb.
 const protocolVersion = 2
-
-// newClusterID names a cluster: tokens of two clusters do not compare.
-func newClusterID() string {
-	var raw [16]byte
-	rand.Read(raw[:]) // never fails
-	return hex.EncodeToString(raw[:])
-}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // alone starts one server that leads.
@@ -19,7 +20,7 @@ func alone(t testing.TB, c Config) *Server {
 func TestAcquireWaitRelease(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]Config{
-		"memory": {}, "wal": {DataDir: t.TempDir()}, "bolt": {DataDir: t.TempDir(), Store: StoreBolt},
+		"memory": {}, "wal": {DataDir: t.TempDir()}, "bolt": {DataDir: t.TempDir(), Store: replica.StoreBolt},
 		"grpc": {Listen: "127.0.0.1:0"},
 	} {
 		t.Run(name, func(t *testing.T) {

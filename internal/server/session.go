@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // grace is what a session gets beyond its TTL, for timers that are late here and there.
@@ -49,8 +50,8 @@ type timekeeper struct {
 	// propose sends a command through the log and then calls done; or refuses it.
 	propose func(c machine.Command, done func(error)) error
 
-	clock clock       // of the cluster; set before anything is timed
-	alone atomic.Bool // there is no other member that could lead
+	clock replica.Clock // of the cluster; set before anything is timed
+	alone atomic.Bool   // there is no other member that could lead
 
 	mu       sync.Mutex
 	keeps    bool // all members know what a deadline is
@@ -94,7 +95,7 @@ func (k *timekeeper) found(s machine.SessionTTL, now time.Time) {
 	if s.Due != 0 {
 		d.kept = true
 		k.kept++
-		due, least := k.clock.when(s.Due), now.Add(min(s.TTL, reconnect))
+		due, least := k.clock.When(s.Due), now.Add(min(s.TTL, reconnect))
 		if due.Before(least) {
 			due = least
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // ends records what a timekeeper proposes, and when.
@@ -31,7 +32,7 @@ func keepTime(t *testing.T) (*timekeeper, *ends) {
 			if e.refuse--; e.refuse%2 == 0 {
 				return errBusy
 			}
-			done(errNotLeader)
+			done(replica.ErrNotLeader)
 			return nil
 		}
 		switch c.Op {
@@ -211,7 +212,7 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 
 func TestProposerRefuses(t *testing.T) {
 	t.Parallel()
-	p := newProposer(1, nil, nil, time.Now) // nobody runs it: the queue fills
+	p := newProposer(nil, time.Now) // nobody runs it: the queue fills
 	ignore := proposal{done: func(outcome, error) {}}
 	for range maxQueued {
 		if err := p.submit(ignore); err != nil {
@@ -222,9 +223,9 @@ func TestProposerRefuses(t *testing.T) {
 		t.Errorf("a full queue takes more: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(errNotLeader)
+	cancel(replica.ErrNotLeader)
 	p.run(ctx)
-	if err := p.submit(ignore); !errors.Is(err, errNotLeader) {
+	if err := p.submit(ignore); !errors.Is(err, replica.ErrNotLeader) {
 		t.Errorf("a proposer that has ended takes more: %v", err)
 	}
 }

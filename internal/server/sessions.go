@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // sessionName names a session to operators: who knows its id can speak for it.
@@ -30,7 +31,7 @@ func (a *admin) ListSessions(q *lockpb.ListSessionsRequest, out grpc.ServerStrea
 	if r == nil {
 		return a.server.notLeading()
 	}
-	all := a.server.node.fsm.machine.Usages()
+	all := a.server.replica.State.Machine.Usages()
 	if q.GetClient() != "" {
 		all = slices.DeleteFunc(all, func(u machine.SessionUsage) bool { return u.Client != q.GetClient() })
 	}
@@ -56,7 +57,7 @@ func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*l
 	if r == nil {
 		return nil, s.notLeading()
 	}
-	all := s.node.fsm.machine.Sessions()
+	all := s.replica.State.Machine.Sessions()
 	i := slices.IndexFunc(all, func(x machine.SessionTTL) bool { return sessionName(x.ID) == q.GetName() })
 	if i < 0 {
 		return nil, status.Errorf(codes.NotFound, "no session %q is open", q.GetName())
@@ -69,7 +70,7 @@ func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*l
 	select {
 	case err := <-over:
 		switch {
-		case errors.Is(err, errNotLeader):
+		case errors.Is(err, replica.ErrNotLeader):
 			return nil, s.notLeading()
 		case err != nil:
 			return nil, status.Error(codes.Unknown, err.Error())

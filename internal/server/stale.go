@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // LookStale implements lockpb.AdminServiceServer.
@@ -22,15 +23,15 @@ func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*loc
 	var infos []machine.Info
 	more := false
 	if q.GetPrefix() {
-		infos, more = s.node.fsm.machine.List(q.GetName(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
+		infos, more = s.replica.State.Machine.List(q.GetName(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
 	} else {
-		infos = []machine.Info{s.node.fsm.machine.Holder(q.GetName())}
+		infos = []machine.Info{s.replica.State.Machine.Holder(q.GetName())}
 	}
 	// Deadlines are the leader's, and not told here: a timekeeper that knows none.
 	names, next := namePage(infos, more, newTimekeeper(s.config.now, nil))
 	return &lockpb.LookStaleReply{
-		Names: names, NextAfter: next, NodeId: string(s.node.id), HeardNanos: int64(s.heard()),
-		Durable: s.config.Store != StoreMemory,
+		Names: names, NextAfter: next, NodeId: s.replica.ID(), HeardNanos: int64(s.heard()),
+		Durable: s.config.Store != replica.StoreMemory,
 	}, nil
 }
 
@@ -39,7 +40,7 @@ func (s *Server) heard() time.Duration {
 	if s.Leads() {
 		return 0
 	}
-	last := s.node.raft.LastContact()
+	last := s.replica.LastContact()
 	if last.IsZero() {
 		return -1
 	}

@@ -3,20 +3,24 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 func TestRestartKeepsEverything(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []Store{StoreWAL, StoreBolt} {
+	for _, kind := range []replica.Store{replica.StoreWAL, replica.StoreBolt} {
 		for _, snapshot := range []bool{false, true} {
 			t.Run(string(kind), func(t *testing.T) {
 				config := Config{DataDir: t.TempDir(), Store: kind, Listen: port.Addresses(t, 1)[0]}
@@ -25,19 +29,19 @@ func TestRestartKeepsEverything(t *testing.T) {
 				session := c.open(time.Minute)
 				id, token := c.hold(session, "x")
 				if snapshot {
-					if err := s.node.raft.Snapshot().Error(); err != nil {
+					if err := s.replica.Snapshot(); err != nil {
 						t.Fatal(err)
 					}
 				}
-				revision, cluster, node := s.node.fsm.machine.Revision(), s.node.fsm.cluster(), s.node.id
+				revision, cluster, node := s.replica.State.Machine.Revision(), s.replica.State.Cluster(), s.replica.ID()
 				if err := s.Close(context.Background()); err != nil {
 					t.Fatal(err)
 				}
 				s = alone(t, config)
-				if s.node.fsm.machine.Revision() != revision || s.node.fsm.cluster() != cluster || s.node.id != node {
+				if s.replica.State.Machine.Revision() != revision || s.replica.State.Cluster() != cluster || s.replica.ID() != node {
 					t.Error("it came back as another")
 				}
-				if address, _ := s.node.fsm.client(node); address != config.Listen {
+				if address := s.replica.State.Client(node); address != config.Listen {
 					t.Errorf("clients find it at %q", address)
 				}
 				c = dial(t, s.Addr().String())
@@ -58,31 +62,30 @@ func TestRestartKeepsEverything(t *testing.T) {
 // A member that was away for longer than the log reaches back gets a snapshot.
 func TestMemberThatIsFarBehind(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, nil)
+	var snapshots atomic.Int64
+	c := newCluster(t, 3, func(c *Config) {
+		c.Rig = &rig.Rig{TrailingEntries: 1}
+		c.Log = slog.New(listening{slog.DiscardHandler, "Installed remote snapshot", &snapshots})
+	})
 	x := newCaller(t, c.connect)
 	away := (c.leader() + 1) % 3
 	c.stop(away)
 	g := x.lock("x")
 	leader := c.servers[c.leader()]
-	keep := leader.node.raft.ReloadableConfig()
-	keep.TrailingLogs = 0
-	if err := leader.node.raft.ReloadConfig(keep); err != nil {
+	if err := leader.replica.Snapshot(); err != nil {
 		t.Fatal(err)
-	}
-	if err := leader.node.raft.Snapshot().Error(); err != nil {
-		t.Fatal(err)
-	}
-	if first, err := leader.node.stores.log.FirstIndex(); err != nil || first == 1 {
-		t.Fatalf("the log still begins at %d: nothing is shown (%v)", first, err)
 	}
 	x.lock("y")
 	c.start(away)
-	m := c.servers[away].node.fsm.machine
-	eventually(t, "it has caught up", func() bool { return m.Hash() == leader.node.fsm.machine.Hash() })
+	m := c.servers[away].replica.State.Machine
+	eventually(t, "it has caught up", func() bool { return m.Hash() == leader.replica.State.Machine.Hash() })
+	if snapshots.Load() == 0 {
+		t.Error("it got no snapshot: nothing is shown")
+	}
 	if h := m.Holder("x").Holders; len(h) != 1 || uint64(h[0].Token) != g.Token {
 		t.Errorf("it believes that x is held by %v", h)
 	}
-	if c.servers[away].node.fsm.cluster() != leader.node.fsm.cluster() {
+	if c.servers[away].replica.State.Cluster() != leader.replica.State.Cluster() {
 		t.Error("it does not know the cluster's name")
 	}
 }
@@ -97,7 +100,7 @@ func TestDataDirectoryHasOneUser(t *testing.T) {
 	if err := s.Close(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Start(t.Context(), Config{DataDir: dir, Store: StoreBolt, Log: quiet(t)})
+	_, err := Start(t.Context(), Config{DataDir: dir, Store: replica.StoreBolt, Log: quiet(t)})
 	if err == nil || !strings.Contains(err.Error(), "wal, not bolt") {
 		t.Errorf("another kind of log: %v", err)
 	}
@@ -106,36 +109,6 @@ func TestDataDirectoryHasOneUser(t *testing.T) {
 	}
 	if _, err := Start(t.Context(), Config{DataDir: dir, Log: quiet(t)}); err == nil {
 		t.Error("it starts without a name")
-	}
-}
-
-// What a later version has written stops the server; it does not guess.
-func TestUnknownEntryStopsTheServer(t *testing.T) {
-	t.Parallel()
-	for name, entry := range map[string]func(term uint64) []byte{
-		"kind":  func(term uint64) []byte { return beginEntry(99, term) },
-		"empty": func(uint64) []byte { return nil },
-		"term":  func(uint64) []byte { return []byte{entryBatch, 0x80} },
-		"operation": func(term uint64) []byte {
-			return encode(term, []proposal{{command: machine.Command{Op: 9999}}}, time.Now())
-		},
-		"garbage": func(term uint64) []byte { return append(beginEntry(entryBatch, term), 1, 2, 3) },
-		"fact":    func(term uint64) []byte { return append(beginEntry(entryFact, term), 'x') },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := alone(t, Config{})
-			c := attach(t, s)
-			c.open(time.Minute)
-			s.node.raft.Apply(entry(s.node.raft.CurrentTerm()), 0)
-			select {
-			case <-s.Done():
-			case <-time.After(patience):
-				t.Fatal("it goes on")
-			}
-			if s.Err() == nil || !strings.Contains(s.Err().Error(), "log entry") {
-				t.Errorf("it says %v", s.Err())
-			}
-		})
 	}
 }
 
@@ -148,8 +121,8 @@ func TestConfigThatMakesNoSense(t *testing.T) {
 		{"Store", Config{DataDir: "x", Store: "paper"}},
 		{"MinTTL", Config{MinTTL: -1}},
 		{"MaxTTL", Config{MaxTTL: time.Second}},
-		{"Timing.Heartbeat", Config{Timing: Timing{Heartbeat: time.Millisecond}}},
-		{"Timing.Lease", Config{Timing: Timing{Lease: time.Minute}}},
+		{"Timing.Heartbeat", Config{Timing: replica.Timing{Heartbeat: time.Millisecond}}},
+		{"Timing.Lease", Config{Timing: replica.Timing{Lease: time.Minute}}},
 		{"Listen", Config{Listen: "nowhere"}},
 		{"Listen", Config{Listen: "0.0.0.0:0"}},
 		{"Listen", Config{Listen: ":0"}},
@@ -160,7 +133,7 @@ func TestConfigThatMakesNoSense(t *testing.T) {
 		{"BootstrapExpect", Config{PeerListen: "127.0.0.1:1", Join: []string{"127.0.0.1:2"}, BootstrapExpect: 3}},
 	} {
 		_, err := Start(t.Context(), x.c)
-		var wrong *ConfigError
+		var wrong *replica.ConfigError
 		if !errors.As(err, &wrong) || wrong.Setting != x.setting {
 			t.Errorf("%+v: %v; want that %s is wrong", x.c, err, x.setting)
 		}

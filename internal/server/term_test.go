@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // sharedLog is what two members have of one log, in simulated time: an entry is committed in the present term as soon
@@ -17,52 +18,59 @@ import (
 type sharedLog struct {
 	term     uint64
 	index    uint64
-	replicas []*fsm
+	replicas []*replica.FSM
 	forge    bool // the mutant: an entry says that it was decided in the term in which it lands
 }
 
-// landed is the future of an entry.
-type landed struct {
-	raft.ApplyFuture
-	response any
+// sharedTerm is the log as the leader of one term has it. stall, if not nil, keeps each entry until it is closed.
+type sharedTerm struct {
+	log   *sharedLog
+	term  uint64
+	stall <-chan struct{}
 }
 
-func (l landed) Error() error  { return nil }
-func (l landed) Response() any { return l.response }
-
-func (l *sharedLog) apply(data []byte, _ time.Duration) raft.ApplyFuture {
+// Propose implements journal.
+func (s sharedTerm) Propose(b *machine.Batch) func() (*replica.Applied, error) {
+	if s.stall != nil {
+		<-s.stall
+	}
+	l, decided := s.log, s.term
 	if l.forge {
-		kind, _, body, _ := readEntry(data)
-		data = append(beginEntry(kind, l.term), body...)
+		decided = l.term
 	}
 	l.index++
 	var response any
 	for _, f := range l.replicas {
-		response = f.Apply(&raft.Log{Index: l.index, Term: l.term, Data: data})
+		response = f.Apply(&raft.Log{Index: l.index, Term: l.term, Data: replica.EncodeBatch(decided, b)})
 	}
-	return landed{response: response}
+	return landed(response)
+}
+
+// landed waits for nothing.
+func landed(response any) func() (*replica.Applied, error) {
+	return func() (*replica.Applied, error) {
+		out := response.(*replica.Applied)
+		if out.Stale {
+			return nil, replica.ErrNotLeader
+		}
+		return out, nil
+	}
 }
 
 // lead begins the next term: what times and proposes in it, and how to end it. stall, if not nil, keeps each entry
 // until it is closed.
-func (l *sharedLog) lead(t *testing.T, stall <-chan struct{}) (k *timekeeper, p *proposer, end func()) {
+func (l *sharedLog) lead(stall <-chan struct{}) (k *timekeeper, p *proposer, end func()) {
 	l.term++
-	apply := func(data []byte, timeout time.Duration) raft.ApplyFuture {
-		if stall != nil {
-			<-stall
-		}
-		return l.apply(data, timeout)
-	}
-	p = newProposer(l.term, apply, nil, time.Now)
+	p = newProposer(sharedTerm{l, l.term, stall}, time.Now)
 	k = newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
 		return p.submit(proposal{command: c, done: func(_ outcome, err error) { done(err) }})
 	})
-	k.inherit(l.replicas[0].machine)
+	k.inherit(l.replicas[0].Machine)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ended := make(chan struct{}, 2)
 	go func() { p.run(ctx); ended <- struct{}{} }()
 	go func() { k.run(ctx); ended <- struct{}{} }()
-	return k, p, func() { cancel(errNotLeader); <-ended; <-ended }
+	return k, p, func() { cancel(replica.ErrNotLeader); <-ended; <-ended }
 }
 
 // The leadership goes from A to B and back to A while A's proposer stands still with the end of a session in its hand.
@@ -74,7 +82,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := &sharedLog{forge: forge}
 				for range 2 {
-					l.replicas = append(l.replicas, newFSM(newMachine(), func() {}, func(err error) { t.Error(err) }))
+					l.replicas = append(l.replicas, replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) }))
 				}
 				id := machine.SessionID{1}
 				const ttl = 3 * time.Second
@@ -92,7 +100,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				}
 
 				// A leads, and opens the session.
-				k, p, end := l.lead(t, nil)
+				k, p, end := l.lead(nil)
 				if _, err := ask(p, machine.Command{Op: machine.OpOpenSession, Session: id, TTL: ttl}); err != nil {
 					t.Fatal(err)
 				}
@@ -101,7 +109,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 
 				// A leads, finds that the session is over, and stands still just before it proposes that.
 				goesOn := make(chan struct{})
-				_, stalled, endOfA := l.lead(t, goesOn)
+				_, stalled, endOfA := l.lead(goesOn)
 				time.Sleep(ttl + 2*grace)
 				synctest.Wait()
 				// A command of a client is behind it.
@@ -112,7 +120,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				}
 
 				// B leads, renews the session and grants a lock, then A leads again.
-				k, p, end = l.lead(t, nil)
+				k, p, end = l.lead(nil)
 				if !k.renew(id, time.Now()) {
 					t.Fatal("B does not know the session")
 				}
@@ -123,22 +131,22 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 					t.Fatalf("B grants: %+v, %v", granted, err)
 				}
 				end()
-				_, _, end = l.lead(t, nil)
+				_, _, end = l.lead(nil)
 				close(goesOn)
 				endOfA()
 				synctest.Wait()
 				end()
 
 				for i, f := range l.replicas {
-					if _, open := f.machine.Session(id); open == forge {
+					if _, open := f.Machine.Session(id); open == forge {
 						t.Errorf("replica %d: session is open: %v; entries of every term count: %v", i, open, forge)
 					}
-					if held := len(f.machine.Holder("x").Holders) > 0; held == forge {
+					if held := len(f.Machine.Holder("x").Holders) > 0; held == forge {
 						t.Errorf("replica %d: the lock is held: %v", i, held)
 					}
 				}
-				if err := <-late; !forge && !errors.Is(err, errNotLeader) {
-					t.Errorf("a command that waited behind it is answered %v, want %v", err, errNotLeader)
+				if err := <-late; !forge && !errors.Is(err, replica.ErrNotLeader) {
+					t.Errorf("a command that waited behind it is answered %v, want %v", err, replica.ErrNotLeader)
 				}
 			})
 		})

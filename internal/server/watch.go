@@ -113,7 +113,7 @@ func (c *conn) sendEvents() bool {
 				return false
 			}
 			var out *lockpb.Events
-			out, more = w.next(c.server.node.fsm.machine)
+			out, more = w.next(c.server.replica.State.Machine)
 			if out.Error != nil {
 				delete(c.watches.all, w.number)
 			}

@@ -83,8 +83,9 @@ func TestWatchOfWhatIsNotKept(t *testing.T) {
 	c := attach(t, s)
 	session := c.open(time.Minute)
 	id, token := c.hold(session, "x")
+	const kept = 16 << 10 // events
 	var last <-chan *lockpb.Reply
-	for range eventsKept/2 + 1 {
+	for range kept/2 + 1 {
 		c.send(releaseOf(session, "x", id, token)) // the next answer tells the token
 		id = backend.NewRequestID()
 		last = c.send(acquireOf(session, "x", id, false))

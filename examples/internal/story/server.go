@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // serve starts the bundled lock server in this process, with its data in the story's folder, and makes it the backend.
@@ -16,7 +17,7 @@ func (s *Story) serve(ctx context.Context) error {
 	locks, err := server.Start(ctx, server.Config{
 		DataDir: filepath.Join(s.Dir, "locks"), Listen: "127.0.0.1:0",
 		MinTTL: time.Second, // there are no elections to outlast
-		Timing: server.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond},
+		Timing: replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond},
 		Log:    slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -1,0 +1,58 @@
+package replica
+
+import (
+	"io"
+	"strings"
+
+	"github.com/hashicorp/raft"
+)
+
+// addressed is a transport that says whom it means. Raft finds a member at an address and believes whoever answers
+// there to be the one that it has in mind. A member that lost its data and is started again would pass for the one that
+// it was: its vote would count, although it has forgotten for whom it voted before and what it acknowledged, and an
+// entry that most members have could be outvoted by those that have not. So every connection names the member that it
+// is for, see readPreface, and others refuse it.
+type addressed struct{ transport }
+
+// atSign separates a member from its address where raft knows addresses only.
+const atSign = "@"
+
+func at(id raft.ServerID, address raft.ServerAddress) raft.ServerAddress {
+	return raft.ServerAddress(id) + raft.ServerAddress(atSign) + address
+}
+
+// splitAt undoes at.
+func splitAt(address raft.ServerAddress) (id raft.ServerID, rest string) {
+	name, rest, _ := strings.Cut(string(address), atSign)
+	return raft.ServerID(name), rest
+}
+
+func (t addressed) AppendEntries(
+	id raft.ServerID, to raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+) error {
+	return t.transport.AppendEntries(id, at(id, to), req, resp)
+}
+
+func (t addressed) RequestVote(
+	id raft.ServerID, to raft.ServerAddress, req *raft.RequestVoteRequest, resp *raft.RequestVoteResponse,
+) error {
+	return t.transport.RequestVote(id, at(id, to), req, resp)
+}
+
+func (t addressed) RequestPreVote(
+	id raft.ServerID, to raft.ServerAddress, req *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
+) error {
+	return t.transport.RequestPreVote(id, at(id, to), req, resp)
+}
+
+func (t addressed) InstallSnapshot(
+	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, r io.Reader,
+) error {
+	return t.transport.InstallSnapshot(id, at(id, to), req, resp, r)
+}
+
+func (t addressed) TimeoutNow(
+	id raft.ServerID, to raft.ServerAddress, req *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse,
+) error {
+	return t.transport.TimeoutNow(id, at(id, to), req, resp)
+}

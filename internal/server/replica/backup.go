@@ -1,0 +1,76 @@
+package replica
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+)
+
+// A backup is a line that says what it is, a line of JSON, the snapshot of the state machine, and the SHA-256 of all
+// that.
+const backupMagic = "fencelock backup 1\n"
+
+// BackupInfo says what a backup is of. It is the line of JSON.
+type BackupInfo struct {
+	// Cluster is its token space.
+	Cluster string `json:"cluster"`
+	// Revision is that of the last token, or later.
+	Revision uint64 `json:"revision"`
+	// MaxTTL is the longest TTL that the server granted; zero in backups of older versions.
+	MaxTTL time.Duration `json:"maxTTL,omitempty"`
+	// At is when it was made, by the clock of the server that made it, and Server the version of that.
+	At     time.Time `json:"at"`
+	Server string    `json:"server,omitempty"`
+}
+
+// ErrNoBackup is in the chain of errors about a file that is no backup, or is cut off or damaged.
+var ErrNoBackup = errors.New("it is no backup, or is cut off or damaged")
+
+// CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is that of r.
+func CheckBackup(r io.Reader) (BackupInfo, error) {
+	info, _, err := readBackup(r)
+	return info, err
+}
+
+// WriteBackup writes the state as a backup, of which info is told, but for what the state says itself.
+func (s *Frozen) WriteBackup(w io.Writer, info BackupInfo) error {
+	info.Cluster, info.Revision = s.facts.Cluster, s.machine.Revision()
+	line, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	both := io.MultiWriter(w, sum)
+	_, err = both.Write(append([]byte(backupMagic), append(line, '\n')...))
+	if err == nil {
+		_, err = s.machine.WriteTo(both)
+	}
+	if err == nil {
+		_, err = w.Write(sum.Sum(nil))
+	}
+	return err
+}
+
+// readBackup returns the parts of a backup, which it reads to its end.
+func readBackup(from io.Reader) (BackupInfo, []byte, error) {
+	all, err := io.ReadAll(from)
+	if err != nil {
+		return BackupInfo{}, nil, err
+	}
+	if len(all) < sha256.Size || !bytes.HasPrefix(all, []byte(backupMagic)) {
+		return BackupInfo{}, nil, ErrNoBackup
+	}
+	body, sum := all[:len(all)-sha256.Size], all[len(all)-sha256.Size:]
+	if want := sha256.Sum256(body); !bytes.Equal(sum, want[:]) {
+		return BackupInfo{}, nil, ErrNoBackup
+	}
+	line, snapshot, ok := bytes.Cut(body[len(backupMagic):], []byte("\n"))
+	var info BackupInfo
+	if err := json.Unmarshal(line, &info); err != nil || !ok || info.Cluster == "" {
+		return BackupInfo{}, nil, ErrNoBackup
+	}
+	return info, snapshot, nil
+}

@@ -1,0 +1,192 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+const (
+	// compactBytes is how much log gathers before a snapshot, also if that is fewer than snapshotEntries; more if the
+	// snapshots themselves are larger. trailingBytes is how much of it stays for members that are behind, at least
+	// leastTrailing entries.
+	compactBytes  = 48 << 20
+	trailingBytes = 16 << 20
+	leastTrailing = 64
+	// segmentBytes is the size of the files of the log, which are deleted as a whole.
+	segmentBytes = 16 << 20
+	// cachedEntries and cachedBytes bound what of the log is kept in memory for followers that are only a little behind.
+	cachedEntries = 512
+	cachedBytes   = 8 << 20
+)
+
+// logSizes knows how large the entries of the log are.
+type logSizes struct {
+	mu    sync.Mutex
+	first uint64 // entry
+	sizes []int  // of it and those after it
+	total int
+	grown chan struct{} // has room for one: the log is larger than compactBytes
+}
+
+func newLogSizes() *logSizes { return &logSizes{grown: make(chan struct{}, 1)} }
+
+// add notes an entry, which comes after those that are there.
+func (s *logSizes) add(l *raft.Log) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.Index != s.first+uint64(len(s.sizes)) {
+		s.first, s.sizes, s.total = l.Index, nil, 0
+	}
+	size := len(l.Data) + len(l.Extensions)
+	s.sizes = append(s.sizes, size)
+	if s.total += size; s.total > compactBytes {
+		signal(s.grown)
+	}
+}
+
+// remove forgets the entries from first to last, which are the beginning of the log or its end.
+func (s *logSizes) remove(first, last uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end := s.first + uint64(len(s.sizes))
+	switch {
+	case last < s.first || first >= end:
+		return
+	case first <= s.first:
+		n := min(last+1, end) - s.first
+		s.first, s.sizes = s.first+n, slices.Clone(s.sizes[n:])
+	default:
+		s.sizes = s.sizes[:first-s.first]
+	}
+	s.total = 0
+	for _, size := range s.sizes {
+		s.total += size
+	}
+}
+
+// bytes is how large the log is.
+func (s *logSizes) bytes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
+
+// recent is how many of the last entries fit into so many bytes.
+func (s *logSizes) recent(bytes int) (n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, size := range slices.Backward(s.sizes) {
+		if bytes -= size; bytes < 0 && n >= leastTrailing {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// compact makes snapshots when the log has grown by bytes, until ctx ends. Raft counts entries alone, and one can have a
+// hundred bytes or a million.
+func (r *Replica) compact(ctx context.Context) {
+	sizes, trailing := r.stores.sizes, r.raft.ReloadableConfig().TrailingLogs
+	for {
+		select {
+		case <-sizes.grown:
+		case <-ctx.Done():
+			return
+		}
+		if sizes.bytes() <= max(compactBytes, r.stores.snapshotSize()) {
+			continue
+		}
+		config := r.raft.ReloadableConfig()
+		config.TrailingLogs = min(trailing, sizes.recent(trailingBytes))
+		err := r.raft.ReloadConfig(config)
+		if err == nil {
+			err = r.Snapshot()
+		}
+		if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) && ctx.Err() == nil {
+			r.config.Log.Warn("the log could not be made shorter", "bytes", sizes.bytes(), "error", err)
+		}
+	}
+}
+
+// snapshotSize is that of the last snapshot, in bytes.
+func (s *stores) snapshotSize() int {
+	all, err := s.snapshots.List()
+	if err != nil || len(all) == 0 {
+		return 0
+	}
+	return int(all[0].Size)
+}
+
+// logCache keeps the last entries of the log in memory, in a bounded number of bytes.
+type logCache struct {
+	raft.LogStore
+
+	mu      sync.Mutex
+	entries []*raft.Log // one after the other
+	bytes   int
+}
+
+// GetLog implements raft.LogStore.
+func (c *logCache) GetLog(index uint64, entry *raft.Log) error {
+	c.mu.Lock()
+	if n := len(c.entries); n > 0 && index >= c.entries[0].Index && index <= c.entries[n-1].Index {
+		*entry = *c.entries[index-c.entries[0].Index]
+		c.mu.Unlock()
+		return nil
+	}
+	c.mu.Unlock()
+	return c.LogStore.GetLog(index, entry)
+}
+
+// StoreLog implements raft.LogStore.
+func (c *logCache) StoreLog(entry *raft.Log) error { return c.StoreLogs([]*raft.Log{entry}) }
+
+// StoreLogs implements raft.LogStore.
+func (c *logCache) StoreLogs(entries []*raft.Log) error {
+	if err := c.LogStore.StoreLogs(entries); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range entries {
+		if n := len(c.entries); n > 0 && x.Index != c.entries[n-1].Index+1 {
+			c.forget(n)
+		}
+		c.entries = append(c.entries, x)
+		c.bytes += len(x.Data)
+	}
+	over := 0
+	for left := c.bytes; over < len(c.entries) && (left > cachedBytes || len(c.entries)-over > cachedEntries); over++ {
+		left -= len(c.entries[over].Data)
+	}
+	c.forget(over)
+	return nil
+}
+
+// forget drops the first n entries. The caller holds c.mu.
+func (c *logCache) forget(n int) {
+	for _, x := range c.entries[:n] {
+		c.bytes -= len(x.Data)
+	}
+	clear(c.entries[:n])
+	c.entries = c.entries[n:]
+}
+
+// DeleteRange implements raft.LogStore.
+func (c *logCache) DeleteRange(first, last uint64) error {
+	c.mu.Lock()
+	c.forget(len(c.entries))
+	c.mu.Unlock()
+	return c.LogStore.DeleteRange(first, last)
+}
+
+// IsMonotonic passes on whether the store refuses gaps. See watchedLog.
+func (c *logCache) IsMonotonic() bool {
+	m, ok := c.LogStore.(raft.MonotonicLogStore)
+	return ok && m.IsMonotonic()
+}

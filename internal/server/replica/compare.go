@@ -1,0 +1,147 @@
+package replica
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Members that carried out the same log have the same state. A fault of memory, or one of this code, can make that
+// untrue without a sound, and each later grant carries it on. So the leader has an entry go through the log from time to
+// time at which every member takes the hash of its state, and then one with its own hash, with which the others compare
+// theirs. Who differs says so. It goes on: which of the two is wrong is for people to find out, and a cluster whose
+// members stopped because the leader is wrong would be no better.
+
+// compareEvery is how often states are compared. While nothing is written, they are not.
+const compareEvery = time.Minute
+
+// stateHash is the hash of the state after the log entry with an index.
+type stateHash struct {
+	Index uint64 `json:"index"`
+	Hash  string `json:"hash"`
+	// Version is that of the member that made it: another one may write down the same state in another way.
+	Version string `json:"version,omitempty"`
+}
+
+// comparison is what a member knows of its state and that of the leader.
+type comparison struct {
+	version string
+	log     *slog.Logger // nil: nobody is told
+
+	mu      sync.Mutex
+	busy    bool      // a hash is being made
+	own     stateHash // the last one
+	leaders stateHash // the last one that the leader told
+	agreed  uint64    // the index at which both were the same last; zero: never
+	differs uint64    // the index at which they were not; zero: never since the state was taken from a snapshot
+	made    chan struct{}
+}
+
+// mark takes the hash of the present state, which is that after the entry with index, in the background. While one is
+// made, which is so while a member reads its log at the start, another is not begun.
+func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy || c.log == nil {
+		return
+	}
+	state, err := freeze()
+	if err != nil {
+		return // the member stops
+	}
+	c.busy = true
+	go func() {
+		hash, err := state.machine.Hash()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.busy = false
+		if err != nil {
+			return
+		}
+		c.own = stateHash{index, hex.EncodeToString(hash[:]), c.version}
+		c.compare()
+		signal(c.made)
+	}()
+}
+
+// told notes what the leader has.
+func (c *comparison) told(h stateHash) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leaders = h
+	c.compare()
+}
+
+// compare compares, if both are of one entry. The caller holds c.mu.
+func (c *comparison) compare() {
+	switch {
+	case c.log == nil || c.own.Index == 0 || c.own.Index != c.leaders.Index || c.own.Version != c.leaders.Version:
+	case c.own.Hash == c.leaders.Hash:
+		c.agreed = c.own.Index
+	default:
+		if c.differs == 0 {
+			c.log.Error("this member's state is another than that of the leader: one of them is wrong",
+				"after entry", c.own.Index, "here", c.own.Hash, "leader", c.leaders.Hash, "agreed after entry", c.agreed)
+		}
+		c.differs = c.own.Index
+	}
+}
+
+// anew forgets: the state has come from a snapshot.
+func (c *comparison) anew() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.own, c.leaders, c.agreed, c.differs = stateHash{}, stateHash{}, 0, 0
+}
+
+// result returns the index at which the states agreed last, and that at which they differed.
+func (c *comparison) result() (agreed, differs uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.agreed, c.differs
+}
+
+// CompareStates has the members compare their states now and then, unless there is one that votes alone, until ctx ends.
+// every is how often; 0: once a minute.
+func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
+	r := t.replica
+	c := &r.State.comparison
+	every = cmp.Or(every, compareEvery)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for last := uint64(0); ; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if r.Voters() == 1 || r.State.Machine.Revision() == last {
+			continue
+		}
+		select {
+		case <-c.made: // of an earlier one
+		default:
+		}
+		before := r.State.Machine.Revision()
+		if !t.tell(ctx, fact{Mark: true}) {
+			return
+		}
+		select {
+		case <-c.made:
+		case <-time.After(every): // it was not begun, because another one was being made
+			continue
+		case <-ctx.Done():
+			return
+		}
+		c.mu.Lock()
+		own := c.own
+		c.mu.Unlock()
+		if !t.tell(ctx, fact{Hash: &own}) {
+			return
+		}
+		last = before
+	}
+}

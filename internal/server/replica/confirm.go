@@ -1,0 +1,133 @@
+package replica
+
+import (
+	"context"
+	"sync"
+
+	"github.com/hashicorp/raft"
+)
+
+// confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats answers
+// all the questions that were asked before it began.
+//
+// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: whoever
+// acknowledges in term T a request that was sent after the question has voted in no later term before, and if that
+// holds for most of the voters, nobody of a later term led at the time of the question.
+type confirmer struct {
+	raft  *raft.Raft
+	proof *proof
+	self  raft.ServerID
+	term  uint64
+
+	mu      sync.Mutex
+	waiting []func(error)
+	ended   error         // set once run has returned
+	wake    chan struct{} // has room for one: somebody waits
+	rounds  uint64        // how many rounds were needed
+	nudges  chan struct{} // has room for one: heartbeats are wanted that nobody has asked for yet
+}
+
+func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *confirmer {
+	return &confirmer{
+		raft: r, proof: p, self: self, term: term, wake: make(chan struct{}, 1), nudges: make(chan struct{}, 1),
+	}
+}
+
+// ask has then called with nil once leadership at an instant after this call is proven, or with the error of run's end.
+// It is called from one goroutine for all, and must not block.
+func (c *confirmer) ask(then func(error)) {
+	c.mu.Lock()
+	if c.ended != nil {
+		c.mu.Unlock()
+		then(c.ended)
+		return
+	}
+	c.waiting = append(c.waiting, then)
+	c.mu.Unlock()
+	signal(c.wake)
+}
+
+// run answers until ctx ends, with the cause of which all the others are answered.
+func (c *confirmer) run(ctx context.Context) {
+	go c.nudge(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			c.end(context.Cause(ctx))
+			return
+		case <-c.wake:
+		}
+		round := c.take()
+		if !c.prove(ctx) {
+			<-ctx.Done() // whoever watches over the leadership ends the term
+			for _, then := range round {
+				then(context.Cause(ctx))
+			}
+			continue
+		}
+		for _, then := range round {
+			then(nil)
+		}
+	}
+}
+
+func (c *confirmer) take() []func(error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	round := c.waiting
+	c.waiting = nil
+	return round
+}
+
+func (c *confirmer) end(err error) {
+	c.mu.Lock()
+	c.ended = err
+	c.mu.Unlock()
+	for _, then := range c.take() {
+		then(err)
+	}
+}
+
+// prove returns true once most voters have acknowledged a request that was sent after the call, and false if the term
+// is over or ctx ended.
+func (c *confirmer) prove(ctx context.Context) bool {
+	mark := c.proof.mark()
+	c.mu.Lock()
+	c.rounds++
+	c.mu.Unlock()
+	for nudged := false; ; {
+		if !c.leads() {
+			return false
+		}
+		if c.proof.quorum(c.raft.GetConfiguration().Configuration().Servers, c.self, c.term, mark) {
+			return c.leads()
+		}
+		if !nudged {
+			nudged = true
+			signal(c.nudges)
+		}
+		select {
+		case <-c.proof.changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. The verdict of VerifyLeader is not
+// asked for. It waits while raft's main loop does, which is why it has a goroutine of its own.
+func (c *confirmer) nudge(ctx context.Context) {
+	for {
+		select {
+		case <-c.nudges:
+			c.raft.VerifyLeader()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// leads reports whether this node leads in this term, as far as it knows.
+func (c *confirmer) leads() bool {
+	return c.raft.State() == raft.Leader && c.raft.CurrentTerm() == c.term
+}

@@ -1,0 +1,39 @@
+//go:build unix
+
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockDir keeps the directory for this process until it ends or closes what is returned. The log stores would wait for
+// each other in silence.
+func lockDir(dir string) (io.Closer, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return heldDir{f}, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("data directory %s is in use by another server", dir)
+	}
+	return nil, fmt.Errorf("data directory %s: lock: %w", dir, err)
+}
+
+type heldDir struct{ *os.File }
+
+// Close implements io.Closer. It gives the lock up by word: a child that this process is about to start has the file,
+// too, until it runs its program.
+func (d heldDir) Close() error {
+	return errors.Join(unix.Flock(int(d.Fd()), unix.LOCK_UN), d.File.Close())
+}

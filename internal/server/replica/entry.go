@@ -1,0 +1,35 @@
+package replica
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// The first byte of a log entry says what it is. The term in which it was decided follows, then the rest.
+const (
+	entryBatch byte = 1 // commands of the lock state machine
+	entryFact  byte = 2 // a fact about the cluster
+)
+
+// beginEntry begins a log entry that a leader decides in term.
+//
+// Raft takes an entry from whoever leads when the entry comes, which may be the same member in a later term, after
+// another one has led: a goroutine that stood still for two hand-overs is enough. What the leader of then decided by
+// its clock (a session is over), by its connections (a command comes from the one that the session is attached to) or
+// by its state (a minimum time goes on) is out of date. So an entry that lands in another term is carried out by no
+// replica.
+func beginEntry(kind byte, term uint64) []byte {
+	return binary.AppendUvarint([]byte{kind}, term)
+}
+
+// readEntry returns the parts of a log entry.
+func readEntry(data []byte) (kind byte, term uint64, body []byte, err error) {
+	if len(data) == 0 {
+		return 0, 0, nil, errors.New("it is empty")
+	}
+	term, n := binary.Uvarint(data[1:])
+	if n <= 0 {
+		return 0, 0, nil, errors.New("it has no term")
+	}
+	return data[0], term, data[1+n:], nil
+}

@@ -1,0 +1,153 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// A member in maintenance leads only if nobody else does: it asks for no votes while it hears of a leader, or has heard
+// of one a short while ago, and if it leads all the same it hands that over as soon as another can take it. It follows
+// and votes as before. To ask for no votes at all would be wrong: it may be the only one left that has all that was
+// acknowledged, and then the others cannot be elected.
+
+// errMaintenance is what raft gets instead of a vote.
+var errMaintenance = errors.New("this member is in maintenance: it leads only if nobody else does")
+
+// refrainTimes is for how many elections without a leader a member in maintenance leaves them to the others.
+const refrainTimes = 3
+
+// maintain begins maintenance, or ends it.
+func (r *Replica) maintain(on bool) {
+	if !on {
+		r.proof.refrains.Store(nil)
+		return
+	}
+	t := r.config.Timing.WithDefaults()
+	refrains := func() bool {
+		heard := r.raft.LastContact()
+		return !heard.IsZero() && time.Since(heard) < refrainTimes*(t.Heartbeat+t.Election)
+	}
+	r.proof.refrains.Store(&refrains)
+}
+
+// InMaintenance reports whether this member leads only if nobody else does.
+func (r *Replica) InMaintenance() bool { return r.proof.refrains.Load() != nil }
+
+// Maintain begins maintenance, or ends it. A member that leads hands that over then; if no other member can lead, the
+// error is a *RefusedError and nothing has changed.
+func (r *Replica) Maintain(ctx context.Context, on bool) error {
+	leads := on && r.serving.Load() != nil
+	if leads {
+		if _, err := r.successor(ctx, ""); err != nil {
+			return err
+		}
+	}
+	r.maintain(on)
+	r.config.Log.Info("maintenance", "on", on)
+	if leads {
+		if err := r.HandOver(ctx); err != nil { // who serves tries it again
+			r.config.Log.Info("in maintenance, and still leading", "error", err)
+		}
+	}
+	return nil
+}
+
+// StepDown hands the leadership over, if this member serves, and does not take it again. The error is why nobody took it.
+func (r *Replica) StepDown(ctx context.Context) error {
+	r.maintain(true)
+	if r.serving.Load() == nil || r.Voters() < 2 {
+		return nil
+	}
+	return r.HandOver(ctx)
+}
+
+// successor returns the member that is to lead after this one, which leads: id, or where that is empty the one that has
+// the most of the log. It must have a vote, answer, and not be in maintenance.
+func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server, error) {
+	refuse := func(format string, args ...any) (raft.Server, error) {
+		return raft.Server{}, refusal(format, args...)
+	}
+	servers := slices.DeleteFunc(slices.Clone(r.servers()), func(m raft.Server) bool {
+		return m.ID == r.id || id != "" && m.ID != id || id == "" && m.Suffrage != raft.Voter
+	})
+	switch {
+	case id != "" && len(servers) == 0:
+		return raft.Server{}, noMember(id)
+	case id != "" && servers[0].Suffrage != raft.Voter:
+		return refuse("%s has no vote yet", id)
+	}
+	answers := r.askEach(ctx, servers)
+	best, away, has := -1, 0, uint64(0)
+	for i, m := range servers {
+		switch index := r.proof.indexOf(m.ID); {
+		case answers[i].ID != m.ID: // none, or that of another one
+		case answers[i].Maintenance:
+			away++
+		case best < 0 || index > has:
+			best, has = i, index
+		}
+	}
+	switch {
+	case best >= 0:
+		return servers[best], nil
+	case id != "" && away > 0:
+		return refuse("%s is in maintenance", id)
+	case id != "":
+		return refuse("%s does not answer the leader", id)
+	case away > 0:
+		return refuse("no other member with a vote answers the leader, except %d in maintenance", away)
+	}
+	return refuse("no other member with a vote answers the leader")
+}
+
+// askEach asks all at once, for as long as a leader may be silent. Who does not answer has no id.
+func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
+	ctx, cancel := context.WithTimeout(ctx, r.config.Timing.WithDefaults().Heartbeat)
+	defer cancel()
+	answers := make([]answer, len(servers))
+	var asking sync.WaitGroup
+	for i, m := range servers {
+		asking.Go(func() { answers[i], _ = r.peers.ask(ctx, string(m.Address), question{}) })
+	}
+	asking.Wait()
+	return answers
+}
+
+// HandOver has another member lead.
+func (r *Replica) HandOver(ctx context.Context) error {
+	to, err := r.successor(ctx, "")
+	if err != nil {
+		return err
+	}
+	return r.transfer(ctx, to)
+}
+
+// Transfer has the member id lead. The error is a *RefusedError if it cannot.
+func (r *Replica) Transfer(ctx context.Context, id string) error {
+	to, err := r.successor(ctx, raft.ServerID(id))
+	if err != nil {
+		return err
+	}
+	return r.transfer(ctx, to)
+}
+
+func (r *Replica) transfer(ctx context.Context, to raft.Server) error {
+	var err error
+	select {
+	case err = <-landing(r.raft.LeadershipTransferToServer(to.ID, to.Address)):
+	case <-r.dead:
+		err = raft.ErrRaftShutdown
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("no other member takes over the leadership: %w", err)
+	}
+	return nil
+}

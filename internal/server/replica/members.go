@@ -1,0 +1,353 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// memberTimeout bounds one change of the configuration.
+const memberTimeout = 5 * time.Second
+
+// RefusedError is why the members, or the leader among them, were not changed as an operator wanted: as they are, that
+// is not possible or would do harm.
+type RefusedError struct{ why string }
+
+func (e *RefusedError) Error() string { return e.why }
+
+func refusal(format string, args ...any) error { return &RefusedError{fmt.Sprintf(format, args...)} }
+
+// ErrNoMember is in the chain of errors about a member that there is not.
+var ErrNoMember = errors.New("there is no member")
+
+func noMember(id raft.ServerID) error { return fmt.Errorf("%w %q", ErrNoMember, id) }
+
+// Member is one of the cluster.
+type Member struct {
+	ID, Address string
+	Client      string // where clients find it; empty: nowhere, or not known
+	Voter       bool
+	Waits       bool // it has neither a vote nor the approval to get one
+	Alive       bool // it follows; see Term.Members
+}
+
+// Members are those of the latest configuration, committed or not. Who is alive is not known.
+func (r *Replica) Members() []Member {
+	var all []Member
+	for _, m := range r.servers() {
+		all = append(all, Member{
+			ID: string(m.ID), Address: string(m.Address), Client: r.State.Client(string(m.ID)),
+			Voter: m.Suffrage == raft.Voter, Waits: r.waits(m.ID),
+		})
+	}
+	return all
+}
+
+// Voters is how many members have a vote.
+func (r *Replica) Voters() int { return voters(r.servers()) }
+
+// CaughtUp reports, of a member that follows this one, whether it has all that is committed.
+func (r *Replica) CaughtUp(id string) bool {
+	return r.proof.caughtUp(raft.ServerID(id), r.raft.CommitIndex())
+}
+
+// Members are those of the cluster, and which of them are alive. The error is ErrNotLeader once nobody is served in this
+// term any more.
+func (t *Term) Members(ctx context.Context) ([]Member, error) {
+	alive, err := t.alive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := t.replica.Members()
+	for i := range all {
+		all[i].Alive = alive[raft.ServerID(all[i].ID)]
+	}
+	return all, nil
+}
+
+// Add takes in, by consent of an operator, the server that answers at an address, and returns its name.
+func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
+	other, err := t.replica.peers.ask(ctx, address, question{})
+	if err != nil {
+		return "", refusal("nobody who could join answers at %s, or it belongs to another cluster: %v", address, err)
+	}
+	switch err := t.admit(other.member, true); {
+	case errors.Is(err, errNotFresh):
+		return "", refusal("the server at %s: %v", address, err)
+	case err != nil:
+		return "", changeError(err)
+	}
+	return string(other.ID), nil
+}
+
+// Remove takes a member out. If it is this one, the leadership is handed over instead, which is an error: the next leader
+// can remove it.
+func (t *Term) Remove(ctx context.Context, id string) error {
+	r := t.replica
+	configuration := r.raft.GetConfiguration()
+	if err := r.await(configuration); err != nil {
+		return changeError(err)
+	}
+	servers := configuration.Configuration().Servers
+	if !slices.ContainsFunc(servers, func(m raft.Server) bool { return string(m.ID) == id }) {
+		return noMember(raft.ServerID(id))
+	}
+	alive, err := t.alive(ctx)
+	if err != nil {
+		return err
+	}
+	if err := checkQuorumWithout(servers, raft.ServerID(id), alive); err != nil {
+		return err
+	}
+	if id == r.ID() {
+		if err := r.await(r.raft.LeadershipTransfer()); err != nil {
+			return fmt.Errorf("no other member takes over the leadership: %w", err)
+		}
+		return errors.New("this member led and has handed that over: ask the next leader")
+	}
+	// The index says that the members have not changed since they were counted.
+	return changeError(r.await(r.raft.RemoveServer(raft.ServerID(id), configuration.Index(), memberTimeout)))
+}
+
+// changeError is why the members could not be changed. It wraps ErrUnknown if they may change yet.
+func changeError(err error) error {
+	if errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrRaftShutdown) {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return err
+}
+
+// checkQuorumWithout refuses to leave a cluster that could not go on: most of the voters that remain must be there.
+func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.ServerID]bool) error {
+	voters, there := 0, 0
+	for _, m := range servers {
+		if m.ID == id || m.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if alive[m.ID] {
+			there++
+		}
+	}
+	switch {
+	case voters == 0:
+		return refusal("%s is the last member with a vote", id)
+	case there <= voters/2:
+		return refusal("without %s there are %d members with a vote, of which %d answer: too few for a majority", id, voters, there)
+	}
+	return nil
+}
+
+// aliveEvery is how often alive looks, and aliveTimes how many election timeouts it gives the members to answer.
+const (
+	aliveEvery = 10 * time.Millisecond
+	aliveTimes = 2
+)
+
+// alive asks which members follow this one, which leads: those that acknowledge something that was sent after the call.
+// Heartbeats come often enough for that.
+func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
+	r := t.replica
+	ctx, cancel := context.WithTimeout(ctx, aliveTimes*r.config.Timing.WithDefaults().Heartbeat)
+	defer cancel()
+	mark := r.proof.mark()
+	tick := time.NewTicker(aliveEvery)
+	defer tick.Stop()
+	for {
+		alive := map[raft.ServerID]bool{r.id: true}
+		servers := r.servers()
+		for _, m := range servers {
+			if r.proof.heardOf(m.ID, t.number, mark) {
+				alive[m.ID] = true
+			}
+		}
+		if r.serving.Load() != t {
+			return nil, ErrNotLeader
+		}
+		if len(alive) >= len(servers) {
+			return alive, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return alive, nil
+		}
+	}
+}
+
+// errNotFresh is why a server with data is not taken in. It has voted and acknowledged in another company, and may have
+// been one of the majority that the cluster has gone on without: what it brings does not fit.
+var errNotFresh = errors.New("it has data of a former member or of another cluster: start it with an empty data directory")
+
+// maxUnapproved is how many members without approval are taken in: each gets all that the cluster keeps.
+const maxUnapproved = 8
+
+// admit takes a member in, as leader: one that has no data, or one of its own that has moved. It begins without a vote:
+// keepMembers gives it one when it has caught up, so that it cannot stop the others, and is approved. Whoever reaches
+// this member may ask, so without approval (of an operator, if consent is given, or by the key) nobody takes the place
+// of a member or is believed to be one that has moved.
+func (t *Term) admit(m member, consent bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
+	defer cancel()
+	r := t.replica
+	servers := r.servers()
+	known := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID == m.ID })
+	if known >= 0 && string(servers[known].Address) == m.Peer {
+		return t.approve(ctx, m.ID, consent)
+	}
+	// Nothing is changed before the one who answers there has said who it is.
+	a, proven, err := r.askForKey(ctx, m.Peer)
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot reach you at %s: %w", m.Peer, err)
+	case a.ID != m.ID:
+		return fmt.Errorf("at %s is %s, not %s", m.Peer, a.ID, m.ID)
+	case known < 0 && !a.Fresh:
+		return errNotFresh
+	}
+	if err := r.checkLevel(a.Level); err != nil {
+		return err
+	}
+	consent = consent || proven
+	before := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID != m.ID && string(server.Address) == m.Peer })
+	switch {
+	case consent:
+	case before >= 0:
+		return consentNeeded(m.Peer, fmt.Sprintf("it is to take the place of %s, which was at %[2]s", servers[before].ID, m.Peer))
+	case known >= 0 && !certifiedFor(a.certificate, r.peers.hostOf(string(servers[known].Address))):
+		return consentNeeded(m.Peer, fmt.Sprintf("it says to be %s, which was at %s", m.ID, servers[known].Address))
+	case known < 0 && r.unapproved(servers) >= maxUnapproved:
+		return fmt.Errorf("%d servers wait for approval already", maxUnapproved)
+	}
+	if err := t.approve(ctx, m.ID, consent); err != nil {
+		return err
+	}
+	if before >= 0 {
+		// Its place is taken: it lost its data, and will not come back under its name.
+		if err := r.await(r.raft.RemoveServer(servers[before].ID, 0, memberTimeout)); err != nil {
+			return err
+		}
+	}
+	if known < 0 && !consent {
+		r.config.Log.Warn("a server asked to be a member: it gets no vote before it is approved",
+			"id", m.ID, "address", m.Peer, "approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
+	}
+	// The vote of one that moved goes with it.
+	return r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
+}
+
+// consentNeeded is why a server is not taken in by itself.
+func consentNeeded(address, why string) error {
+	return fmt.Errorf("%s: that needs approval, by \"fencelock member add %s\" or the join key of the others", why, address)
+}
+
+// approve notes that a member may have a vote, if there is consent to that.
+func (t *Term) approve(ctx context.Context, id raft.ServerID, consent bool) error {
+	if !consent || !t.replica.waits(id) {
+		return nil
+	}
+	if !t.tell(ctx, fact{Approved: id}) {
+		return fmt.Errorf("the approval could not be noted: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// waits reports whether a server has neither a vote nor the approval to get one.
+func (r *Replica) waits(id raft.ServerID) bool {
+	return !r.State.approved(id) && !slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
+		return server.ID == id && server.Suffrage == raft.Voter
+	})
+}
+
+func (r *Replica) unapproved(servers []raft.Server) (n int) {
+	for _, server := range servers {
+		if r.waits(server.ID) {
+			n++
+		}
+	}
+	return n
+}
+
+// KeepMembers gives votes to those who have caught up, and learns where clients find each member.
+func (t *Term) KeepMembers(ctx context.Context) {
+	for _, server := range t.replica.servers() {
+		if err := t.keepMember(ctx, server); err != nil && ctx.Err() == nil {
+			t.replica.config.Log.Debug("member", "id", server.ID, "address", server.Address, "error", err)
+		}
+	}
+}
+
+func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
+	r := t.replica
+	if server.ID == r.id {
+		if string(server.Address) == r.address {
+			return nil
+		}
+		// We moved.
+		return r.await(r.raft.AddVoter(server.ID, raft.ServerAddress(r.address), 0, memberTimeout))
+	}
+	if r.waits(server.ID) && len(r.config.JoinKey) > 0 {
+		a, proven, err := r.askForKey(ctx, string(server.Address))
+		if err == nil && proven && a.ID == server.ID {
+			err = t.tryTell(fact{Approved: server.ID})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	approved := server.Suffrage == raft.Nonvoter && !r.waits(server.ID)
+	if approved && r.proof.caughtUp(server.ID, r.raft.CommitIndex()) {
+		err := r.await(r.raft.AddVoter(server.ID, server.Address, 0, memberTimeout))
+		if err != nil {
+			return err
+		}
+	}
+	if r.State.knows(server.ID) {
+		return nil
+	}
+	a, err := r.peers.ask(ctx, string(server.Address), question{})
+	if err != nil {
+		return err
+	}
+	if a.ID != server.ID {
+		return errors.New("another member answers at its address")
+	}
+	return t.tryTell(fact{Member: a.ID, Client: a.Client})
+}
+
+// levelOf is the level that a member has told. Versions that tell none know the first one.
+func levelOf(told uint32) uint32 { return max(told, 1) }
+
+// CommonLevel is the highest feature level that all approved members know.
+func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
+	r := t.replica
+	common := uint32(machine.MaxLevel)
+	for _, member := range r.servers() {
+		if member.ID == r.id || r.waits(member.ID) { // who is not approved has no say
+			continue
+		}
+		a, err := r.peers.ask(ctx, string(member.Address), question{})
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("the level of %s: %w", member.ID, err)
+		case a.ID != member.ID:
+			return 0, fmt.Errorf("the level of %s: %s answers in its place", member.ID, a.ID)
+		}
+		common = min(common, levelOf(a.Level))
+	}
+	return common, nil
+}
+
+// checkLevel is why a member is not taken in whose version knows too little.
+func (r *Replica) checkLevel(told uint32) error {
+	if level := r.State.Machine.Level(); levelOf(told) < level {
+		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one", levelOf(told), level)
+	}
+	return nil
+}

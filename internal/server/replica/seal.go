@@ -1,0 +1,91 @@
+package replica
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/hashicorp/raft-wal/metadb"
+	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
+)
+
+// reopenSealed finishes what a member was about when it was killed between two steps of raft-wal: the last file of the
+// log was full and sealed, and the list of files did not say so yet. raft-wal opens such a log and refuses every entry
+// from then on ("segment is sealed"), also when it is opened again: the member would never come back.
+//
+// The entries are copied into a file that is not sealed, which takes the place of the other in the list. To enter the
+// seal in the list was rejected: after a loss of power the index that belongs to it may not be on the disk, and
+// raft-wal has gone back to the entries before it.
+func reopenSealed(dir string, files types.VFS) (err error) {
+	if _, err := os.Stat(filepath.Join(dir, metadb.FileName)); errors.Is(err, fs.ErrNotExist) {
+		return nil // there is no log yet
+	}
+	list := &metadb.BoltMetaDB{}
+	defer func() { err = errors.Join(err, list.Close()) }()
+	state, err := list.Load(dir)
+	if err != nil || len(state.Segments) == 0 {
+		return err
+	}
+	last := &state.Segments[len(state.Segments)-1]
+	if !last.SealTime.IsZero() {
+		return nil
+	}
+	filer := segment.NewFiler(dir, files)
+	from, err := filer.RecoverTail(*last)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // raft-wal makes it
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, from.Close()) }()
+	if sealed, _, err := from.Sealed(); err != nil || !sealed {
+		return err
+	}
+	into := *last
+	into.ID = state.NextSegmentID
+	into.BaseIndex = max(last.BaseIndex, last.MinIndex)
+	into.MinIndex = into.BaseIndex
+	if err := copySegment(filer, from, &into); err != nil {
+		return fmt.Errorf("entries %d to %d: %w", into.BaseIndex, from.LastIndex(), err)
+	}
+	*last = into
+	state.NextSegmentID++
+	return list.CommitState(state)
+}
+
+// aroundEntry is more than a file needs for an entry beside its data, in bytes.
+const aroundEntry = 64
+
+// copySegment writes all entries of from, as of the first of into, to a new file, which it makes so large that as much
+// fits in once more as into had room for.
+func copySegment(filer *segment.Filer, from types.SegmentWriter, into *types.SegmentInfo) (err error) {
+	// One that is there is of an attempt that was broken off.
+	if err := filer.Delete(into.BaseIndex, into.ID); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if from.LastIndex() < into.BaseIndex {
+		return nil // raft-wal makes it
+	}
+	var entries []types.LogEntry
+	for i := into.BaseIndex; i <= from.LastIndex(); i++ {
+		raw, err := from.GetLog(i)
+		if err != nil {
+			return err
+		}
+		entries = append(entries, types.LogEntry{Index: i, Data: bytes.Clone(raw.Bs)})
+		if err := raw.Close(); err != nil {
+			return err
+		}
+		into.SizeLimit += uint32(len(raw.Bs)) + aroundEntry
+	}
+	to, err := filer.Create(*into)
+	if err != nil {
+		return err
+	}
+	return errors.Join(to.Append(entries), to.Close())
+}

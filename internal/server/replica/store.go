@@ -1,0 +1,272 @@
+package replica
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+	"github.com/hashicorp/raft-boltdb/v2"
+	wal "github.com/hashicorp/raft-wal"
+	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/segment"
+	"github.com/hashicorp/raft-wal/types"
+
+	"github.com/fencelock/fencelock/internal/rig"
+)
+
+// Store names the kinds of log store.
+type Store string
+
+// The log stores.
+const (
+	// StoreWAL appends to files: one fsync per append, and old files are deleted. The default.
+	StoreWAL Store = "wal"
+	// StoreBolt is a B+tree in one file: older, slower, and longer proven.
+	StoreBolt Store = "bolt"
+	// StoreMemory keeps nothing: for trying out and for tests.
+	StoreMemory Store = "memory"
+)
+
+// snapshotsKept is how many snapshots are kept on disk.
+const snapshotsKept = 2
+
+// stores is all that raft keeps.
+type stores struct {
+	nodeID    raft.ServerID
+	cluster   clusterFile
+	log       raft.LogStore
+	stable    raft.StableStore
+	snapshots raft.SnapshotStore
+	checked   *checkedLog // log without its cache; nil: nothing is kept
+	sizes     *logSizes
+	silence   *silence
+	open      []io.Closer // in the order in which they were opened
+}
+
+func (s *stores) close() error {
+	var err error
+	for _, c := range slices.Backward(s.open) {
+		err = errors.Join(err, c.Close())
+	}
+	s.open = nil
+	return err
+}
+
+// logAndStable is what each of the stores is.
+type logAndStable interface {
+	raft.LogStore
+	raft.StableStore
+	io.Closer
+}
+
+// openStores opens what is in dir, or makes it. fatal is called if the disk refuses a write later.
+func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal func(error)) (*stores, error) {
+	if kind == StoreMemory {
+		return memoryStores(), nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &stores{silence: newSilence(), sizes: newLogSizes(), open: []io.Closer{lock}}
+	if err := s.openIn(kind, dir, logger, rig, &disk{fatal: fatal}); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (err error) {
+	if err := errors.Join(checkFinished(dir), checkKind(kind, dir)); err != nil {
+		return err
+	}
+	if s.nodeID, err = nodeID(dir); err != nil {
+		return err
+	}
+	if s.cluster, err = readClusterFile(dir); err != nil {
+		return err
+	}
+	snapshots, err := openSnapshots(dir, logger)
+	if err != nil {
+		return err
+	}
+	s.snapshots = snapshots
+	newest, err := snapshots.check()
+	if err != nil {
+		return err
+	}
+	store, err := openLog(kind, dir, logger, rig, disk)
+	if err != nil {
+		return fmt.Errorf("log in %s: %w", dir, err)
+	}
+	s.open = append(s.open, store)
+	stable := raft.StableStore(store)
+	if rig.Stable != nil {
+		stable = rig.Stable(stable)
+	}
+	s.stable = &strictStable{stable, disk}
+	last, err := store.LastIndex()
+	if err != nil {
+		return err
+	}
+	mark, err := openMark(dir, last)
+	if err != nil {
+		return err
+	}
+	s.open = append(s.open, mark)
+	below := raft.LogStore(store)
+	if rig.Log != nil {
+		below = rig.Log(below)
+	}
+	s.checked = &checkedLog{
+		&watchedLog{&strictLog{below, disk}, s.silence}, filepath.Join(dir, string(kind)), s.silence, disk, mark, s.sizes,
+	}
+	if err := s.checked.check(newest); err != nil {
+		return err
+	}
+	s.log = &logCache{LogStore: s.checked}
+	return nil
+}
+
+func memoryStores() *stores {
+	store := raft.NewInmemStore()
+	s := &stores{
+		nodeID: newNodeID(), stable: store, snapshots: raft.NewInmemSnapshotStore(), silence: newSilence(), sizes: newLogSizes(),
+	}
+	s.log = &checkedLog{
+		LogStore: &watchedLog{store, s.silence}, silence: s.silence, disk: &disk{fatal: func(error) {}}, sizes: s.sizes,
+	}
+	return s
+}
+
+func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (log logAndStable, err error) {
+	path := filepath.Join(dir, string(kind))
+	defer func() {
+		if x := recover(); x != nil { // neither kind expects other than what it wrote
+			err = &CorruptError{File: path, Why: fmt.Sprint(x)}
+		}
+	}()
+	if kind == StoreBolt {
+		return raftboltdb.NewBoltStore(path)
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	files := types.VFS(walfs.New())
+	if rig.Files != nil {
+		files = rig.Files(files)
+	}
+	files = strictFiles{files, disk}
+	if err := reopenSealed(path, files); err != nil {
+		return nil, fmt.Errorf("its last file is sealed and cannot be copied: %w", err)
+	}
+	return wal.Open(path, wal.WithLogger(logger), wal.WithSegmentSize(cmp.Or(rig.SegmentBytes, segmentBytes)),
+		wal.WithSegmentFiler(segment.NewFiler(path, files)))
+}
+
+// checkKind refuses to open one kind of log beside another: the node would forget its votes and what it acknowledged.
+func checkKind(kind Store, dir string) error {
+	for _, other := range []Store{StoreWAL, StoreBolt} {
+		if other == kind {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, string(other))); err == nil {
+			return fmt.Errorf("data directory %s has a log of kind %s, not %s", dir, other, kind)
+		}
+	}
+	return nil
+}
+
+// nodeID returns the name of this node, which is made once and kept with the data: a name that an operator sets can be
+// set twice, and two nodes of one name vote twice.
+func nodeID(dir string) (raft.ServerID, error) {
+	path := filepath.Join(dir, "node-id")
+	text, err := os.ReadFile(path)
+	if err == nil {
+		if id := strings.TrimSpace(string(text)); id != "" {
+			return raft.ServerID(id), nil
+		}
+		return "", fmt.Errorf("%s is empty", path)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	id := newNodeID()
+	return id, writeFile(path, []byte(string(id)+"\n"))
+}
+
+func newNodeID() raft.ServerID {
+	var raw [8]byte
+	rand.Read(raw[:]) // never fails
+	return raft.ServerID(hex.EncodeToString(raw[:]))
+}
+
+// clusterFile is where a member writes down of which cluster it is: it turns members of others away also before it has
+// read its log. The zero value is that of a member that keeps nothing.
+type clusterFile struct {
+	path string
+	name string // empty if it is not known yet
+}
+
+const clusterIDFile = "cluster-id"
+
+func readClusterFile(dir string) (clusterFile, error) {
+	f := clusterFile{path: filepath.Join(dir, clusterIDFile)}
+	text, err := os.ReadFile(f.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	f.name = strings.TrimSpace(string(text))
+	return f, nil
+}
+
+func (f clusterFile) write(name string) error {
+	if f.path == "" {
+		return nil
+	}
+	return writeFile(f.path, []byte(name+"\n"))
+}
+
+// writeFile writes a file that is there as a whole or not at all, also after a crash.
+func writeFile(path string, text []byte) error {
+	temporary := path + ".new"
+	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
