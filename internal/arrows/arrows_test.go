@@ -6,6 +6,7 @@
 //	fencing/*guard → fencing   fencing/guardtest → conformance/fault
 //	conformance/containers → testcontainers
 //	cmd/fencelock → internal/gateway → huma
+//	internal/server → internal/server/replica → internal/machine; replica → raft
 package arrows
 
 import (
@@ -120,6 +121,32 @@ func violations(g graph) []string {
 		}
 		found = append(found, testOnly(g, path)...)
 		found = append(found, door(g, path)...)
+		found = append(found, layer(g, path)...)
+	}
+	return found
+}
+
+// layers are those of the bundled server, the lowest first. None depends on one above it, and raft is the second one's
+// alone: what a server serves and what a leader decides is said without it.
+var layers = []string{
+	module + "/internal/machine", module + "/internal/server/replica", module + "/internal/server",
+}
+
+// layer checks a layer of the bundled server.
+func layer(g graph, path string) (found []string) {
+	own := slices.Index(layers, path)
+	if own < 0 {
+		return nil
+	}
+	for _, dep := range g.deps(path) {
+		if slices.Index(layers, dep) > own {
+			found = append(found, fmt.Sprintf("%s depends on %s, which is above it", path, dep))
+		}
+	}
+	for _, imp := range g[path].Imports {
+		if strings.HasPrefix(imp, "github.com/hashicorp/") && own != 1 {
+			found = append(found, fmt.Sprintf("%s imports %s: only %s knows raft", path, imp, layers[1]))
+		}
 	}
 	return found
 }

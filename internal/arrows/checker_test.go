@@ -25,6 +25,9 @@ var sound = map[string]string{
 	"./conformance/containers":     "./conformance/fault github.com/testcontainers/testcontainers-go",
 	"./cmd/fencelock":              ". ./redis ./etcd ./internal/gateway",
 	"./internal/gateway":           "./backend github.com/danielgtaylor/huma/v2",
+	"./internal/server":            "./internal/server/replica ./internal/machine",
+	"./internal/server/replica":    "./internal/machine github.com/hashicorp/raft",
+	"./internal/machine":           "./fencing",
 	"github.com/redis/go-redis/v9": "github.com/cespare/xxhash/v2",
 	"github.com/testcontainers/testcontainers-go": "github.com/moby/moby/client",
 }
@@ -90,6 +93,9 @@ func TestEveryWrongArrowIsFound(t *testing.T) {
 		{"a guard that is not entered", "./fencing/kafkaguard", "./fencing", "no known guard"},
 		{"a driver links what serves HTTP", "./redis", "github.com/danielgtaylor/huma/v2", "only cmd/fencelock serves HTTP"},
 		{"an example links the gateway", "./examples/x", "./internal/gateway", "only cmd/fencelock serves HTTP"},
+		{"raft's package imports the server", "./internal/server/replica", "./internal/server", "which is above it"},
+		{"the state imports raft's package", "./internal/machine", "./internal/server/replica", "which is above it"},
+		{"the server knows raft", "./internal/server", "github.com/hashicorp/raft", "knows raft"},
 		{"a driver that is not entered", "./consul", "./backend", "no known place"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,9 +1,9 @@
 // Package server is the bundled lock server: one member of a cluster that replicates the lock state machine (package
-// machine) with Raft and serves it over the protocol of package lockpb.
+// machine) with Raft (package replica) and serves it over the protocol of package lockpb.
 //
-//	client ─ stream ─► conn ─► call ─► proposer ─► raft ─► fsm ─► machine
-//	                    ▲                                          │
-//	                    └──── reply, grants, losses ◄─ leadership ◄┘
+//	client ─ stream ─► conn ─► call ─► proposer ─► replica: raft ─► machine
+//	                    ▲                                             │
+//	                    └──── reply, grants, losses ◄─ leadership ◄───┘
 //
 // # What it promises
 //
@@ -22,19 +22,17 @@
 // say who leads; they do not forward, since a forwarded request has two instants of receipt. See leadership.go,
 // session.go.
 //
-// Renewals and reads cost no log entry. They wait for a proof of leadership (confirm.go, proof.go): most members must
-// acknowledge, in the present term, a message that was sent after the request was received. Raft's own VerifyLeader
-// does not prove that. A leader that was paused and succeeded fails it, whatever it believes.
+// Renewals and reads cost no log entry. They wait for a proof of leadership: see replica.Term.Confirm. A leader that was
+// paused and succeeded fails it, whatever it believes.
 //
 // Commands are gathered into log entries while earlier ones are on their way (propose.go): the busier, the larger the
 // entries, and one fsync carries hundreds of commands.
 //
-// A leader whose disk hangs falls silent, so that the others elect another (stall.go). So does one whose log does not
-// go on for another reason (watchdog.go).
+// A leader that stands still falls silent, so that the others elect another, and sends its clients away.
 //
-// A member whose disk refuses a write stops: it acknowledges nothing that it may not have (disk.go). Started again with
-// a disk that works it goes on with what is there. After a failed fsync the disk may not have what it gives back until
-// the machine is started anew: replace it, and give the member an empty directory.
+// A member whose disk refuses a write stops: it acknowledges nothing that it may not have. Started again with a disk that
+// works it goes on with what is there. After a failed fsync the disk may not have what it gives back until the machine is
+// started anew: replace it, and give the member an empty directory.
 //
 // No connection fills the queue of the log: connections take turns (lanes.go), and of one that has too much on its way
 // no more is read.
