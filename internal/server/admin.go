@@ -39,7 +39,7 @@ func (a *admin) ListMembers(ctx context.Context, _ *lockpb.ListMembersRequest) (
 	if r == nil {
 		return nil, a.server.notLeading()
 	}
-	all, err := r.log.Members(ctx)
+	all, err := r.Term.Members(ctx)
 	if err != nil {
 		return nil, a.server.memberError(err)
 	}
@@ -59,7 +59,7 @@ func (a *admin) AddMember(ctx context.Context, q *lockpb.AddMemberRequest) (*loc
 	case s.config.PeerListen == "":
 		return nil, status.Error(codes.FailedPrecondition, "this server has no address for other members, see --peer-listen")
 	}
-	id, err := r.log.Add(ctx, q.PeerAddress)
+	id, err := r.Term.Add(ctx, q.PeerAddress)
 	if err != nil {
 		return nil, s.memberError(err)
 	}
@@ -77,7 +77,7 @@ func (a *admin) RemoveMember(ctx context.Context, q *lockpb.RemoveMemberRequest)
 	if r == nil {
 		return nil, a.server.notLeading()
 	}
-	if err := r.log.Remove(ctx, q.NodeId); err != nil {
+	if err := r.Term.Remove(ctx, q.NodeId); err != nil {
 		return nil, a.server.memberError(err)
 	}
 	return &lockpb.RemoveMemberReply{}, nil

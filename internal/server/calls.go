@@ -9,7 +9,14 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/lead"
 )
+
+// outcome is what a command did, for who answers it.
+type outcome struct {
+	lead.Outcome
+	renewed bool // the command has renewed its session
+}
 
 // propose sends a command through the log and answers with its result, or with what then makes of it.
 //
@@ -17,10 +24,10 @@ import (
 // session as a keepalive does, also one that is kept.
 func (x *call) propose(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	named := x.session != machine.SessionID{}
-	renewed := named && x.leadership.time.renew(x.session, x.receipt)
+	renewed := named && x.leadership.Time.Renew(x.session, x.receipt)
 	return x.log(c, func(o *outcome) *lockpb.Reply {
-		o.renewed = named && o.result.Code != machine.CodeNoSession &&
-			(renewed || x.leadership.time.logged(x.session, x.receipt))
+		o.renewed = named && o.Result.Code != machine.CodeNoSession &&
+			(renewed || x.leadership.Time.Logged(x.session, x.receipt))
 		return then(o)
 	})
 }
@@ -28,23 +35,24 @@ func (x *call) propose(c machine.Command, then func(*outcome) *lockpb.Reply) err
 // log is propose for what renews nothing. It waits while the connection has too much in flight.
 func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	c.Session = x.session
-	places := min(1+weight(&c)/placeBytes, inFlight)
+	places := min(1+lead.Weight(&c)/placeBytes, inFlight)
 	if !x.board(places) {
 		return nil // nobody would hear of it
 	}
-	err := x.leadership.proposer.submit(proposal{command: c, by: x.conn, obsolete: x.attachedElsewhere, done: func(o outcome, err error) {
+	err := x.leadership.Submit(lead.Proposal{Command: c, By: x.conn, Obsolete: x.attachedElsewhere, Done: func(o lead.Outcome, err error) {
 		defer x.alight(places)
 		if err != nil {
 			x.fail(x.request, err)
 			return
 		}
-		for _, g := range o.result.Grants {
-			x.leadership.time.granted(g.Name, g.Token, g.MinHold)
+		for _, g := range o.Result.Grants {
+			x.leadership.Time.Granted(g.Name, g.Token, g.MinHold)
 		}
-		r := then(&o)
-		r.Renewed = r.Renewed || o.renewed
+		with := outcome{Outcome: o}
+		r := then(&with)
+		r.Renewed = r.Renewed || with.renewed
 		// Whoever asks after this answer whether it lives still is told of its loss before.
-		x.leadership.deliver(x.conn, o.notices)
+		x.leadership.Deliver(x.conn, o.Notices)
 		x.reply(x.request, r)
 	}})
 	if err != nil {
@@ -60,7 +68,7 @@ func (x *call) attachedElsewhere() error {
 	if !x.changesLocks() || x.session == (machine.SessionID{}) {
 		return nil
 	}
-	if other := x.leadership.connOf(x.session); other != nil && other != x.conn {
+	if other := x.leadership.Listener(x.session); other != nil && other != x.conn {
 		return notAttached()
 	}
 	return nil
@@ -68,7 +76,7 @@ func (x *call) attachedElsewhere() error {
 
 // plain makes the reply of a command that has no reply of its own.
 func (x *call) plain(o *outcome) *lockpb.Reply {
-	return resultReply(&o.result, x.leadership.time, x.server.config.Limits)
+	return resultReply(&o.Result, x.leadership.Time, x.server.config.Limits)
 }
 
 // numbered adds what makes it harmless to send the command again.
@@ -81,17 +89,17 @@ func (x *call) openSession(ttl time.Duration) error {
 	if low, high := x.server.config.MinTTL, x.server.config.MaxTTL; ttl < low || ttl > high {
 		return invalid("ttl", "%v is not between %v and %v", ttl, low, high)
 	}
-	x.leadership.claim(x.session, x.conn)
+	x.leadership.Claim(x.session, x.conn)
 	c := machine.Command{Op: machine.OpOpenSession, TTL: ttl}
 	if x.machine().Level() >= machine.LevelDeadlines {
 		c.Client = x.client
 	}
 	return x.propose(c, func(o *outcome) *lockpb.Reply {
-		if o.result.Code != machine.CodeOK {
+		if o.Result.Code != machine.CodeOK {
 			return x.plain(o)
 		}
-		lives := x.leadership.time.opened(x.session, ttl, x.receipt)
-		x.leadership.attach(x.session, x.conn)
+		lives := x.leadership.Time.Opened(x.session, ttl, x.receipt)
+		x.leadership.Attach(x.session, x.conn)
 		return &lockpb.Reply{
 			Renewed: lives,
 			Answer: &lockpb.Reply_Session{Session: &lockpb.SessionState{
@@ -102,10 +110,10 @@ func (x *call) openSession(ttl time.Duration) error {
 }
 
 func (x *call) closeSession() error {
-	c := machine.Command{Op: machine.OpCloseSession, Linger: x.leadership.time.anyClosed()}
+	c := machine.Command{Op: machine.OpCloseSession, Linger: x.leadership.Time.AnyClosed()}
 	return x.log(c, func(o *outcome) *lockpb.Reply {
-		x.leadership.time.ended(x.session)
-		x.leadership.forget(x.session)
+		x.leadership.Time.Ended(x.session)
+		x.leadership.Forget(x.session)
 		return x.plain(o)
 	})
 }
@@ -139,15 +147,15 @@ func (x *call) move(q *lockpb.Move) error {
 
 // lingers reports whether the minimum of the hold that is released goes on.
 func (x *call) lingers(q *lockpb.Release) bool {
-	if !x.leadership.time.anyClosed() {
+	if !x.leadership.Time.AnyClosed() {
 		return false
 	}
 	if q.GetToken() != 0 {
-		return x.leadership.time.closed(fencing.Token(q.GetToken())) > 0
+		return x.leadership.Time.Closed(fencing.Token(q.GetToken())) > 0
 	}
 	holders := x.machine().Holder(q.GetName()).Holders
 	return slices.ContainsFunc(holders, func(h machine.Hold) bool {
-		return h.RequestID == q.GetRequestId() && x.leadership.time.closed(h.Token) > 0
+		return h.RequestID == q.GetRequestId() && x.leadership.Time.Closed(h.Token) > 0
 	})
 }
 
@@ -161,7 +169,7 @@ func (x *call) forceRelease(q *lockpb.ForceRelease) error {
 // leader that was deposed must not promise time that its successor does not know of. That of a session that is kept
 // goes through the log.
 func (x *call) keepAlive() error {
-	if x.leadership.time.isKept(x.session) {
+	if x.leadership.Time.IsKept(x.session) {
 		return x.propose(machine.Command{Op: machine.OpRenew}, func(o *outcome) *lockpb.Reply {
 			if !o.renewed {
 				return errorReply(x.server.wireError(x.whyNotRenewed()))
@@ -172,14 +180,14 @@ func (x *call) keepAlive() error {
 	if !x.board(1) {
 		return nil
 	}
-	renewed := x.leadership.time.renew(x.session, x.receipt)
-	x.leadership.log.Confirm(func(err error) {
+	renewed := x.leadership.Time.Renew(x.session, x.receipt)
+	x.leadership.Term.Confirm(func(err error) {
 		defer x.alight(1)
 		if err != nil {
 			x.fail(x.request, err)
 			return
 		}
-		if renewed || x.leadership.time.renew(x.session, x.receipt) {
+		if renewed || x.leadership.Time.Renew(x.session, x.receipt) {
 			r := doneReply()
 			r.Renewed = true
 			x.reply(x.request, r)
@@ -193,10 +201,10 @@ func (x *call) keepAlive() error {
 // renewInLog renews a session that is kept. What it returns is closed once that has come to its end.
 func (x *call) renewInLog() <-chan struct{} {
 	over := make(chan struct{})
-	err := x.leadership.proposer.submit(proposal{
-		command: machine.Command{Op: machine.OpRenew, Session: x.session}, by: x.conn, done: func(_ outcome, err error) {
+	err := x.leadership.Submit(lead.Proposal{
+		Command: machine.Command{Op: machine.OpRenew, Session: x.session}, By: x.conn, Done: func(_ lead.Outcome, err error) {
 			if err == nil {
-				x.leadership.time.logged(x.session, x.receipt)
+				x.leadership.Time.Logged(x.session, x.receipt)
 			}
 			close(over)
 		},
@@ -234,7 +242,7 @@ func (x *call) look(see func() *lockpb.Reply) error {
 		x.tasks.Done()
 		return nil
 	}
-	x.leadership.log.Confirm(func(err error) {
+	x.leadership.Term.Confirm(func(err error) {
 		if err != nil {
 			x.fail(x.request, err)
 			x.seen()
@@ -278,20 +286,20 @@ func limitOf(asked uint32, most int) int {
 func (x *call) holder(q *lockpb.GetHolder) error {
 	return x.look(func() *lockpb.Reply {
 		info := x.machine().Holder(q.GetName())
-		return &lockpb.Reply{Answer: &lockpb.Reply_Name{Name: nameState(&info, x.leadership.time)}}
+		return &lockpb.Reply{Answer: &lockpb.Reply_Name{Name: nameState(&info, x.leadership.Time)}}
 	})
 }
 
 func (x *call) list(q *lockpb.List) error {
 	return x.look(func() *lockpb.Reply {
 		infos, more := x.machine().List(q.GetPrefix(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
-		names, next := namePage(infos, more, x.leadership.time)
+		names, next := namePage(infos, more, x.leadership.Time)
 		return &lockpb.Reply{Answer: &lockpb.Reply_Names{Names: &lockpb.NameList{Names: names, NextAfter: next}}}
 	})
 }
 
 // namePage is one page of names, of which there are more or not. next is set if there are.
-func namePage(infos []machine.Info, more bool, k *timekeeper) (names []*lockpb.NameState, next string) {
+func namePage(infos []machine.Info, more bool, k *lead.Timekeeper) (names []*lockpb.NameState, next string) {
 	size := 0
 	for i := range infos {
 		name := nameState(&infos[i], k)
@@ -311,8 +319,8 @@ func namePage(infos []machine.Info, more bool, k *timekeeper) (names []*lockpb.N
 // rather than not at all.
 func (x *call) attach(q *lockpb.Attach) error {
 	var logged <-chan struct{}
-	renewed := x.leadership.time.renew(x.session, x.receipt)
-	if !renewed && x.leadership.time.isKept(x.session) {
+	renewed := x.leadership.Time.Renew(x.session, x.receipt)
+	if !renewed && x.leadership.Time.IsKept(x.session) {
 		logged = x.renewInLog()
 	}
 	return x.look(func() *lockpb.Reply {
@@ -323,14 +331,14 @@ func (x *call) attach(q *lockpb.Attach) error {
 				return nil
 			}
 		}
-		x.leadership.attach(x.session, x.conn)
+		x.leadership.Attach(x.session, x.conn)
 		page, open := x.machine().SessionPage(x.session, q.GetAfter(), limitOf(q.GetLimit(), attachLimit))
 		if !open {
-			x.leadership.forget(x.session)
+			x.leadership.Forget(x.session)
 			return errorReply(x.server.wireError(x.whyNotRenewed()))
 		}
 		r := &lockpb.Reply{Answer: &lockpb.Reply_Session{Session: sessionPage(&page)}}
-		r.Renewed = renewed || x.leadership.time.renew(x.session, x.receipt)
+		r.Renewed = renewed || x.leadership.Time.Renew(x.session, x.receipt)
 		return r
 	})
 }

@@ -181,7 +181,7 @@ func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 		q := acquireOf(session, "over", id, false)
 		q.GetAcquire().MinHoldNanos = int64(time.Millisecond)
 		token := c.call(q).GetAcquired().Grants[0].Token
-		eventually(t, "the minimum is over", func() bool { return !s.leadership.Load().time.anyClosed() })
+		eventually(t, "the minimum is over", func() bool { return !s.leadership.Load().Time.AnyClosed() })
 		c.call(releaseOf(session, "over", id, token))
 		c.hold(session, "over")
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -92,7 +93,7 @@ func (s *Server) serveStream(stream Stream) error {
 	c.finish()
 	c.out.abandon()
 	if r := s.leadership.Load(); r != nil {
-		r.detach(c)
+		r.Detach(c)
 	}
 	return nil
 }
@@ -169,22 +170,22 @@ func (c *conn) takeLeave() {
 		return
 	}
 	var leaving sync.WaitGroup
-	for _, id := range r.attachedTo(c) {
+	for _, id := range r.AttachedTo(c) {
 		leaving.Add(1)
-		err := r.proposer.submit(proposal{
-			command: machine.Command{Op: machine.OpCloseSession, Session: id, Linger: r.time.anyClosed()}, by: c,
-			obsolete: func() error {
-				if other := r.connOf(id); other != nil && other != c {
+		err := r.Submit(lead.Proposal{
+			Command: machine.Command{Op: machine.OpCloseSession, Session: id, Linger: r.Time.AnyClosed()}, By: c,
+			Obsolete: func() error {
+				if other := r.Listener(id); other != nil && other != c {
 					return notAttached() // it has come back
 				}
 				return nil
 			},
-			done: func(o outcome, err error) {
+			Done: func(o lead.Outcome, err error) {
 				defer leaving.Done()
 				if err == nil {
-					r.time.ended(id)
-					r.forget(id)
-					r.deliver(c, o.notices)
+					r.Time.Ended(id)
+					r.Forget(id)
+					r.Deliver(c, o.Notices)
 				}
 			},
 		})
@@ -213,6 +214,15 @@ func (c *conn) write() {
 		}
 		c.out.sent()
 	}
+}
+
+// Hear implements lead.Listener: it tells the client what befell one of its sessions.
+func (c *conn) Hear(r *lead.Leadership, n *machine.Notice) {
+	if n.Type == machine.NoticeGranted {
+		c.push(grantedPush(n, r.Time))
+		return
+	}
+	c.push(lostPush(n))
 }
 
 // push sends what was not asked for, or an answer that is complete.
@@ -294,7 +304,7 @@ func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 // call is one request on its way.
 type call struct {
 	*conn
-	leadership *leadership
+	leadership *lead.Leadership
 	request    *lockpb.Request
 	receipt    time.Time
 	session    machine.SessionID // zero if the request names none
@@ -371,7 +381,7 @@ func (x *call) changesLocks() bool {
 // connection delivers that the client gave up, however late, must not meet what the client has done since on another
 // one.
 func (x *call) checkAttached() error {
-	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.connOf(x.session) == x.conn {
+	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == lead.Listener(x.conn) {
 		return nil
 	}
 	if _, open := x.machine().SessionOpen(x.session); !open {

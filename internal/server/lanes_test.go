@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -11,77 +9,13 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/server/replica"
 )
-
-// named is a proposal that can be told from others.
-func named(by *conn, name string) proposal {
-	return proposal{command: machine.Command{Op: machine.OpRelease, Name: name}, by: by, done: func(outcome, error) {}}
-}
-
-func namesOf(batch []proposal) (all []string) {
-	for _, x := range batch {
-		all = append(all, x.command.Name)
-	}
-	return all
-}
-
-func TestConnectionsTakeTurns(t *testing.T) {
-	t.Parallel()
-	a, b := &conn{}, &conn{}
-	var l lanes
-	for _, x := range []proposal{
-		named(a, "a1"), named(a, "a2"), named(a, "a3"), named(b, "b1"), named(nil, "n1"), named(b, "b2"),
-	} {
-		if !l.add(x) {
-			t.Fatal("refused")
-		}
-	}
-	gone := named(b, "b3")
-	gone.obsolete = func() error { return replica.ErrNotLeader }
-	l.add(gone)
-	batch, obsolete := l.take()
-	if got := namesOf(batch); !slices.Equal(got, []string{"a1", "b1", "n1", "a2", "b2", "a3"}) {
-		t.Errorf("the entry has %v", got)
-	}
-	if len(obsolete) != 1 || obsolete[0].command.Name != "b3" || !errors.Is(obsolete[0].why, replica.ErrNotLeader) {
-		t.Errorf("obsolete: %v", obsolete)
-	}
-	if l.queued != 0 || len(l.all) != 0 || l.last != nil {
-		t.Errorf("left over: %+v", l)
-	}
-}
-
-// Who comes after a flood of others waits for one command of each of them, and finds room.
-func TestFloodLeavesRoom(t *testing.T) {
-	t.Parallel()
-	var l lanes
-	flooders := []*conn{{}, {}, {}}
-	refused := 0
-	for range maxQueued {
-		for _, by := range flooders {
-			if !l.add(named(by, "flood")) {
-				refused++
-			}
-		}
-	}
-	if want := (len(flooders) - 1) * maxQueued; refused != want {
-		t.Errorf("%d were refused; want %d", refused, want)
-	}
-	if !l.add(named(&conn{}, "late")) {
-		t.Fatal("refused")
-	}
-	batch, _ := l.take()
-	if at := slices.Index(namesOf(batch), "late"); at < 0 || at > len(flooders) {
-		t.Errorf("it is number %d of %d", at, len(batch))
-	}
-}
 
 // A command that has waited behind others while the client went on on another connection is not carried out: what the
 // client sent there may be ahead of it.
 func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 	t.Parallel()
-	r := &leadership{attached: map[machine.SessionID]*conn{}, proposer: newProposer(nil, time.Now)}
+	r := alone(t, Config{}).leadership.Load()
 	session := machine.SessionID{1}
 	before, after := &conn{}, &conn{}
 	x := &call{conn: before, leadership: r, session: session, request: acquireOf(session[:], "x", backend.NewRequestID(), false)}
@@ -90,9 +24,9 @@ func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 		obsolete bool
 	}{{before, false}, {nil, false}, {after, true}} {
 		if c.on == nil {
-			r.forget(session)
+			r.Forget(session)
 		} else {
-			r.attach(session, c.on)
+			r.Attach(session, c.on)
 		}
 		if err := x.attachedElsewhere(); (err != nil) != c.obsolete {
 			t.Errorf("attached to %p, sent on %p: %v", c.on, before, err)

@@ -1,43 +1,13 @@
 package server
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
 )
-
-// settleLimits puts the limits of this member, which leads, into the state, unless they are there. They must be the
-// same for all members, or these would drift apart: so they travel through the log, and the leader's count. It reports
-// false if ctx ended before.
-func (r *leadership) settleLimits(ctx context.Context) bool {
-	s := r.server
-	for ctx.Err() == nil {
-		before := s.replica.State.Machine.Limits()
-		limits := s.config.Limits.At(s.replica.State.Machine.Level())
-		if before == limits {
-			return true
-		}
-		landed := make(chan error, 1)
-		err := r.propose(machine.Command{Op: machine.OpSetLimits, Limits: &limits}, func(err error) { landed <- err })
-		if err == nil {
-			err = <-landed
-		}
-		if err == nil {
-			s.log.Info("limits changed", "limits", fmt.Sprintf("%+v", limits), "before", fmt.Sprintf("%+v", before))
-			continue // to see that it is so
-		}
-		select {
-		case <-time.After(retryAfter):
-		case <-ctx.Done():
-		}
-	}
-	return false
-}
 
 // tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does.
 // It is invalid for these servers, and of no use again.

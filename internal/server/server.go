@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -25,8 +26,8 @@ type Server struct {
 	peers     string // the address by which the other members know this one; empty without others
 	advertise string // by which clients know it
 
-	leadership atomic.Pointer[leadership] // nil while this member does not serve
-	news       notifier                   // rings when something was applied
+	leadership atomic.Pointer[lead.Leadership] // nil while this member does not serve
+	news       notifier                        // rings when something was applied
 
 	unread atomic.Int64 // bytes of replies that clients have not taken
 
@@ -68,7 +69,12 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 		return nil, fmt.Errorf("server.Start: %w", err)
 	}
 	s.watching.Go(func() { s.closeOnFailure(background) })
-	s.watching.Go(func() { s.watchLeadership(background) })
+	s.watching.Go(func() {
+		lead.Watch(background, lead.Config{
+			Replica: s.replica, Limits: c.Limits, Now: c.now, Open: s.open, Shut: s.shut, Dismiss: s.dismiss,
+			CompareEvery: c.compareEvery, Log: c.Log,
+		})
+	})
 	s.watching.Go(func() {
 		if err := s.replica.Run(background); err != nil {
 			s.fail(err)
@@ -241,6 +247,22 @@ func (s *Server) leave(c *conn) {
 	delete(s.conns, c)
 	if s.clients[c.client]--; s.clients[c.client] == 0 {
 		delete(s.clients, c.client)
+	}
+}
+
+// open lets connections use r.
+func (s *Server) open(r *lead.Leadership) {
+	s.leadership.Store(r)
+	if s.front != nil {
+		s.front.leads(true)
+	}
+}
+
+// shut ends that.
+func (s *Server) shut() {
+	s.leadership.Store(nil)
+	if s.front != nil {
+		s.front.leads(false)
 	}
 }
 

@@ -39,8 +39,8 @@ func (a *admin) ListSessions(q *lockpb.ListSessionsRequest, out grpc.ServerStrea
 		list := &lockpb.SessionList{}
 		for _, u := range piece {
 			list.Sessions = append(list.Sessions, &lockpb.SessionInfo{
-				Name: sessionName(u.ID), Client: u.Client, TtlNanos: int64(u.TTL), LeftNanos: int64(r.time.left(u.ID)),
-				Holds: uint32(u.Holds), Waits: uint32(u.Waits), Connected: r.connOf(u.ID) != nil,
+				Name: sessionName(u.ID), Client: u.Client, TtlNanos: int64(u.TTL), LeftNanos: int64(r.Time.Left(u.ID)),
+				Holds: uint32(u.Holds), Waits: uint32(u.Waits), Connected: r.Listener(u.ID) != nil,
 			})
 		}
 		if err := out.Send(list); err != nil {
@@ -63,8 +63,8 @@ func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*l
 		return nil, status.Errorf(codes.NotFound, "no session %q is open", q.GetName())
 	}
 	over := make(chan error, 1)
-	c := machine.Command{Op: machine.OpCloseSession, Session: all[i].ID, Linger: r.time.anyClosed()}
-	if err := r.propose(c, func(err error) { over <- err }); err != nil {
+	c := machine.Command{Op: machine.OpCloseSession, Session: all[i].ID, Linger: r.Time.AnyClosed()}
+	if err := r.Propose(c, func(err error) { over <- err }); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	select {

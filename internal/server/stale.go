@@ -27,8 +27,8 @@ func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*loc
 	} else {
 		infos = []machine.Info{s.replica.State.Machine.Holder(q.GetName())}
 	}
-	// Deadlines are the leader's, and not told here: a timekeeper that knows none.
-	names, next := namePage(infos, more, newTimekeeper(s.config.now, nil))
+	// Deadlines are the leader's, and not told here.
+	names, next := namePage(infos, more, nil)
 	return &lockpb.LookStaleReply{
 		Names: names, NextAfter: next, NodeId: s.replica.ID(), HeardNanos: int64(s.heard()),
 		Durable: s.config.Store != replica.StoreMemory,

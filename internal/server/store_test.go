@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/rig"
 	"github.com/fencelock/fencelock/internal/server/replica"
@@ -136,35 +134,6 @@ func TestConfigThatMakesNoSense(t *testing.T) {
 		var wrong *replica.ConfigError
 		if !errors.As(err, &wrong) || wrong.Setting != x.setting {
 			t.Errorf("%+v: %v; want that %s is wrong", x.c, err, x.setting)
-		}
-	}
-}
-
-func TestBatchesAreBounded(t *testing.T) {
-	t.Parallel()
-	small := proposal{command: machine.Command{Op: machine.OpRelease, Name: "x", RequestID: backend.NewRequestID()}}
-	large := proposal{command: machine.Command{Op: machine.OpAcquire, Requests: []machine.Request{
-		{Metadata: map[string]string{"key": strings.Repeat("x", maxBatchBytes)}},
-	}}}
-	many := func(x proposal, n int) (all []proposal) {
-		for range n {
-			all = append(all, x)
-		}
-		return all
-	}
-	for _, x := range []struct {
-		queue []proposal
-		want  int
-	}{
-		{nil, 0}, {many(small, 3), 3}, {many(small, 2*maxBatch), maxBatch}, {many(large, 3), 1},
-		{append(many(small, 5), large), 5},
-	} {
-		var l lanes
-		for _, q := range x.queue {
-			l.add(q)
-		}
-		if got, _ := l.take(); len(got) != x.want || l.queued != len(x.queue)-x.want {
-			t.Errorf("%d of %d go into one entry, %d are left; want %d", len(got), len(x.queue), l.queued, x.want)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
 // This file turns the words of the wire into those of the state machine and back. It decides nothing.
@@ -96,7 +97,7 @@ var messages = map[machine.Code]string{
 }
 
 // resultReply is the reply to a command, without number and renewed.
-func resultReply(x *machine.Result, k *timekeeper, limits machine.Limits) *lockpb.Reply {
+func resultReply(x *machine.Result, k *lead.Timekeeper, limits machine.Limits) *lockpb.Reply {
 	switch x.Code {
 	case machine.CodeLimit:
 		return errorReply(limitError(x.Field, limits))
@@ -114,7 +115,7 @@ func resultReply(x *machine.Result, k *timekeeper, limits machine.Limits) *lockp
 	if b := x.Holder; b != nil {
 		e.Name, e.Holder, e.HoldId = b.Name, b.Owner, b.HoldID
 		if !b.Waits {
-			e.RetryAfterNanos = int64(k.left(b.Session))
+			e.RetryAfterNanos = int64(k.Left(b.Session))
 		}
 	}
 	for _, b := range x.Cycle {
@@ -131,18 +132,18 @@ func errorReply(e *lockpb.Error) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Error{Error: e}}
 }
 
-func grantsOut(grants []machine.Grant, k *timekeeper) []*lockpb.Grant {
+func grantsOut(grants []machine.Grant, k *lead.Timekeeper) []*lockpb.Grant {
 	out := make([]*lockpb.Grant, len(grants))
 	for i, g := range grants {
 		out[i] = &lockpb.Grant{Name: g.Name, RequestId: g.RequestID, Token: uint64(g.Token)}
 		if g.MinHold > 0 {
-			out[i].ClosedNanos = int64(k.closed(g.Token))
+			out[i].ClosedNanos = int64(k.Closed(g.Token))
 		}
 	}
 	return out
 }
 
-func grantedPush(n *machine.Notice, k *timekeeper) *lockpb.Reply {
+func grantedPush(n *machine.Notice, k *lead.Timekeeper) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Granted{Granted: &lockpb.Granted{
 		Session: n.Session[:], Grants: grantsOut(n.Grants, k), Ticket: n.Ticket,
 	}}}
@@ -162,13 +163,13 @@ func lostPush(n *machine.Notice) *lockpb.Reply {
 	}}}
 }
 
-func nameState(info *machine.Info, k *timekeeper) *lockpb.NameState {
+func nameState(info *machine.Info, k *lead.Timekeeper) *lockpb.NameState {
 	out := &lockpb.NameState{Name: info.Name, Waiters: uint32(info.Waiters), Revision: info.Revision}
 	for i := range info.Holders {
 		h := &info.Holders[i]
-		left := k.left(h.Session)
+		left := k.Left(h.Session)
 		if h.Lingering {
-			left = k.closed(h.Token)
+			left = k.Closed(h.Token)
 		}
 		out.Holders = append(out.Holders, &lockpb.Holder{
 			Owner: h.Owner, HoldId: h.HoldID, Kind: kindsOut[h.Kind], Permits: h.Permits, Limit: h.Limit,

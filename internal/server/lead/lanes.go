@@ -1,31 +1,31 @@
-package server
+package lead
 
 // lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server
 // itself. They take turns, one command at a time, so that a connection waits for as many commands as there are
 // connections and not for as many as the others have sent. Within a lane, commands stay in the order in which they
 // came; between lanes there is none, as there is none between connections.
 type lanes struct {
-	all    map[*conn]*lane
+	all    map[Listener]*lane
 	last   *lane // those that have something are a ring: after the last one it is the first one's turn
 	queued int   // in all of them
 }
 
 type lane struct {
-	by    *conn      // nil: the server itself
-	queue []proposal // never empty
+	by    Listener   // nil: the server itself
+	queue []Proposal // never empty
 	after *lane      // whose turn is next
 }
 
 // add reports false if there are too many. A lane that has few is never refused: who floods does not close the way to
 // others.
-func (l *lanes) add(x proposal) bool {
-	own := l.all[x.by]
+func (l *lanes) add(x Proposal) bool {
+	own := l.all[x.By]
 	if own == nil {
 		if l.all == nil {
-			l.all = map[*conn]*lane{}
+			l.all = map[Listener]*lane{}
 		}
-		own = &lane{by: x.by}
-		l.all[x.by] = own
+		own = &lane{by: x.By}
+		l.all[x.By] = own
 		l.append(own)
 	} else if l.queued >= maxQueued && len(own.queue) >= fewQueued {
 		return false
@@ -43,7 +43,7 @@ func (l *lanes) append(own *lane) {
 }
 
 // next returns the command whose turn it is; nil if there is none.
-func (l *lanes) next() *proposal {
+func (l *lanes) next() *Proposal {
 	if l.last == nil {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (l *lanes) next() *proposal {
 func (l *lanes) pop() {
 	own := l.last.after
 	l.queued--
-	own.queue[0] = proposal{} // the rest of the lane keeps the memory
+	own.queue[0] = Proposal{} // the rest of the lane keeps the memory
 	own.queue = own.queue[1:]
 	switch {
 	case len(own.queue) > 0:
@@ -70,26 +70,26 @@ func (l *lanes) pop() {
 
 // obsoleteProposal is a proposal that must not go into the log any more, and why.
 type obsoleteProposal struct {
-	proposal
+	Proposal
 	why error
 }
 
 // take removes what goes into the next log entry, and what has become obsolete meanwhile.
-func (l *lanes) take() (batch []proposal, obsolete []obsoleteProposal) {
+func (l *lanes) take() (batch []Proposal, obsolete []obsoleteProposal) {
 	size := 0
 	for len(batch) < maxBatch {
 		x := l.next()
 		if x == nil {
 			break
 		}
-		if x.obsolete != nil {
-			if why := x.obsolete(); why != nil {
+		if x.Obsolete != nil {
+			if why := x.Obsolete(); why != nil {
 				obsolete = append(obsolete, obsoleteProposal{*x, why})
 				l.pop()
 				continue
 			}
 		}
-		if size += weight(&x.command); len(batch) > 0 && size > maxBatchBytes {
+		if size += Weight(&x.Command); len(batch) > 0 && size > maxBatchBytes {
 			break
 		}
 		batch = append(batch, *x)
@@ -99,7 +99,7 @@ func (l *lanes) take() (batch []proposal, obsolete []obsoleteProposal) {
 }
 
 // drain removes everything.
-func (l *lanes) drain() (all []proposal) {
+func (l *lanes) drain() (all []Proposal) {
 	for x := l.next(); x != nil; x = l.next() {
 		all = append(all, *x)
 		l.pop()

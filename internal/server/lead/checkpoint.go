@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"container/heap"
@@ -12,7 +12,7 @@ import (
 // silence is for how long a session is silent before it is kept. With few sessions it is short, so that little is given
 // twice when the leader changes; however many there are, the log has only so much more to take. Who lives renews more
 // often than twice in its TTL. The caller holds k.mu.
-func (k *timekeeper) silence(ttl time.Duration) time.Duration {
+func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	if k.alone.Load() {
 		return ttl / 2
 	}
@@ -21,7 +21,7 @@ func (k *timekeeper) silence(ttl time.Duration) time.Duration {
 
 // keep begins to keep sessions in the log, with those of which a new leader does not know when they were renewed. It
 // waits until these are there, or cannot be written now, or ctx ends.
-func (k *timekeeper) keep(ctx context.Context) {
+func (k *Timekeeper) keep(ctx context.Context) {
 	k.mu.Lock()
 	k.keeps = true
 	var silent []*deadline
@@ -53,7 +53,7 @@ func (k *timekeeper) keep(ctx context.Context) {
 }
 
 // checkpoint writes down the time, and the deadlines of all. then, if not nil, is called once the log has it, or not.
-func (k *timekeeper) checkpoint(all []*deadline, then func()) {
+func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	k.mu.Lock()
 	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.At(k.now())}
 	for _, d := range all {
@@ -72,7 +72,7 @@ func (k *timekeeper) checkpoint(all []*deadline, then func()) {
 }
 
 // written notes that the log has the deadlines of all, or perhaps not. Then they are kept nevertheless.
-func (k *timekeeper) written(all []*deadline, err error) {
+func (k *Timekeeper) written(all []*deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, d := range all {

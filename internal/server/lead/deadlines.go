@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"container/heap"
@@ -33,7 +33,7 @@ func (d *deadline) renew(receipt time.Time) {
 	}
 }
 
-func (k *timekeeper) push(d *deadline) {
+func (k *Timekeeper) push(d *deadline) {
 	d.seen = k.next(d)
 	heap.Push(&k.heap, d)
 	if d.index == 0 {
@@ -42,7 +42,7 @@ func (k *timekeeper) push(d *deadline) {
 }
 
 // move puts d into its place again.
-func (k *timekeeper) move(d *deadline) {
+func (k *Timekeeper) move(d *deadline) {
 	if d.index < 0 {
 		return
 	}
@@ -53,7 +53,7 @@ func (k *timekeeper) move(d *deadline) {
 	}
 }
 
-func (k *timekeeper) remove(d *deadline) {
+func (k *Timekeeper) remove(d *deadline) {
 	if d.index >= 0 {
 		heap.Remove(&k.heap, d.index)
 	}
@@ -85,4 +85,12 @@ func (h *deadlineHeap) Pop() any {
 	*h = old[:len(old)-1]
 	d.index = -1
 	return d
+}
+
+// signal fills a channel that has room for one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"context"
@@ -23,25 +23,24 @@ const (
 	fewQueued = 16
 )
 
-// errBusy is why a command was not taken.
-var errBusy = errors.New("too many requests wait for the log")
+// ErrBusy is why a command was not taken.
+var ErrBusy = errors.New("too many requests wait for the log")
 
-// proposal is one command on its way into the log.
-type proposal struct {
-	command machine.Command
-	by      *conn // who sent it; nil: the server itself
-	// obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always may.
-	obsolete func() error
-	// done is called once: with the outcome, in the order of the log, from one goroutine for all, so it must not block;
+// Proposal is one command on its way into the log.
+type Proposal struct {
+	Command machine.Command
+	By      Listener // who sent it; nil: the server itself
+	// Obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always may.
+	Obsolete func() error
+	// Done is called once: with the Outcome, in the order of the log, from one goroutine for all, so it must not block;
 	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried out.
-	done func(outcome, error)
+	Done func(Outcome, error)
 }
 
-// outcome is what one command did.
-type outcome struct {
-	renewed bool // the command has renewed its session
-	result  machine.Result
-	notices []machine.Notice
+// Outcome is what one command did.
+type Outcome struct {
+	Result  machine.Result
+	Notices []machine.Notice
 }
 
 // proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all
@@ -65,7 +64,7 @@ type journal interface {
 }
 
 type flight struct {
-	batch []proposal
+	batch []Proposal
 	wait  func() (*replica.Applied, error)
 }
 
@@ -76,15 +75,15 @@ func newProposer(log journal, now func() time.Time) *proposer {
 	}
 }
 
-// submit takes a command, or refuses it with errBusy or with the error of run's end.
-func (p *proposer) submit(x proposal) error {
+// submit takes a command, or refuses it with ErrBusy or with the error of run's end.
+func (p *proposer) submit(x Proposal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended != nil {
 		return p.ended
 	}
 	if !p.queue.add(x) {
-		return errBusy
+		return ErrBusy
 	}
 	signal(p.wake)
 	return nil
@@ -114,18 +113,18 @@ func (p *proposer) run(ctx context.Context) {
 	close(p.flying)
 	answering.Wait()
 	for _, x := range left {
-		x.done(outcome{}, p.ended)
+		x.Done(Outcome{}, p.ended)
 	}
 }
 
 // next waits for commands and takes them out of the queue; nil once ctx has ended.
-func (p *proposer) next(ctx context.Context) []proposal {
+func (p *proposer) next(ctx context.Context) []Proposal {
 	for {
 		p.mu.Lock()
 		batch, obsolete := p.queue.take()
 		p.mu.Unlock()
 		for _, x := range obsolete {
-			x.done(outcome{}, x.why)
+			x.Done(Outcome{}, x.why)
 		}
 		if len(batch) > 0 {
 			return batch
@@ -138,8 +137,8 @@ func (p *proposer) next(ctx context.Context) []proposal {
 	}
 }
 
-// weight is about how many bytes a command takes.
-func weight(c *machine.Command) int {
+// Weight is about how many bytes a command takes.
+func Weight(c *machine.Command) int {
 	size := 64 + len(c.Client) + len(c.Name) + len(c.RequestID) + len(c.Reason) + len(c.By)
 	for i := range c.Requests {
 		r := &c.Requests[i]
@@ -155,10 +154,10 @@ func weight(c *machine.Command) int {
 	return size
 }
 
-func batchOf(all []proposal, at time.Time) *machine.Batch {
+func batchOf(all []Proposal, at time.Time) *machine.Batch {
 	b := &machine.Batch{At: at.UnixNano(), Commands: make([]machine.Command, len(all))}
 	for i := range all {
-		b.Commands[i] = all[i].command
+		b.Commands[i] = all[i].Command
 	}
 	return b
 }
@@ -170,9 +169,9 @@ func (p *proposer) land() {
 		<-p.places
 		for i, x := range f.batch {
 			if err != nil {
-				x.done(outcome{}, err)
+				x.Done(Outcome{}, err)
 			} else {
-				x.done(outcome{result: out.Results[i], notices: out.Notices[i]}, nil)
+				x.Done(Outcome{out.Results[i], out.Notices[i]}, nil)
 			}
 		}
 	}

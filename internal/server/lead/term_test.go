@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"context"
@@ -59,11 +59,11 @@ func landed(response any) func() (*replica.Applied, error) {
 
 // lead begins the next term: what times and proposes in it, and how to end it. stall, if not nil, keeps each entry
 // until it is closed.
-func (l *sharedLog) lead(stall <-chan struct{}) (k *timekeeper, p *proposer, end func()) {
+func (l *sharedLog) lead(stall <-chan struct{}) (k *Timekeeper, p *proposer, end func()) {
 	l.term++
 	p = newProposer(sharedTerm{l, l.term, stall}, time.Now)
 	k = newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
-		return p.submit(proposal{command: c, done: func(_ outcome, err error) { done(err) }})
+		return p.submit(Proposal{Command: c, Done: func(_ Outcome, err error) { done(err) }})
 	})
 	k.inherit(l.replicas[0].Machine)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -92,7 +92,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 						err error
 					}
 					answered := make(chan answer, 1)
-					if err := p.submit(proposal{command: c, done: func(o outcome, err error) { answered <- answer{o.result, err} }}); err != nil {
+					if err := p.submit(Proposal{Command: c, Done: func(o Outcome, err error) { answered <- answer{o.Result, err} }}); err != nil {
 						return machine.Result{}, err
 					}
 					a := <-answered
@@ -104,7 +104,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				if _, err := ask(p, machine.Command{Op: machine.OpOpenSession, Session: id, TTL: ttl}); err != nil {
 					t.Fatal(err)
 				}
-				k.opened(id, ttl, time.Now())
+				k.Opened(id, ttl, time.Now())
 				end()
 
 				// A leads, finds that the session is over, and stands still just before it proposes that.
@@ -115,13 +115,13 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				// A command of a client is behind it.
 				late := make(chan error, 1)
 				release := machine.Command{Op: machine.OpRelease, Name: "x", RequestID: "0123456789abcdef", Session: id}
-				if err := stalled.submit(proposal{command: release, done: func(_ outcome, err error) { late <- err }}); err != nil {
+				if err := stalled.submit(Proposal{Command: release, Done: func(_ Outcome, err error) { late <- err }}); err != nil {
 					t.Fatal(err)
 				}
 
 				// B leads, renews the session and grants a lock, then A leads again.
 				k, p, end = l.lead(nil)
-				if !k.renew(id, time.Now()) {
+				if !k.Renew(id, time.Now()) {
 					t.Fatal("B does not know the session")
 				}
 				granted, err := ask(p, machine.Command{Op: machine.OpAcquire, Session: id, Requests: []machine.Request{{

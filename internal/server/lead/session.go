@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"container/heap"
@@ -34,7 +34,8 @@ const (
 	reconnect = time.Second
 )
 
-// timekeeper knows, for one term of leadership, when sessions and minimum holds end. Nobody else times them.
+// Timekeeper knows, for one term of leadership, when sessions and minimum holds end. Nobody else times them. A nil one
+// knows none: that of a member that does not lead.
 //
 // A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. From the moment at
 // which its end is proposed it is not renewed any more: the end may be in the log already.
@@ -45,7 +46,7 @@ const (
 // full TTL, once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. It gives a name its full minimum.
 //
 // It has one heap and one timer. Renewals only move a deadline; the heap follows when the old one is reached.
-type timekeeper struct {
+type Timekeeper struct {
 	now func() time.Time
 	// propose sends a command through the log and then calls done; or refuses it.
 	propose func(c machine.Command, done func(error)) error
@@ -62,8 +63,8 @@ type timekeeper struct {
 	wake     chan struct{} // has room for one: the first deadline has moved forward
 }
 
-func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *timekeeper {
-	return &timekeeper{
+func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *Timekeeper {
+	return &Timekeeper{
 		now: now, propose: propose,
 		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{}, wake: make(chan struct{}, 1),
 	}
@@ -71,24 +72,24 @@ func newTimekeeper(now func() time.Time, propose func(machine.Command, func(erro
 
 // inherit gives the sessions that a new leader finds what is left of them, or their full TTL; and the minimum holds
 // their full time.
-func (k *timekeeper) inherit(m *machine.Machine) {
+func (k *Timekeeper) inherit(m *machine.Machine) {
 	now := k.now()
 	for _, s := range m.Sessions() {
 		k.found(s, now)
 		if all, ok := m.Session(s.ID); ok {
 			for _, h := range all.Holds {
-				k.granted(h.Name, h.Token, h.MinHold)
+				k.Granted(h.Name, h.Token, h.MinHold)
 			}
 		}
 	}
 	for _, h := range m.Lingering() {
-		k.granted(h.Name, h.Token, h.MinHold)
+		k.Granted(h.Name, h.Token, h.MinHold)
 		k.linger(h.Name, h.Token)
 	}
 }
 
 // found times a session of an earlier leader.
-func (k *timekeeper) found(s machine.SessionTTL, now time.Time) {
+func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := &deadline{session: s.ID, ttl: s.TTL, at: now.Add(s.TTL + grace)}
@@ -107,9 +108,9 @@ func (k *timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.push(d)
 }
 
-// opened times a session that the log has opened; receipt is when the request for it came.
+// Opened times a session that the log has opened; receipt is when the request for it came.
 // It reports whether the session lives on: one that was open before may be about to end.
-func (k *timekeeper) opened(id machine.SessionID, ttl time.Duration, receipt time.Time) bool {
+func (k *Timekeeper) Opened(id machine.SessionID, ttl time.Duration, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.sessions[id]; d != nil {
@@ -122,8 +123,8 @@ func (k *timekeeper) opened(id machine.SessionID, ttl time.Duration, receipt tim
 	return true
 }
 
-// renew prolongs a free session by a request that came at receipt. It reports whether that is possible.
-func (k *timekeeper) renew(id machine.SessionID, receipt time.Time) bool {
+// Renew prolongs a free session by a request that came at receipt. It reports whether that is possible.
+func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.sessions[id]
@@ -134,8 +135,8 @@ func (k *timekeeper) renew(id machine.SessionID, receipt time.Time) bool {
 	return true
 }
 
-// logged is renew for a request that has gone through the log, and is told of in the order of the log.
-func (k *timekeeper) logged(id machine.SessionID, receipt time.Time) bool {
+// Logged is renew for a request that has gone through the log, and is told of in the order of the log.
+func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.sessions[id]
@@ -144,7 +145,7 @@ func (k *timekeeper) logged(id machine.SessionID, receipt time.Time) bool {
 
 // free prolongs d, which may be kept. What goes through the log makes it free, unless a checkpoint that keeps it may
 // come after that. The caller holds k.mu.
-func (k *timekeeper) free(d *deadline, receipt time.Time) bool {
+func (k *Timekeeper) free(d *deadline, receipt time.Time) bool {
 	if d.ending || d.writing {
 		return false
 	}
@@ -157,8 +158,8 @@ func (k *timekeeper) free(d *deadline, receipt time.Time) bool {
 	return true
 }
 
-// isKept reports whether only what goes through the log renews the session.
-func (k *timekeeper) isKept(id machine.SessionID) bool {
+// IsKept reports whether only what goes through the log renews the session.
+func (k *Timekeeper) IsKept(id machine.SessionID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.sessions[id]
@@ -166,7 +167,7 @@ func (k *timekeeper) isKept(id machine.SessionID) bool {
 }
 
 // next is when something is to be done for d. The caller holds k.mu.
-func (k *timekeeper) next(d *deadline) time.Time {
+func (k *Timekeeper) next(d *deadline) time.Time {
 	next := d.at
 	switch {
 	case !k.keeps || d.token != 0 || d.writing || d.ending:
@@ -182,8 +183,8 @@ func (k *timekeeper) next(d *deadline) time.Time {
 	return next
 }
 
-// ended forgets a session that the log has ended.
-func (k *timekeeper) ended(id machine.SessionID) {
+// Ended forgets a session that the log has ended.
+func (k *Timekeeper) Ended(id machine.SessionID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.sessions[id]; d != nil {
@@ -193,15 +194,18 @@ func (k *timekeeper) ended(id machine.SessionID) {
 }
 
 // ending reports whether the end of the session is proposed.
-func (k *timekeeper) ending(id machine.SessionID) bool {
+func (k *Timekeeper) ending(id machine.SessionID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.sessions[id]
 	return d != nil && d.ending
 }
 
-// left is how long a session lives unless it is renewed; zero if not known.
-func (k *timekeeper) left(id machine.SessionID) time.Duration {
+// Left is how long a session lives unless it is renewed; zero if not known.
+func (k *Timekeeper) Left(id machine.SessionID) time.Duration {
+	if k == nil {
+		return 0
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.sessions[id]; d != nil {
@@ -210,8 +214,8 @@ func (k *timekeeper) left(id machine.SessionID) time.Duration {
 	return 0
 }
 
-// granted notes a hold that the log has just granted.
-func (k *timekeeper) granted(name string, token fencing.Token, minimum time.Duration) {
+// Granted notes a hold that the log has just granted.
+func (k *Timekeeper) Granted(name string, token fencing.Token, minimum time.Duration) {
 	if minimum <= 0 {
 		return
 	}
@@ -224,8 +228,11 @@ func (k *timekeeper) granted(name string, token fencing.Token, minimum time.Dura
 	}
 }
 
-// closed is how long a hold's minimum goes on.
-func (k *timekeeper) closed(token fencing.Token) time.Duration {
+// Closed is how long a hold's minimum goes on.
+func (k *Timekeeper) Closed(token fencing.Token) time.Duration {
+	if k == nil {
+		return 0
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d := k.minimums[token]; d != nil {
@@ -234,15 +241,15 @@ func (k *timekeeper) closed(token fencing.Token) time.Duration {
 	return 0
 }
 
-// anyClosed reports whether any minimum goes on.
-func (k *timekeeper) anyClosed() bool {
+// AnyClosed reports whether any minimum goes on.
+func (k *Timekeeper) AnyClosed() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.minimums) > 0
 }
 
 // linger notes that nobody holds the name any more and that its minimum alone keeps it closed.
-func (k *timekeeper) linger(name string, token fencing.Token) {
+func (k *Timekeeper) linger(name string, token fencing.Token) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.minimums[token]
@@ -255,7 +262,7 @@ func (k *timekeeper) linger(name string, token fencing.Token) {
 }
 
 // run proposes what is due, until ctx ends.
-func (k *timekeeper) run(ctx context.Context) {
+func (k *Timekeeper) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	tick := time.NewTicker(clockEvery)
@@ -284,7 +291,7 @@ func (k *timekeeper) run(ctx context.Context) {
 	}
 }
 
-func (k *timekeeper) anyKept() bool {
+func (k *Timekeeper) anyKept() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.kept > 0
@@ -292,7 +299,7 @@ func (k *timekeeper) anyKept() bool {
 
 // due returns what has to end now, and what has to be kept. Sessions among it are not renewed, or not in memory, from
 // now on.
-func (k *timekeeper) due() (over, silent []*deadline) {
+func (k *Timekeeper) due() (over, silent []*deadline) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.now()
@@ -325,17 +332,17 @@ func (k *timekeeper) due() (over, silent []*deadline) {
 
 // end proposes the end of d, again and again until the log has it: a leader may be unable to write for a while, and
 // stay leader.
-func (k *timekeeper) end(d *deadline) {
+func (k *Timekeeper) end(d *deadline) {
 	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token}
 	if d.token == 0 {
-		c = machine.Command{Op: machine.OpExpire, Session: d.session, Linger: k.anyClosed()}
+		c = machine.Command{Op: machine.OpExpire, Session: d.session, Linger: k.AnyClosed()}
 	}
 	if err := k.propose(c, func(err error) { k.hasEnded(d, err) }); err != nil {
 		k.hasEnded(d, err)
 	}
 }
 
-func (k *timekeeper) hasEnded(d *deadline, err error) {
+func (k *Timekeeper) hasEnded(d *deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -350,14 +357,14 @@ func (k *timekeeper) hasEnded(d *deadline, err error) {
 }
 
 // forget is for a session that is over. The caller holds k.mu.
-func (k *timekeeper) forget(d *deadline) {
+func (k *Timekeeper) forget(d *deadline) {
 	delete(k.sessions, d.session)
 	if d.kept {
 		k.kept--
 	}
 }
 
-func (k *timekeeper) wait() (time.Duration, bool) {
+func (k *Timekeeper) wait() (time.Duration, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.heap) == 0 {

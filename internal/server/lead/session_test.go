@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"context"
@@ -23,14 +23,14 @@ type ends struct {
 }
 
 // keepTime runs a timekeeper in simulated time.
-func keepTime(t *testing.T) (*timekeeper, *ends) {
+func keepTime(t *testing.T) (*Timekeeper, *ends) {
 	e := &ends{
 		began: time.Now(), sessions: map[machine.SessionID]time.Duration{}, freed: map[fencing.Token]time.Duration{},
 	}
 	k := newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
 		if e.refuse > 0 {
 			if e.refuse--; e.refuse%2 == 0 {
-				return errBusy
+				return ErrBusy
 			}
 			done(replica.ErrNotLeader)
 			return nil
@@ -61,17 +61,17 @@ func TestSessionEndsAfterItsTTL(t *testing.T) {
 		k, e := keepTime(t)
 		e.slow = true
 		idle, busy, short := machine.SessionID{1}, machine.SessionID{2}, machine.SessionID{3}
-		k.opened(idle, 10*time.Second, time.Now())
-		k.opened(busy, 10*time.Second, time.Now())
+		k.Opened(idle, 10*time.Second, time.Now())
+		k.Opened(busy, 10*time.Second, time.Now())
 		time.Sleep(time.Second)
-		k.opened(short, 2*time.Second, time.Now()) // due before those that the timer knows
+		k.Opened(short, 2*time.Second, time.Now()) // due before those that the timer knows
 		for range 3 {
 			time.Sleep(8 * time.Second)
-			if !k.renew(busy, time.Now()) {
+			if !k.Renew(busy, time.Now()) {
 				t.Fatal("a session that is renewed in time cannot be renewed")
 			}
 		}
-		if left := k.left(busy); left != 10*time.Second+grace {
+		if left := k.Left(busy); left != 10*time.Second+grace {
 			t.Errorf("%v are left of a session that was renewed just now", left)
 		}
 		time.Sleep(time.Minute)
@@ -82,11 +82,11 @@ func TestSessionEndsAfterItsTTL(t *testing.T) {
 		if fmt.Sprint(e.sessions) != fmt.Sprint(want) {
 			t.Errorf("ends at %v; want %v", e.sessions, want)
 		}
-		if k.renew(idle, time.Now()) || !k.ending(idle) {
+		if k.Renew(idle, time.Now()) || !k.ending(idle) {
 			t.Error("a session is renewed although its end is proposed")
 		}
-		k.ended(idle)
-		if k.ending(idle) || k.renew(idle, time.Now()) {
+		k.Ended(idle)
+		if k.ending(idle) || k.Renew(idle, time.Now()) {
 			t.Error("a session that ended is still known")
 		}
 	})
@@ -98,10 +98,10 @@ func TestRenewalCountsFromItsReceipt(t *testing.T) {
 		k, e := keepTime(t)
 		id := machine.SessionID{1}
 		began := time.Now()
-		k.opened(id, 10*time.Second, began)
+		k.Opened(id, 10*time.Second, began)
 		time.Sleep(5 * time.Second)
-		k.renew(id, time.Now())
-		k.renew(id, began.Add(time.Second))
+		k.Renew(id, time.Now())
+		k.Renew(id, began.Add(time.Second))
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if at := e.sessions[id]; at != 15*time.Second+grace {
@@ -115,10 +115,10 @@ func TestEndIsProposedAgainIfThereIsNoRoom(t *testing.T) {
 		k, e := keepTime(t)
 		e.refuse = 3
 		id := machine.SessionID{1}
-		k.opened(id, 10*time.Second, time.Now())
+		k.Opened(id, 10*time.Second, time.Now())
 		time.Sleep(10*time.Second + grace + retryAfter)
 		synctest.Wait()
-		if k.renew(id, time.Now()) {
+		if k.Renew(id, time.Now()) {
 			t.Error("a session whose end is under way is renewed")
 		}
 		time.Sleep(time.Minute)
@@ -134,17 +134,17 @@ func TestMinimumHold(t *testing.T) {
 		k, e := keepTime(t)
 		const held, left, late = fencing.Token(1), fencing.Token(2), fencing.Token(3)
 		for _, token := range []fencing.Token{held, left, late} {
-			k.granted("x", token, 10*time.Second)
+			k.Granted("x", token, 10*time.Second)
 		}
-		k.granted("x", 4, 0)
+		k.Granted("x", 4, 0)
 		time.Sleep(3 * time.Second)
-		if k.closed(left) != 7*time.Second || k.closed(4) != 0 {
-			t.Errorf("closed for %v and %v", k.closed(left), k.closed(4))
+		if k.Closed(left) != 7*time.Second || k.Closed(4) != 0 {
+			t.Errorf("closed for %v and %v", k.Closed(left), k.Closed(4))
 		}
 		k.linger("x", left)
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		if k.anyClosed() {
+		if k.AnyClosed() {
 			t.Error("a minimum that is over is kept")
 		}
 		k.linger("x", late)
@@ -162,7 +162,7 @@ func TestManySessionsEnd(t *testing.T) {
 		const n = 5*endsAtOnce + 7
 		k, e := keepTime(t)
 		for i := range n {
-			k.opened(machine.SessionID{byte(i), byte(i >> 8), 1}, 10*time.Second, time.Now())
+			k.Opened(machine.SessionID{byte(i), byte(i >> 8), 1}, 10*time.Second, time.Now())
 		}
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
@@ -196,8 +196,8 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, e := keepTime(t)
 		k.inherit(m)
-		if k.closed(held) != 5*time.Second {
-			t.Errorf("the hold's minimum goes on for %v", k.closed(held))
+		if k.Closed(held) != 5*time.Second {
+			t.Errorf("the hold's minimum goes on for %v", k.Closed(held))
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -213,13 +213,13 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 func TestProposerRefuses(t *testing.T) {
 	t.Parallel()
 	p := newProposer(nil, time.Now) // nobody runs it: the queue fills
-	ignore := proposal{done: func(outcome, error) {}}
+	ignore := Proposal{Done: func(Outcome, error) {}}
 	for range maxQueued {
 		if err := p.submit(ignore); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := p.submit(ignore); !errors.Is(err, errBusy) {
+	if err := p.submit(ignore); !errors.Is(err, ErrBusy) {
 		t.Errorf("a full queue takes more: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())

@@ -1,4 +1,4 @@
-package server
+package lead
 
 import (
 	"context"
@@ -103,7 +103,7 @@ func (r relayTerm) Propose(b *machine.Batch) func() (*replica.Applied, error) {
 // relayLeader is what leads: the parts of a leadership that have to do with time.
 type relayLeader struct {
 	term uint64
-	time *timekeeper
+	time *Timekeeper
 	log  *proposer
 	end  func()
 }
@@ -119,7 +119,7 @@ func (l *relay) lead(i int) *relayLeader {
 	l.mu.Unlock()
 	r.log = newProposer(relayTerm{l, r.term}, time.Now)
 	r.time = newTimekeeper(time.Now, func(c machine.Command, done func(error)) error {
-		return r.log.submit(proposal{command: c, done: func(_ outcome, err error) { done(err) }})
+		return r.log.submit(Proposal{Command: c, Done: func(_ Outcome, err error) { done(err) }})
 	})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var tasks sync.WaitGroup
@@ -133,9 +133,9 @@ func (l *relay) lead(i int) *relayLeader {
 }
 
 // ask sends a command through the log and waits.
-func (r *relayLeader) ask(c machine.Command, then func(outcome)) error {
+func (r *relayLeader) ask(c machine.Command, then func(Outcome)) error {
 	over := make(chan error, 1)
-	err := r.log.submit(proposal{command: c, done: func(o outcome, err error) {
+	err := r.log.submit(Proposal{Command: c, Done: func(o Outcome, err error) {
 		if err == nil {
 			then(o)
 		}
@@ -147,16 +147,16 @@ func (r *relayLeader) ask(c machine.Command, then func(outcome)) error {
 	return <-over
 }
 
-// renew is a keepalive. It reports whether the client is told that its session was renewed.
+// Renew is a keepalive. It reports whether the client is told that its session was renewed.
 func (l *relay) renew(r *relayLeader, id machine.SessionID) (renewed bool) {
 	receipt := time.Now()
-	if r.time.isKept(id) && l.mutant != "kept sessions are renewed in memory" {
-		_ = r.ask(machine.Command{Op: machine.OpRenew, Session: id}, func(o outcome) {
-			renewed = o.result.Code == machine.CodeOK && r.time.logged(id, receipt)
+	if r.time.IsKept(id) && l.mutant != "kept sessions are renewed in memory" {
+		_ = r.ask(machine.Command{Op: machine.OpRenew, Session: id}, func(o Outcome) {
+			renewed = o.Result.Code == machine.CodeOK && r.time.Logged(id, receipt)
 		})
 		return renewed
 	}
-	renewed = r.time.renew(id, receipt)
+	renewed = r.time.Renew(id, receipt)
 	if l.mutant == "kept sessions are renewed in memory" {
 		renewed = true
 	}
@@ -216,8 +216,8 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 			for opened := false; !opened && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 				if r := leader(); r != nil {
 					sent := time.Now()
-					_ = r.ask(machine.Command{Op: machine.OpOpenSession, Session: id, TTL: ttl}, func(outcome) {
-						opened = r.time.opened(id, ttl, sent)
+					_ = r.ask(machine.Command{Op: machine.OpOpenSession, Session: id, TTL: ttl}, func(Outcome) {
+						opened = r.time.Opened(id, ttl, sent)
 					})
 					if opened {
 						believe(sent)
@@ -241,7 +241,7 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 		}
 	}
 	first := l.lead(0)
-	if err := first.ask(machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel}, func(outcome) {}); err != nil {
+	if err := first.ask(machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel}, func(Outcome) {}); err != nil {
 		t.Fatal(err)
 	}
 	first.end()
