@@ -6,7 +6,7 @@
 //	fencing/*guard → fencing   fencing/guardtest → conformance/fault
 //	conformance/containers → testcontainers
 //	cmd/fencelock → internal/gateway → huma
-//	internal/server → internal/server/replica → internal/machine; replica → raft
+//	internal/server → its lead → its replica → internal/machine; replica → raft
 package arrows
 
 import (
@@ -129,7 +129,8 @@ func violations(g graph) []string {
 // layers are those of the bundled server, the lowest first. None depends on one above it, and raft is the second one's
 // alone: what a server serves and what a leader decides is said without it.
 var layers = []string{
-	module + "/internal/machine", module + "/internal/server/replica", module + "/internal/server",
+	module + "/internal/machine", module + "/internal/server/replica", module + "/internal/server/lead",
+	module + "/internal/server",
 }
 
 // layer checks a layer of the bundled server.

@@ -57,7 +57,8 @@ func (a *admin) AddMember(ctx context.Context, q *lockpb.AddMemberRequest) (*loc
 	case r == nil:
 		return nil, s.notLeading()
 	case s.config.PeerListen == "":
-		return nil, status.Error(codes.FailedPrecondition, "this server has no address for other members, see --peer-listen")
+		return nil, status.Error(codes.FailedPrecondition,
+			"this server has no address for other members, see --peer-listen")
 	}
 	id, err := r.Term.Add(ctx, q.PeerAddress)
 	if err != nil {
@@ -115,7 +116,8 @@ func membersOut(members []replica.Member) []*lockpb.Member {
 	all := make([]*lockpb.Member, len(members))
 	for i, m := range members {
 		all[i] = &lockpb.Member{
-			NodeId: m.ID, PeerAddress: m.Address, ClientAddress: m.Client, Voter: m.Voter, Waits: m.Waits, Alive: m.Alive,
+			NodeId: m.ID, PeerAddress: m.Address, ClientAddress: m.Client,
+			Voter: m.Voter, Waits: m.Waits, Alive: m.Alive,
 		}
 	}
 	return all

@@ -39,7 +39,7 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	if !x.board(places) {
 		return nil // nobody would hear of it
 	}
-	err := x.leadership.Submit(lead.Proposal{Command: c, By: x.conn, Obsolete: x.attachedElsewhere, Done: func(o lead.Outcome, err error) {
+	done := func(o lead.Outcome, err error) {
 		defer x.alight(places)
 		if err != nil {
 			x.fail(x.request, err)
@@ -54,7 +54,8 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 		// Whoever asks after this answer whether it lives still is told of its loss before.
 		x.leadership.Deliver(x.conn, o.Notices)
 		x.reply(x.request, r)
-	}})
+	}
+	err := x.leadership.Submit(lead.Proposal{Command: c, By: x.conn, Obsolete: x.attachedElsewhere, Done: done})
 	if err != nil {
 		x.alight(places)
 	}
@@ -134,8 +135,8 @@ func (x *call) cancelWait(q *lockpb.CancelWait) error {
 
 func (x *call) release(q *lockpb.Release) error {
 	return x.propose(x.numbered(machine.Command{
-		Op: machine.OpRelease, Name: q.GetName(), RequestID: q.GetRequestId(), Token: fencing.Token(q.GetToken()), Target: q.GetTarget(),
-		Linger: x.lingers(q), Own: q.GetOwn(),
+		Op: machine.OpRelease, Name: q.GetName(), RequestID: q.GetRequestId(), Token: fencing.Token(q.GetToken()),
+		Target: q.GetTarget(), Linger: x.lingers(q), Own: q.GetOwn(),
 	}), x.plain)
 }
 
@@ -202,7 +203,8 @@ func (x *call) keepAlive() error {
 func (x *call) renewInLog() <-chan struct{} {
 	over := make(chan struct{})
 	err := x.leadership.Submit(lead.Proposal{
-		Command: machine.Command{Op: machine.OpRenew, Session: x.session}, By: x.conn, Done: func(_ lead.Outcome, err error) {
+		Command: machine.Command{Op: machine.OpRenew, Session: x.session}, By: x.conn,
+		Done: func(_ lead.Outcome, err error) {
 			if err == nil {
 				x.leadership.Time.Logged(x.session, x.receipt)
 			}
@@ -218,10 +220,12 @@ func (x *call) renewInLog() <-chan struct{} {
 // whyNotRenewed tells a session that ended from one of which the outcome is open.
 func (x *call) whyNotRenewed() error {
 	if _, open := x.machine().SessionOpen(x.session); open {
-		return refused(lockpb.Code_CODE_UNAVAILABLE, "", "the session is about to end, or was opened just now: ask again")
+		return refused(lockpb.Code_CODE_UNAVAILABLE, "",
+			"the session is about to end, or was opened just now: ask again")
 	}
 	return &requestError{&lockpb.Error{
-		Code: lockpb.Code_CODE_SESSION_ENDED, Message: messages[machine.CodeNoSession], Revision: x.machine().Revision(),
+		Code: lockpb.Code_CODE_SESSION_ENDED, Message: messages[machine.CodeNoSession],
+		Revision: x.machine().Revision(),
 	}}
 }
 

@@ -26,8 +26,8 @@ type cluster struct {
 // joinKey is that of all clusters here: servers that lost their data come back.
 var joinKey = []byte("of sixteen bytes and more")
 
-// calm is for clusters of which the leader is to stay: its members bear to hear nothing of each other for longer than the
-// usual half second, for which a busy machine may well let one wait.
+// calm is for clusters of which the leader is to stay: its members bear to hear nothing of each other for longer than
+// the usual half second, for which a busy machine may well let one wait.
 func calm(c *Config) { c.Timing, c.MinTTL = replica.Timing{Heartbeat: 2 * time.Second}, 10*time.Second }
 
 // newCluster starts n servers, and waits for one of them to lead. configure, if not nil, changes their settings.

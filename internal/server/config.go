@@ -20,7 +20,8 @@ type Config struct {
 	// DataDir keeps the log, the snapshots and the name of this member. Empty: nothing is kept, and the server says
 	// that it is not durable.
 	DataDir string
-	// Store is the kind of log in DataDir: replica.StoreWAL (the default) or replica.StoreBolt. It cannot be changed later.
+	// Store is the kind of log in DataDir: replica.StoreWAL (the default) or replica.StoreBolt. It cannot be changed
+	// later.
 	Store replica.Store
 
 	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is what clients are
@@ -174,8 +175,8 @@ func (c *Config) checkAddresses() error {
 			return mistake(a.setting, a.address, err.Error())
 		}
 		if !a.secure && !c.Insecure && !loopback(host) {
-			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes and breaks every lock; "+
-				"give certificates, or say that it is meant so")
+			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes and "+
+				"breaks every lock; give certificates, or say that it is meant so")
 		}
 	}
 	return nil
@@ -213,7 +214,8 @@ func (c *Config) checkJoin() error {
 	}
 	if c.BootstrapExpect != 0 && c.BootstrapExpect != members {
 		return mistake("BootstrapExpect", fmt.Sprint(c.BootstrapExpect),
-			fmt.Sprintf("with this one, at %s, Join %s names %d members", c.peerAddress(), strings.Join(c.Join, ","), members))
+			fmt.Sprintf("with this one, at %s, Join %s names %d members",
+				c.peerAddress(), strings.Join(c.Join, ","), members))
 	}
 	return nil
 }

@@ -63,7 +63,8 @@ func (s *Server) serveStream(stream Stream) error {
 	defer cancel()
 	c := &conn{
 		server: s, stream: stream, client: clientOf(ctx), ctx: ctx, out: newOutbox(&s.unread),
-		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight), cut: make(chan struct{}),
+		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight),
+		cut: make(chan struct{}),
 	}
 	if !s.enter(c) {
 		return errClosing
@@ -381,7 +382,7 @@ func (x *call) changesLocks() bool {
 // connection delivers that the client gave up, however late, must not meet what the client has done since on another
 // one.
 func (x *call) checkAttached() error {
-	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == lead.Listener(x.conn) {
+	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == x.conn {
 		return nil
 	}
 	if _, open := x.machine().SessionOpen(x.session); !open {

@@ -1,9 +1,10 @@
 // Package server is the bundled lock server: one member of a cluster that replicates the lock state machine (package
-// machine) with Raft (package replica) and serves it over the protocol of package lockpb.
+// machine) with Raft (package replica), times its sessions while it leads (package lead), and serves it over the
+// protocol of package lockpb. This package is the serving, and puts the three together.
 //
-//	client ─ stream ─► conn ─► call ─► proposer ─► replica: raft ─► machine
-//	                    ▲                                             │
-//	                    └──── reply, grants, losses ◄─ leadership ◄───┘
+//	client ─ stream ─► conn ─► call ─► lead ─► replica: raft ─► machine
+//	                    ▲               │                         │
+//	                    └ reply, pushes ┴─────────────────────────┘
 //
 // # What it promises
 //
@@ -19,23 +20,19 @@
 // # How
 //
 // Only the leader serves: it alone times sessions, and a session's time counts from the receipt there. Other members
-// say who leads; they do not forward, since a forwarded request has two instants of receipt. See leadership.go,
-// session.go.
+// say who leads; they do not forward, since a forwarded request has two instants of receipt. See package lead.
 //
-// Renewals and reads cost no log entry. They wait for a proof of leadership: see replica.Term.Confirm. A leader that was
-// paused and succeeded fails it, whatever it believes.
-//
-// Commands are gathered into log entries while earlier ones are on their way (propose.go): the busier, the larger the
-// entries, and one fsync carries hundreds of commands.
+// Renewals and reads cost no log entry. They wait for a proof of leadership: see replica.Term.Confirm. A leader that
+// was paused and succeeded fails it, whatever it believes.
 //
 // A leader that stands still falls silent, so that the others elect another, and sends its clients away.
 //
-// A member whose disk refuses a write stops: it acknowledges nothing that it may not have. Started again with a disk that
-// works it goes on with what is there. After a failed fsync the disk may not have what it gives back until the machine is
-// started anew: replace it, and give the member an empty directory.
+// A member whose disk refuses a write stops: it acknowledges nothing that it may not have. Started again with a disk
+// that works it goes on with what is there. After a failed fsync the disk may not have what it gives back until the
+// machine is started anew: replace it, and give the member an empty directory.
 //
-// No connection fills the queue of the log: connections take turns (lanes.go), and of one that has too much on its way
-// no more is read.
+// Of a connection that has too much on its way no more is read, and one whose client does not read is ended (conn.go,
+// outbox.go).
 //
 // # What it does not do
 //

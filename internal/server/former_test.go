@@ -23,8 +23,8 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// preface is what a connection to a member begins with: for raft ('r') or for a question ('q'), the cluster of who dials,
-// and the member that is meant.
+// preface is what a connection to a member begins with: for raft ('r') or for a question ('q'), the cluster of who
+// dials, and the member that is meant.
 func preface(kind byte, home, member string) []byte {
 	p := append([]byte("FLP1"), kind, byte(len(home)), byte(len(member)))
 	return append(append(p, home...), member...)
@@ -148,8 +148,8 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	eventually(t, "it votes", func() bool { return c.servers[c.leader()].replica.Voters() == 3 })
 }
 
-// nameless is the data directory of a member of a cluster of two, who does not know the cluster's name before it has read
-// its log.
+// nameless is the data directory of a member of a cluster of two, who does not know the cluster's name before it has
+// read its log.
 func nameless(t *testing.T) string {
 	t.Helper()
 	c := newCluster(t, 2, nil)

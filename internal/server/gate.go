@@ -81,9 +81,10 @@ func (g *connGate) Accept() (net.Conn, error) {
 			return &gatedConn{Conn: conn, gate: g, address: address}, nil
 		}
 		conn.Close()
-		if now, last := time.Now().Unix(), g.warned.Load(); now-last >= warnEvery && g.warned.CompareAndSwap(last, now) {
-			g.log.Warn("connections are turned away: there are too many", "of", g.what, "limit", g.most, "of one address", g.share,
-				"from", conn.RemoteAddr().String())
+		now, last := time.Now().Unix(), g.warned.Load()
+		if now-last >= warnEvery && g.warned.CompareAndSwap(last, now) {
+			g.log.Warn("connections are turned away: there are too many", "of", g.what, "limit", g.most,
+				"of one address", g.share, "from", conn.RemoteAddr().String())
 		}
 	}
 }

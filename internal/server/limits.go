@@ -27,13 +27,16 @@ func limitError(field string, limits machine.Limits) *lockpb.Error {
 	if whole, ok := strings.CutPrefix(field, "Client"); ok {
 		for _, l := range all {
 			if l.Field == whole {
-				return clientError("client-"+l.Name, "the limit "+l.Name+" of the servers", limits.Share(*l.Value), *l.Value)
+				share := limits.Share(*l.Value)
+				return clientError("client-"+l.Name, "the limit "+l.Name+" of the servers", share, *l.Value)
 			}
 		}
 	}
 	i := slices.IndexFunc(all, func(l machine.Limit) bool { return l.Field == field })
 	if i < 0 { // it is none that can be set
-		return &lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it"}
+		return &lockpb.Error{
+			Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it",
+		}
 	}
 	if subject, ok := tooMuch[field]; ok {
 		return &lockpb.Error{

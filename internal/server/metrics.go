@@ -33,12 +33,18 @@ func (s *Server) WriteMetrics(w io.Writer) error {
 		{"last_index", "How far the log of this member goes.", m.LastIndex},
 		{"commit_index", "Up to where this member knows that most members have the log.", m.CommitIndex},
 		{"applied_index", "Up to where this member has carried the log out.", m.AppliedIndex},
-		{"agreed_index", "The last log entry after which the state of this member was that of the leader; 0: not compared.", m.AgreedIndex},
-		{"differs_index", "The last log entry after which it was another; 0: never. One of the two is wrong.", m.DiffersIndex},
+		{
+			"agreed_index", "The last log entry after which the state of this member was that of the leader; 0: not compared.",
+			m.AgreedIndex,
+		},
+		{
+			"differs_index", "The last log entry after which it was another; 0: never. One of the two is wrong.",
+			m.DiffersIndex,
+		},
 		{"unread_bytes", "What clients have not taken of their replies.", uint64(max(0, s.unread.Load()))},
 	} {
-		fmt.Fprintf(&text, "# HELP fencelock_member_%[1]s %[2]s\n# TYPE fencelock_member_%[1]s gauge\nfencelock_member_%[1]s %[3]d\n",
-			x.name, x.help, x.value)
+		fmt.Fprintf(&text, "# HELP fencelock_member_%[1]s %[2]s\n# TYPE fencelock_member_%[1]s gauge\n", x.name, x.help)
+		fmt.Fprintf(&text, "fencelock_member_%s %d\n", x.name, x.value)
 	}
 	_, err = io.WriteString(w, text.String())
 	return err

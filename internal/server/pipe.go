@@ -29,13 +29,13 @@ type pipe struct {
 }
 
 // Attach connects a client in this process: what Connect is over the network, without one. The connection ends with
-// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A server that is closed, or does not lead, says so as over the
-// network.
+// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A server that is
+// closed, or does not lead, says so as over the network.
 func (s *Server) Attach(ctx context.Context) ClientStream {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &pipe{
-		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth), toClient: make(chan *lockpb.ServerMessage, pipeDepth),
-		closed: make(chan struct{}),
+		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth),
+		toClient: make(chan *lockpb.ServerMessage, pipeDepth), closed: make(chan struct{}),
 	}
 	s.attaching.Go(func() {
 		defer cancel()

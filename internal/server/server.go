@@ -61,8 +61,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	}
 	background, stop := context.WithCancel(context.Background())
 	s := &Server{
-		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{}, failed: make(chan error, 1),
-		done: make(chan struct{}),
+		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{},
+		failed: make(chan error, 1), done: make(chan struct{}),
 	}
 	if err := s.build(ctx); err != nil {
 		stop()
@@ -97,9 +97,9 @@ func (s *Server) build(ctx context.Context) (err error) {
 	listener, err := s.listenToMembers(ctx)
 	if err == nil {
 		s.replica, err = replica.Open(replica.Config{
-			DataDir: c.DataDir, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise, Dial: c.PeerDial,
-			TLS: c.PeerTLS, Join: c.Join, JoinKey: c.JoinKey, BootstrapExpect: c.BootstrapExpect, Timing: c.Timing, Now: c.now,
-			Changed: s.news.notify, Fatal: s.fail, Version: c.Version, Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
+			DataDir: c.DataDir, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise,
+			Dial: c.PeerDial, TLS: c.PeerTLS, Join: c.Join, JoinKey: c.JoinKey, BootstrapExpect: c.BootstrapExpect,
+			Timing: c.Timing, Now: c.now, Changed: s.news.notify, Fatal: s.fail, Version: c.Version, Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
 		})
 	}
 	if err != nil && s.front != nil {

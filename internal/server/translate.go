@@ -159,7 +159,8 @@ var reasonsOut = map[machine.Cause]lockpb.Reason{
 
 func lostPush(n *machine.Notice) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
-		Session: n.Session[:], Name: n.Name, RequestId: n.RequestID, Token: uint64(n.Token), Reason: reasonsOut[n.Cause], Message: n.Detail,
+		Session: n.Session[:], Name: n.Name, RequestId: n.RequestID, Token: uint64(n.Token),
+		Reason: reasonsOut[n.Cause], Message: n.Detail,
 	}}}
 }
 

@@ -49,7 +49,8 @@ func (x *call) watch(q *lockpb.Watch) error {
 			})
 		}) {
 			return errorReply(&lockpb.Error{
-				Code: lockpb.Code_CODE_EXHAUSTED, Field: "watches", Message: fmt.Sprintf("the connection has %d watches already", watchesPerConn),
+				Code: lockpb.Code_CODE_EXHAUSTED, Field: "watches",
+				Message: fmt.Sprintf("the connection has %d watches already", watchesPerConn),
 			})
 		}
 		return nil

@@ -17,8 +17,8 @@ type Config struct {
 	Limits machine.Limits
 	// Now is the clock that times sessions.
 	Now func() time.Time
-	// Open lets clients use a leadership, and Shut ends that, also where it did not begin. Dismiss sends those away who are
-	// connected. None of them may block.
+	// Open lets clients use a leadership, and Shut ends that, also where it did not begin. Dismiss sends those away who
+	// are connected. None of them may block.
 	Open    func(*Leadership)
 	Shut    func()
 	Dismiss func()
@@ -107,8 +107,8 @@ func begin(c Config, term uint64) *Leadership {
 const silentEvery = 100 * time.Millisecond
 
 // serve lets connections use the leadership once it is ready, until ctx ends, except while this member keeps silent
-// towards the others. They elect another leader then, but raft does not notice here before what stands still goes on, and
-// clients would wait for nothing.
+// towards the others. They elect another leader then, but raft does not notice here before what stands still goes on,
+// and clients would wait for nothing.
 func (r *Leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	c := &r.config
 	tick := time.NewTicker(silentEvery)

@@ -30,10 +30,12 @@ var ErrBusy = errors.New("too many requests wait for the log")
 type Proposal struct {
 	Command machine.Command
 	By      Listener // who sent it; nil: the server itself
-	// Obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always may.
+	// Obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always
+	// may.
 	Obsolete func() error
 	// Done is called once: with the Outcome, in the order of the log, from one goroutine for all, so it must not block;
-	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried out.
+	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried
+	// out.
 	Done func(Outcome, error)
 }
 

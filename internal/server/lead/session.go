@@ -24,8 +24,8 @@ const endsAtOnce = 256
 const (
 	// keptAtOnce bounds the sessions of one checkpoint.
 	keptAtOnce = 1024
-	// keepPace is how many sessions are kept in the log, at most, in the time in which all of them renew themselves: one
-	// each. See silence.
+	// keepPace is how many sessions are kept in the log, at most, in the time in which all of them renew themselves:
+	// one each. See silence.
 	keepPace = 10 * time.Millisecond
 	// clockEvery is how often a leader writes down the time while sessions are kept in the log: a member that starts
 	// anew knows it no better.
@@ -66,7 +66,8 @@ type Timekeeper struct {
 func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *Timekeeper {
 	return &Timekeeper{
 		now: now, propose: propose,
-		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{}, wake: make(chan struct{}, 1),
+		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{},
+		wake: make(chan struct{}, 1),
 	}
 }
 

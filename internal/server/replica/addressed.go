@@ -46,7 +46,8 @@ func (t addressed) RequestPreVote(
 }
 
 func (t addressed) InstallSnapshot(
-	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, r io.Reader,
+	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse,
+	r io.Reader,
 ) error {
 	return t.transport.InstallSnapshot(id, at(id, to), req, resp, r)
 }

@@ -59,7 +59,8 @@ func (p *peerNet) checkCertificate(c *x509.Certificate) error {
 	p.mu.Lock()
 	told := p.told
 	p.mu.Unlock()
-	if slices.ContainsFunc(slices.Concat(known, told), func(address string) bool { return certifiedFor(c, p.hostOf(address)) }) {
+	names := func(address string) bool { return certifiedFor(c, p.hostOf(address)) }
+	if slices.ContainsFunc(slices.Concat(known, told), names) {
 		return nil
 	}
 	select {

@@ -168,10 +168,14 @@ func (l *checkedLog) check(until uint64) error {
 		return err
 	}
 	if l.mark != nil && last < l.mark.last {
-		return &CorruptError{File: l.file(last), Index: last + 1, Why: fmt.Sprintf("it is missing; the log went to %d", l.mark.last)}
+		return &CorruptError{
+			File: l.file(last), Index: last + 1, Why: fmt.Sprintf("it is missing; the log went to %d", l.mark.last),
+		}
 	}
 	if first > until+1 {
-		return &CorruptError{File: l.path, Why: fmt.Sprintf("the log begins with entry %d, and the snapshots end with %d", first, until)}
+		return &CorruptError{
+			File: l.path, Why: fmt.Sprintf("the log begins with entry %d, and the snapshots end with %d", first, until),
+		}
 	}
 	var entry raft.Log
 	for i := max(first, 1); i <= last; i++ {

@@ -18,7 +18,8 @@ const (
 	leastTrailing = 64
 	// segmentBytes is the size of the files of the log, which are deleted as a whole.
 	segmentBytes = 16 << 20
-	// cachedEntries and cachedBytes bound what of the log is kept in memory for followers that are only a little behind.
+	// cachedEntries and cachedBytes bound what of the log is kept in memory for followers that are only a little
+	// behind.
 	cachedEntries = 512
 	cachedBytes   = 8 << 20
 )
@@ -88,8 +89,8 @@ func (s *logSizes) recent(bytes int) (n uint64) {
 	return n
 }
 
-// compact makes snapshots when the log has grown by bytes, until ctx ends. Raft counts entries alone, and one can have a
-// hundred bytes or a million.
+// compact makes snapshots when the log has grown by bytes, until ctx ends. Raft counts entries alone, and one can have
+// a hundred bytes or a million.
 func (r *Replica) compact(ctx context.Context) {
 	sizes, trailing := r.stores.sizes, r.raft.ReloadableConfig().TrailingLogs
 	for {

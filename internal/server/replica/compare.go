@@ -10,10 +10,10 @@ import (
 )
 
 // Members that carried out the same log have the same state. A fault of memory, or one of this code, can make that
-// untrue without a sound, and each later grant carries it on. So the leader has an entry go through the log from time to
-// time at which every member takes the hash of its state, and then one with its own hash, with which the others compare
-// theirs. Who differs says so. It goes on: which of the two is wrong is for people to find out, and a cluster whose
-// members stopped because the leader is wrong would be no better.
+// untrue without a sound, and each later grant carries it on. So the leader has an entry go through the log from time
+// to time at which every member takes the hash of its state, and then one with its own hash, with which the others
+// compare theirs. Who differs says so. It goes on: which of the two is wrong is for people to find out, and a cluster
+// whose members stopped because the leader is wrong would be no better.
 
 // compareEvery is how often states are compared. While nothing is written, they are not.
 const compareEvery = time.Minute
@@ -84,7 +84,8 @@ func (c *comparison) compare() {
 	default:
 		if c.differs == 0 {
 			c.log.Error("this member's state is another than that of the leader: one of them is wrong",
-				"after entry", c.own.Index, "here", c.own.Hash, "leader", c.leaders.Hash, "agreed after entry", c.agreed)
+				"after entry", c.own.Index, "here", c.own.Hash, "leader", c.leaders.Hash,
+				"agreed after entry", c.agreed)
 		}
 		c.differs = c.own.Index
 	}
@@ -104,8 +105,8 @@ func (c *comparison) result() (agreed, differs uint64) {
 	return c.agreed, c.differs
 }
 
-// CompareStates has the members compare their states now and then, unless there is one that votes alone, until ctx ends.
-// every is how often; 0: once a minute.
+// CompareStates has the members compare their states now and then, unless there is one that votes alone, until ctx
+// ends. every is how often; 0: once a minute.
 func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
 	r := t.replica
 	c := &r.State.comparison

@@ -89,8 +89,8 @@ type FSM struct {
 	broken error
 }
 
-// NewFSM makes one of a machine that has carried nothing out yet. changed is called after each entry and must not block,
-// fatal once, when this replica cannot go on.
+// NewFSM makes one of a machine that has carried nothing out yet. changed is called after each entry and must not
+// block, fatal once, when this replica cannot go on.
 func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	return &FSM{
 		Machine: m, changed: changed, fatal: fatal, now: time.Now, clock: Clock{from: time.Now()},
@@ -157,8 +157,8 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	return out, nil
 }
 
-// setClock goes by the last checkpoint, also if it sets the clock back: what was timed by it is timed from there. It was
-// made before it is known here, so the clock is slow rather than fast.
+// setClock goes by the last checkpoint, also if it sets the clock back: what was timed by it is timed from there. It
+// was made before it is known here, so the clock is slow rather than fast.
 func (f *FSM) setClock() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
 )
@@ -63,7 +64,7 @@ func (l *raftLog) ImpliedArgs() []any { return l.implied }
 func (l *raftLog) Name() string       { return l.name }
 
 func (l *raftLog) With(args ...any) hclog.Logger {
-	return &raftLog{to: l.to.With(args...), name: l.name, implied: append(l.implied[:len(l.implied):len(l.implied)], args...)}
+	return &raftLog{to: l.to.With(args...), name: l.name, implied: slices.Concat(l.implied, args)}
 }
 
 func (l *raftLog) Named(name string) hclog.Logger { return l.ResetNamed(l.name + "." + name) }

@@ -58,7 +58,8 @@ func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	return nil
 }
 
-// StepDown hands the leadership over, if this member serves, and does not take it again. The error is why nobody took it.
+// StepDown hands the leadership over, if this member serves, and does not take it again. The error is why nobody took
+// it.
 func (r *Replica) StepDown(ctx context.Context) error {
 	r.maintain(true)
 	if r.serving.Load() == nil || r.Voters() < 2 {

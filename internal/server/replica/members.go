@@ -57,8 +57,8 @@ func (r *Replica) CaughtUp(id string) bool {
 	return r.proof.caughtUp(raft.ServerID(id), r.raft.CommitIndex())
 }
 
-// Members are those of the cluster, and which of them are alive. The error is ErrNotLeader once nobody is served in this
-// term any more.
+// Members are those of the cluster, and which of them are alive. The error is ErrNotLeader once nobody is served in
+// this term any more.
 func (t *Term) Members(ctx context.Context) ([]Member, error) {
 	alive, err := t.alive(ctx)
 	if err != nil {
@@ -86,8 +86,8 @@ func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
 	return string(other.ID), nil
 }
 
-// Remove takes a member out. If it is this one, the leadership is handed over instead, which is an error: the next leader
-// can remove it.
+// Remove takes a member out. If it is this one, the leadership is handed over instead, which is an error: the next
+// leader can remove it.
 func (t *Term) Remove(ctx context.Context, id string) error {
 	r := t.replica
 	configuration := r.raft.GetConfiguration()
@@ -139,7 +139,8 @@ func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.
 	case voters == 0:
 		return refusal("%s is the last member with a vote", id)
 	case there <= voters/2:
-		return refusal("without %s there are %d members with a vote, of which %d answer: too few for a majority", id, voters, there)
+		return refusal("without %s there are %d members with a vote, of which %d answer: too few for a majority",
+			id, voters, there)
 	}
 	return nil
 }
@@ -183,7 +184,8 @@ func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
 
 // errNotFresh is why a server with data is not taken in. It has voted and acknowledged in another company, and may have
 // been one of the majority that the cluster has gone on without: what it brings does not fit.
-var errNotFresh = errors.New("it has data of a former member or of another cluster: start it with an empty data directory")
+var errNotFresh = errors.New(
+	"it has data of a former member or of another cluster: start it with an empty data directory")
 
 // maxUnapproved is how many members without approval are taken in: each gets all that the cluster keeps.
 const maxUnapproved = 8
@@ -215,11 +217,13 @@ func (t *Term) admit(m member, consent bool) error {
 		return err
 	}
 	consent = consent || proven
-	before := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID != m.ID && string(server.Address) == m.Peer })
+	before := slices.IndexFunc(servers, func(server raft.Server) bool {
+		return server.ID != m.ID && string(server.Address) == m.Peer
+	})
 	switch {
 	case consent:
 	case before >= 0:
-		return consentNeeded(m.Peer, fmt.Sprintf("it is to take the place of %s, which was at %[2]s", servers[before].ID, m.Peer))
+		return consentNeeded(m.Peer, fmt.Sprintf("it is to take the place of %s, which was at %s", servers[before].ID, m.Peer))
 	case known >= 0 && !certifiedFor(a.certificate, r.peers.hostOf(string(servers[known].Address))):
 		return consentNeeded(m.Peer, fmt.Sprintf("it says to be %s, which was at %s", m.ID, servers[known].Address))
 	case known < 0 && r.unapproved(servers) >= maxUnapproved:
@@ -236,7 +240,8 @@ func (t *Term) admit(m member, consent bool) error {
 	}
 	if known < 0 && !consent {
 		r.config.Log.Warn("a server asked to be a member: it gets no vote before it is approved",
-			"id", m.ID, "address", m.Peer, "approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
+			"id", m.ID, "address", m.Peer,
+			"approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
 	}
 	// The vote of one that moved goes with it.
 	return r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
@@ -244,7 +249,8 @@ func (t *Term) admit(m member, consent bool) error {
 
 // consentNeeded is why a server is not taken in by itself.
 func consentNeeded(address, why string) error {
-	return fmt.Errorf("%s: that needs approval, by \"fencelock member add %s\" or the join key of the others", why, address)
+	return fmt.Errorf("%s: that needs approval, by \"fencelock member add %s\" or the join key of the others",
+		why, address)
 }
 
 // approve notes that a member may have a vote, if there is consent to that.
@@ -347,7 +353,8 @@ func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 // checkLevel is why a member is not taken in whose version knows too little.
 func (r *Replica) checkLevel(told uint32) error {
 	if level := r.State.Machine.Level(); levelOf(told) < level {
-		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one", levelOf(told), level)
+		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one",
+			levelOf(told), level)
 	}
 	return nil
 }

@@ -35,11 +35,13 @@ type peerNet struct {
 	advertise string
 	tls       *tls.Config // nil: in the clear
 	open      func(ctx context.Context, address string) (net.Conn, error)
-	home      func() string   // the present cluster, empty for none
-	members   func() []string // the addresses of the members, none if there is no cluster yet; set by serve, as what follows
-	self      raft.ServerID
-	answer    func(question) answer
+	home      func() string // the present cluster, empty for none
 	log       *slog.Logger
+
+	// set by serve
+	members func() []string // the addresses of the members, none if there is no cluster yet
+	self    raft.ServerID
+	answer  func(question) answer
 
 	forRaft chan net.Conn
 	done    chan struct{}
@@ -95,13 +97,13 @@ type answer struct {
 
 func newPeerNet(c *Config, home func() string) *peerNet {
 	return &peerNet{
-		listener: c.Listener, advertise: c.Advertise, home: home, tls: c.TLS, open: c.Dial, log: c.Log, forRaft: make(chan net.Conn),
-		done: make(chan struct{}), asking: make(chan struct{}, 1), conns: map[net.Conn]struct{}{},
+		listener: c.Listener, advertise: c.Advertise, home: home, tls: c.TLS, open: c.Dial, log: c.Log,
+		forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1), conns: map[net.Conn]struct{}{},
 	}
 }
 
-// serve accepts connections to the member self until Close, and has reply answer questions. members are the addresses of
-// all that this member knows of.
+// serve accepts connections to the member self until Close, and has reply answer questions. members are the addresses
+// of all that this member knows of.
 func (p *peerNet) serve(self raft.ServerID, members func() []string, reply func(question) answer) {
 	p.self, p.members, p.answer = self, members, reply
 	p.serving.Go(func() {

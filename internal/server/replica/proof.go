@@ -68,7 +68,8 @@ func (p *proof) AppendEntries(
 // InstallSnapshot implements raft.Transport. A silent leader sends no snapshots either: they would count as a sign of
 // life.
 func (p *proof) InstallSnapshot(
-	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, r io.Reader,
+	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse,
+	r io.Reader,
 ) error {
 	if err := p.silence.reason(); err != nil {
 		return err

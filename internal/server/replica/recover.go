@@ -54,7 +54,8 @@ func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	if err := errors.Join(os.Rename(dir, lost), os.Rename(fresh, dir)); err != nil {
-		return Restored{}, fmt.Errorf("the new data directory is ready at %s, and could not be put in place: %w", fresh, err)
+		return Restored{}, fmt.Errorf("the new data directory is ready at %s, and could not be put in place: %w",
+			fresh, err)
 	}
 	return r, syncDir(filepath.Dir(dir))
 }

@@ -153,8 +153,8 @@ func raftConfig(id raft.ServerID, of *Config) *raft.Config {
 // newMachine returns the state machine of a replica.
 func newMachine() *machine.Machine { return machine.New(eventsKept) }
 
-// Run makes this member part of a cluster if it is in none, and keeps its log short, until ctx ends. The error is why no
-// cluster could be made.
+// Run makes this member part of a cluster if it is in none, and keeps its log short, until ctx ends. The error is why
+// no cluster could be made.
 func (r *Replica) Run(ctx context.Context) error {
 	var compacting sync.WaitGroup
 	defer compacting.Wait()
@@ -209,8 +209,8 @@ func (r *Replica) LastContact() time.Time { return r.raft.LastContact() }
 // Status is how far this member is.
 type Status struct {
 	Term, LastIndex, CommitIndex uint64
-	// Agreed is the index after which this state was last compared with the leader's and the same, Differs the one after
-	// which it was not; zero: never.
+	// Agreed is the index after which this state was last compared with the leader's and the same, Differs the one
+	// after which it was not; zero: never.
 	Agreed, Differs uint64
 	// LogBytes is how large the log is.
 	LogBytes int
@@ -219,7 +219,8 @@ type Status struct {
 // Status returns how far this member is.
 func (r *Replica) Status() Status {
 	s := Status{
-		Term: r.raft.CurrentTerm(), LastIndex: r.raft.LastIndex(), CommitIndex: r.raft.CommitIndex(), LogBytes: r.stores.sizes.bytes(),
+		Term: r.raft.CurrentTerm(), LastIndex: r.raft.LastIndex(), CommitIndex: r.raft.CommitIndex(),
+		LogBytes: r.stores.sizes.bytes(),
 	}
 	s.Agreed, s.Differs = r.State.comparison.result()
 	return s

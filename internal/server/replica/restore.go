@@ -117,7 +117,8 @@ func checkFinished(dir string) error {
 	_, err := os.Stat(filepath.Join(dir, unfinished))
 	switch {
 	case err == nil:
-		return fmt.Errorf("data directory %s: a backup was being restored and that was broken off: empty it, and restore again", dir)
+		return fmt.Errorf(
+			"data directory %s: a backup was being restored and that was broken off: empty it, and restore again", dir)
 	case errors.Is(err, os.ErrNotExist):
 		return nil
 	}

@@ -24,9 +24,9 @@ const (
 //
 // A leader of which a part stands still (the disk, the main loop of raft, the state machine, a hand-over of the
 // leadership that never ends) commits nothing. But raft sends its heartbeats from other goroutines, so it would stay
-// leader for as long as that lasts, and nobody would be served. A silent one is succeeded, and raft steps down here when
-// it hears nothing of the others. A silent member asks for no votes either: elected, it would serve nobody. Nothing is
-// timed meanwhile: who renews and who looks is served rightly, and the end of a session is a write.
+// leader for as long as that lasts, and nobody would be served. A silent one is succeeded, and raft steps down here
+// when it hears nothing of the others. A silent member asks for no votes either: elected, it would serve nobody.
+// Nothing is timed meanwhile: who renews and who looks is served rightly, and the end of a session is a write.
 //
 // Ending a stuck write with an error was rejected: the write may still happen, later than what came after it, and leave
 // a log that does not fit together. The deletion of old entries is not watched. Raft does that beside its writes, and
@@ -46,7 +46,8 @@ type silence struct {
 
 func newSilence() *silence {
 	return &silence{
-		writing: span{epoch: time.Now()}, applying: span{epoch: time.Now()}, writeAfter: stallAfter, hangAfter: hangAfter,
+		writing: span{epoch: time.Now()}, applying: span{epoch: time.Now()},
+		writeAfter: stallAfter, hangAfter: hangAfter,
 	}
 }
 
@@ -70,7 +71,8 @@ func (s *silence) reason() error {
 	}
 	if !s.refused.IsZero() {
 		if lasts := time.Since(s.refused); lasts > s.hangAfter {
-			return fmt.Errorf("the leadership has been handed over for %v, and nobody took it", lasts.Round(time.Millisecond))
+			return fmt.Errorf("the leadership has been handed over for %v, and nobody took it",
+				lasts.Round(time.Millisecond))
 		}
 	}
 	return nil

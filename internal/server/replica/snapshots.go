@@ -99,7 +99,8 @@ func (s *checkedSnapshots) check() (newest uint64, err error) {
 	}
 	for _, x := range all {
 		var term, index, at uint64
-		if n, _ := fmt.Sscanf(x.Name(), "%d-%d-%d", &term, &index, &at); n != 3 || x.Name() != fmt.Sprintf("%d-%d-%d", term, index, at) {
+		n, _ := fmt.Sscanf(x.Name(), "%d-%d-%d", &term, &index, &at)
+		if n != 3 || x.Name() != fmt.Sprintf("%d-%d-%d", term, index, at) {
 			continue // it is not finished
 		}
 		meta, state, err := s.Open(x.Name())

@@ -131,7 +131,8 @@ func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Ri
 		below = rig.Log(below)
 	}
 	s.checked = &checkedLog{
-		&watchedLog{&strictLog{below, disk}, s.silence}, filepath.Join(dir, string(kind)), s.silence, disk, mark, s.sizes,
+		LogStore: &watchedLog{&strictLog{below, disk}, s.silence}, path: filepath.Join(dir, string(kind)),
+		silence: s.silence, disk: disk, mark: mark, sizes: s.sizes,
 	}
 	if err := s.checked.check(newest); err != nil {
 		return err
@@ -143,7 +144,8 @@ func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Ri
 func memoryStores() *stores {
 	store := raft.NewInmemStore()
 	s := &stores{
-		nodeID: newNodeID(), stable: store, snapshots: raft.NewInmemSnapshotStore(), silence: newSilence(), sizes: newLogSizes(),
+		nodeID: newNodeID(), stable: store, snapshots: raft.NewInmemSnapshotStore(),
+		silence: newSilence(), sizes: newLogSizes(),
 	}
 	s.log = &checkedLog{
 		LogStore: &watchedLog{store, s.silence}, silence: s.silence, disk: &disk{fatal: func(error) {}}, sizes: s.sizes,

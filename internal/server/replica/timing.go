@@ -67,7 +67,8 @@ func (t Timing) Check(minTTL time.Duration) error {
 	if slow := max(t.Heartbeat, t.Election) > defaultHeartbeat; slow && minTTL < election {
 		return &ConfigError{
 			"MinTTL", minTTL.String(),
-			fmt.Sprintf("with this Timing an election takes up to %v, in which holds with a shorter TTL would be lost", election),
+			fmt.Sprintf("with this Timing an election takes up to %v, in which holds with a shorter TTL would be lost",
+				election),
 		}
 	}
 	return nil
