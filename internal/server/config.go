@@ -175,8 +175,8 @@ func (c *Config) checkAddresses() error {
 			return mistake(a.setting, a.address, err.Error())
 		}
 		if !a.secure && !c.Insecure && !loopback(host) {
-			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes and "+
-				"breaks every lock; give certificates, or say that it is meant so")
+			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes "+
+				"and breaks every lock; give certificates, or say that it is meant so")
 		}
 	}
 	return nil

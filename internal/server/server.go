@@ -99,7 +99,8 @@ func (s *Server) build(ctx context.Context) (err error) {
 		s.replica, err = replica.Open(replica.Config{
 			DataDir: c.DataDir, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise,
 			Dial: c.PeerDial, TLS: c.PeerTLS, Join: c.Join, JoinKey: c.JoinKey, BootstrapExpect: c.BootstrapExpect,
-			Timing: c.Timing, Now: c.now, Changed: s.news.notify, Fatal: s.fail, Version: c.Version, Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
+			Timing: c.Timing, Now: c.now, Changed: s.news.notify, Fatal: s.fail, Version: c.Version,
+			Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
 		})
 	}
 	if err != nil && s.front != nil {

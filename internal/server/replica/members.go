@@ -223,7 +223,8 @@ func (t *Term) admit(m member, consent bool) error {
 	switch {
 	case consent:
 	case before >= 0:
-		return consentNeeded(m.Peer, fmt.Sprintf("it is to take the place of %s, which was at %s", servers[before].ID, m.Peer))
+		why := fmt.Sprintf("it is to take the place of %s, which was at %s", servers[before].ID, m.Peer)
+		return consentNeeded(m.Peer, why)
 	case known >= 0 && !certifiedFor(a.certificate, r.peers.hostOf(string(servers[known].Address))):
 		return consentNeeded(m.Peer, fmt.Sprintf("it says to be %s, which was at %s", m.ID, servers[known].Address))
 	case known < 0 && r.unapproved(servers) >= maxUnapproved:

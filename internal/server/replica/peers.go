@@ -98,7 +98,8 @@ type answer struct {
 func newPeerNet(c *Config, home func() string) *peerNet {
 	return &peerNet{
 		listener: c.Listener, advertise: c.Advertise, home: home, tls: c.TLS, open: c.Dial, log: c.Log,
-		forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1), conns: map[net.Conn]struct{}{},
+		forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1),
+		conns: map[net.Conn]struct{}{},
 	}
 }
 
