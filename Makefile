@@ -27,7 +27,7 @@ times: ## where the time of the tests goes: the slowest packages and tests of PK
 
 .PHONY: race
 race: ## what make quick runs, with two drivers, with the race detector; make deep runs all with it
-	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./internal/server
+	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./internal/server/...
 
 .PHONY: deep
 deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
