@@ -3,9 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,23 +60,27 @@ func TestRestartKeepsEverything(t *testing.T) {
 // A member that was away for longer than the log reaches back gets a snapshot.
 func TestMemberThatIsFarBehind(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, func(c *Config) { c.Rig = &rig.Rig{TrailingEntries: 1} })
+	var snapshots atomic.Int64
+	c := newCluster(t, 3, func(c *Config) {
+		c.Rig = &rig.Rig{TrailingEntries: 1}
+		c.Store = replica.StoreBolt // raft-wal goes on to give what is deleted, for as long as its file is there
+		c.Log = slog.New(listening{slog.DiscardHandler, "Installed remote snapshot", &snapshots})
+	})
 	x := newCaller(t, c.connect)
 	away := (c.leader() + 1) % 3
 	c.stop(away)
 	g := x.lock("x")
 	leader := c.servers[c.leader()]
-	reached := leader.replica.Status().LastIndex
 	if err := leader.replica.Snapshot(); err != nil {
 		t.Fatal(err)
-	}
-	if first := leader.replica.Status().FirstIndex; first < reached {
-		t.Fatalf("the log still begins at %d: nothing is shown", first)
 	}
 	x.lock("y")
 	c.start(away)
 	m := c.servers[away].replica.State.Machine
 	eventually(t, "it has caught up", func() bool { return m.Hash() == leader.replica.State.Machine.Hash() })
+	if snapshots.Load() == 0 {
+		t.Error("it got no snapshot: nothing is shown")
+	}
 	if h := m.Holder("x").Holders; len(h) != 1 || uint64(h[0].Token) != g.Token {
 		t.Errorf("it believes that x is held by %v", h)
 	}

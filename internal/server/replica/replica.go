@@ -208,9 +208,7 @@ func (r *Replica) LastContact() time.Time { return r.raft.LastContact() }
 
 // Status is how far this member is.
 type Status struct {
-	Term uint64
-	// The log goes from FirstIndex to LastIndex, both zero if it is empty, and is committed up to CommitIndex.
-	FirstIndex, LastIndex, CommitIndex uint64
+	Term, LastIndex, CommitIndex uint64
 	// Agreed is the index after which this state was last compared with the leader's and the same, Differs the one
 	// after which it was not; zero: never.
 	Agreed, Differs uint64
@@ -224,7 +222,6 @@ func (r *Replica) Status() Status {
 		Term: r.raft.CurrentTerm(), LastIndex: r.raft.LastIndex(), CommitIndex: r.raft.CommitIndex(),
 		LogBytes: r.stores.sizes.bytes(),
 	}
-	s.FirstIndex, _ = r.stores.log.FirstIndex() // a log that cannot be read stops the member elsewhere
 	s.Agreed, s.Differs = r.State.comparison.result()
 	return s
 }
