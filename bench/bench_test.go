@@ -111,46 +111,51 @@ func TestQuickRun(t *testing.T) {
 // The server's counters do not show that they were read, or all figures per operation would be a little too high.
 func TestCountersLeaveOutThemselves(t *testing.T) {
 	need(t, "redis-server")
-	s, err := openRedis(t.Context(), "")
-	if err != nil {
+	life := &scope{ctx: t.Context()}
+	defer life.end()
+	var s *system
+	if err := life.try(func() { s = startRedis(life) }); err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	before, err := s.counters(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if err := s.admin.Ping(t.Context()).Err(); err != nil {
+	c := dialRedis(clientOptions{addr: s.addr()}, 1)
+	defer c.Close()
+	ping := func(times int) usage {
+		t.Helper()
+		for range times {
+			if err := c.Ping(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		u, err := s.usage(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		return u
 	}
-	after, err := s.counters(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	before := ping(1) // with what opens the connection
+	d := ping(3).since(before)
+	if d.commands != 3 {
+		t.Errorf("3 commands are counted as %v", d.commands)
 	}
-	if n := after.commands - before.commands; n != 3 {
-		t.Errorf("3 commands are counted as %v", n)
-	}
-	if n := after.trips - before.trips; n != 3 {
-		t.Errorf("3 round trips are counted as %v", n)
+	if d.trips != 3 {
+		t.Errorf("3 round trips are counted as %v", d.trips)
 	}
 }
 
 func TestVerdicts(t *testing.T) {
 	columns := []column{{key: "a"}, {key: "b", pick: lowest}}
-	r := row{name: ours, samples: []sample{{"a": 1, "b": 5}, {"a": 3, "b": 9}, {"a": 2, "b": 7}, {}}}
+	r := row{Name: ours, Rounds: []sample{{"a": 1, "b": 5}, {"a": 3, "b": 9}, {"a": 2, "b": 7}, {}}}
 	for _, c := range []struct {
 		target   target
 		measured float64
 		verdict  string
 	}{
-		{atMost("a", 2, "the median counts"), 2, "reached"},
-		{atMost("a", 1, "too high"), 2, "MISSED by 100 %"},
-		{atLeast("a", 4, "too low"), 2, "MISSED by 50 %"},
-		{atLeast("b", 5, "the worst round counts"), 5, "reached"},
-		{atLeast("b", 6, "and misses"), 5, "MISSED by 17 %"},
-		{atMost("c", 6, "nothing there"), math.NaN(), "not measured"},
+		{target{"", "", "a", "<=", 2, "the median counts"}, 2, "reached"},
+		{target{"", "", "a", "<=", 1, "too high"}, 2, "MISSED by 100 %"},
+		{target{"", "", "a", ">=", 4, "too low"}, 2, "MISSED by 50 %"},
+		{target{"", "", "b", ">=", 5, "the worst round counts"}, 5, "reached"},
+		{target{"", "", "b", ">=", 6, "and misses"}, 5, "MISSED by 17 %"},
+		{target{"", "", "c", "<=", 6, "nothing there"}, math.NaN(), "not measured"},
 	} {
 		v := c.target.judge(r, columns)
 		same := float64(v.Measured) == c.measured || math.IsNaN(float64(v.Measured)) && math.IsNaN(c.measured)
@@ -197,14 +202,13 @@ func TestLatencies(t *testing.T) {
 func TestCurves(t *testing.T) {
 	at := func(callers int, rows ...row) table {
 		sc := scenario{
-			name: "some", columns: []column{{key: "ops", title: "cycles/s"}, {key: "p99", title: "p99 us"}},
-			curve: &curve{name: "callers", at: callers, keys: []string{"ops", "p99"}},
+			name: "some", columns: "ops=cycles/s; p99=p99 us", grows: "callers", along: "ops p99", size: callers,
 		}
-		return newTable(newMemory(), sc, rows, 0)
+		return newTable(&system{name: "memory"}, sc, rows, 0)
 	}
 	r := report{Tables: []table{
-		at(1, row{name: "a", samples: []sample{{"ops": 10}}}),
-		at(16, row{name: "a", samples: []sample{{"ops": 90}}}, row{name: "b", samples: []sample{{"ops": 5}}}),
+		at(1, row{Name: "a", Rounds: []sample{{"ops": 10}}}),
+		at(16, row{Name: "a", Rounds: []sample{{"ops": 90}}}, row{Name: "b", Rounds: []sample{{"ops": 5}}}),
 	}}
 	var out bytes.Buffer
 	r.curves(&out)

@@ -1,116 +1,379 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
 )
-
-// builtinSystem is the bundled server beside etcd: clusters of three, and the bundled server alone, durable and not.
-// All of them run at the same time; who has nothing to do sends heartbeats only.
-type builtinSystem struct {
-	three, one, memory *fencelockSystem
-	etcd               *etcdSystem
-	binary             string
-	clean              func() error // deletes the binary; nil before there is one
-}
-
-// newBuiltin returns the system without servers, whose peers can be opened at an address.
-func newBuiltin() *builtinSystem {
-	return &builtinSystem{
-		three: &fencelockSystem{size: clusterSize}, one: &fencelockSystem{size: 1},
-		memory: &fencelockSystem{size: 1, memory: true}, etcd: &etcdSystem{},
-	}
-}
-
-func startBuiltin(ctx context.Context, _ string) (system, error) {
-	s := newBuiltin()
-	err := s.start(ctx)
-	if err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	return s, nil
-}
-
-func (s *builtinSystem) start(ctx context.Context) (err error) {
-	if s.binary, s.clean, err = fencelockBinary(ctx); err != nil {
-		return err
-	}
-	for _, part := range []*fencelockSystem{s.three, s.one, s.memory} {
-		if err := part.start(ctx, s.binary); err != nil {
-			return err
-		}
-	}
-	return s.etcd.startMembers(ctx, clusterSize)
-}
 
 // clusterSize is how many members the clusters have.
 const clusterSize = 3
 
-func (s *builtinSystem) name() string { return "builtin" }
-
-func (s *builtinSystem) version() string {
-	return fmt.Sprintf("%s (%d members; one; one in memory), %s (%d members)",
-		s.three.version(), clusterSize, s.etcd.version(), clusterSize)
+// startBuiltin starts the bundled server beside etcd: clusters of three, and the bundled server alone, durable and not.
+// All of them run at the same time; those that are not asked send heartbeats only.
+func startBuiltin(life *scope) *system {
+	binary := buildFencelock(life)
+	three := fencelockMembers(life, binary, clusterSize, false)
+	one, memory := fencelockMembers(life, binary, 1, false), fencelockMembers(life, binary, 1, true)
+	etcd, _ := etcdMembers(life, clusterSize)
+	parts := []*system{three, one, memory, etcd}
+	return &system{
+		name: "builtin", binary: binary, parts: parts,
+		version: fmt.Sprintf("%s (%d members; one; one in memory), %s (%d members)",
+			three.version, clusterSize, etcd.version, clusterSize),
+		reset: func(ctx context.Context) (err error) {
+			for _, part := range parts {
+				err = errors.Join(err, part.reset(ctx))
+			}
+			return err
+		},
+	}
 }
 
-// peers implements system. Those of etcd come without our driver for it.
-func (s *builtinSystem) peers() []peer {
-	var all []peer
-	for _, p := range s.etcd.peers() {
+// builtinPeers are etcd's without our driver for it, and ours on each of the bundled server's settings.
+func builtinPeers(s *system) (all []peer) {
+	parts := s.parts
+	if parts == nil {
+		parts = []*system{{}, {}, {}, {}} // in a child, where addresses are all that counts
+	}
+	for _, p := range etcdPeers(parts[3]) {
 		if p.role != roleOurs {
-			p.name, p.at = "etcd "+p.name, s.etcd
+			p.name, p.at = "etcd "+p.name, parts[3]
 			all = append(all, p)
 		}
 	}
-	for _, part := range []*fencelockSystem{s.three, s.one, s.memory} {
-		all = append(all, part.peers()...)
-	}
+	all = append(all, fencelockPeer(ours, parts[0]), fencelockPeer(ours+", one node", parts[1]),
+		fencelockPeer(ours+", in memory", parts[2]))
+	all[len(all)-3].role = roleOurs
 	return all
 }
 
-func (s *builtinSystem) parts() []system { return []system{s.three, s.one, s.memory, s.etcd} }
-
-// addr, counters, erase and missing implement system for the cluster of the bundled server. All peers name a part.
-func (s *builtinSystem) addr() string                                   { return s.three.addr() }
-func (s *builtinSystem) counters(ctx context.Context) (counters, error) { return s.three.counters(ctx) }
-func (s *builtinSystem) erase(ctx context.Context, key string) error    { return s.three.erase(ctx, key) }
-
-func (s *builtinSystem) missing(ctx context.Context, keys []string) (int, error) {
-	return s.three.missing(ctx, keys)
+// buildFencelock builds the command of this tree, once for all servers of a run.
+func buildFencelock(life *scope) string {
+	const module = "github.com/fencelock/fencelock"
+	tree, err := exec.CommandContext(life.ctx, "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		life.must(fmt.Errorf("where %s is can be found in the folder bench only: %w", module, err))
+	}
+	path := filepath.Join(life.folder(), "fencelock")
+	build := exec.CommandContext(life.ctx, "go", "build", "-o", path, "./cmd/fencelock")
+	build.Dir = strings.TrimSpace(string(tree))
+	if out, err := build.CombinedOutput(); err != nil {
+		life.must(fmt.Errorf("build fencelock: %w\n%s", err, out))
+	}
+	return path
 }
 
-func (s *builtinSystem) reset(ctx context.Context) error {
-	for _, part := range s.parts() {
-		if err := part.reset(ctx); err != nil {
-			return err
+// fencelockMinTTL is what the servers are told, for quick runs. Their other settings are the defaults, fsync and all.
+const fencelockMinTTL = 2 * time.Second
+
+// fencelockMembers starts a cluster of the bundled server, or one server that may keep its state in memory only. Its
+// trips are round trips on the connections of the clients in this process; its commands are log entries, each a batch.
+func fencelockMembers(life *scope, binary string, size int, memory bool) *system {
+	s := &system{name: "builtin", addresses: life.addrs(size), traffic: &traffic{}}
+	peers := life.addrs(size)
+	lines := make([]*grpc.ClientConn, size) // to each member, for operators
+	for i, address := range s.addresses {
+		s.servers = append(s.servers, life.process(binary, func(dir string) []string {
+			args := []string{"serve", "--listen", address, "--min-ttl", fencelockMinTTL.String()}
+			if memory {
+				return append(args, "--dev")
+			}
+			args = append(args, "--data-dir", filepath.Join(dir, "data"), "--peer-listen", peers[i])
+			if size > 1 {
+				args = append(args, "--join", strings.Join(peers, ","), "--bootstrap-expect", fmt.Sprint(size))
+			}
+			return args
+		}))
+		var err error
+		lines[i], err = grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		life.must(err)
+		life.later(func() { lines[i].Close() })
+	}
+	operator := builtin.New(s.addresses, nil)
+	life.later(func() { bounded(operator.Close) })
+	ask := func(ctx context.Context, member int) (*lockpb.MemberStatus, error) {
+		lines[member].ResetConnectBackoff() // the member may have been started again just now
+		return lockpb.NewAdminServiceClient(lines[member]).Status(ctx, &lockpb.StatusRequest{})
+	}
+	s.leads = func(ctx context.Context, member int) (bool, error) {
+		status, err := ask(ctx, member)
+		return status.GetLeader(), err
+	}
+	s.serves = func(ctx context.Context, member int) (string, error) {
+		status, err := ask(ctx, member)
+		if err == nil && (status.LeaderId == "" || status.LeaderId == status.NodeId && !status.Leader) {
+			err = errors.New("it has no leader, or does not serve yet")
+		}
+		return "fencelock " + status.GetServerVersion(), err
+	}
+	for i := range s.servers {
+		life.must(s.serving(life.ctx, i))
+	}
+	s.count = func(ctx context.Context) (commands, trips float64, err error) {
+		leader, err := s.leader(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		status, err := ask(ctx, leader)
+		return float64(status.GetLastIndex()), float64(s.traffic.turns.Load()), err
+	}
+	held := func(ctx context.Context) (map[string]bool, error) {
+		names := map[string]bool{}
+		for info, err := range operator.List(ctx, "") {
+			if err != nil {
+				return nil, err
+			}
+			names[info.Name] = info.Held
+		}
+		return names, nil
+	}
+	s.erase = func(ctx context.Context, name string) error { // an operator takes the lock away
+		return operator.ForceRelease(ctx, name, "bench")
+	}
+	s.reset = func(ctx context.Context) error {
+		names, err := held(ctx)
+		for name, held := range names {
+			if err == nil && held {
+				err = s.erase(ctx, name)
+			}
+			if errors.Is(err, backend.ErrNotHeld) { // its session has ended meanwhile
+				err = nil
+			}
+		}
+		return err
+	}
+	s.missing = func(ctx context.Context, keys []string) (gone int, err error) {
+		names, err := held(ctx)
+		for _, key := range keys {
+			if !names[key] {
+				gone++
+			}
+		}
+		return gone, err
+	}
+	return s
+}
+
+func fencelockPeer(name string, s *system) peer {
+	return peer{
+		name: name, role: roleVariant, at: s, waits: true, renewEvery: ourRenewal, key: same,
+		open: func(c *client, o clientOptions) lock { return c.ours(dialFencelock(s, o), o.ttl) },
+		// Grants whose TTLs differ by a millisecond have sessions of their own.
+		sessions: func(c *client, o clientOptions, n int) renewal {
+			d, grants := dialFencelock(s, o), make([]backend.Grant, n)
+			c.later(func() { bounded(d.Close) })
+			c.must(each(n, func(i int) (err error) {
+				grants[i], err = d.Acquire(c.ctx, backend.Request{
+					Name: "session/" + backend.NewRequestID(), Owner: "bench", RequestID: backend.NewRequestID(), Fresh: true,
+					TTL: o.ttl + time.Duration(i)*time.Millisecond,
+				})
+				return err
+			}))
+			return func(ctx context.Context, i int) error { return d.Renew(ctx, grants[i:i+1])[0].Err }
+		},
+		watch: func(ctx context.Context, w watched) error {
+			watcher, _ := backend.As[backend.Watcher](w.by.native.(ourNative).driver)
+			for _, err := range watcher.Watch(ctx, w.name, 0) {
+				if err != nil {
+					return err
+				}
+				w.seen()
+			}
+			return ctx.Err()
+		},
+	}
+}
+
+// dialFencelock returns a driver whose round trips are counted.
+func dialFencelock(s *system, o clientOptions) *builtin.Driver {
+	counts := cmp.Or(s.traffic, &traffic{})
+	dial := o.dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	return builtin.New(strings.Split(o.addr, ","), &builtin.Options{
+		Dial: func(ctx context.Context, address string) (net.Conn, error) {
+			if o.proxied {
+				address = o.addr // whatever the servers tell
+			}
+			c, err := dial(ctx, "tcp", address)
+			if err != nil {
+				return nil, err
+			}
+			return &countedConn{Conn: c, t: counts}, nil
+		},
+	})
+}
+
+// restart is what locks that are held cost the bundled server: memory, snapshots, and the time that it needs to come
+// back. The figures of the state alone are those of the server's state machine in this process; the others are those of
+// a server of one member that is started for it.
+func restart(r *round) {
+	for _, n := range []int{1000, 10_000, 100_000} {
+		last := n == 100_000
+		r.row(fmt.Sprintf("%s, %d held", ours, n), roleVariant)
+		if last {
+			r.rows[len(r.rows)-1].Role = roleOurs
+		}
+		r.measureState(n)
+		r.measureRestart(n, last && !r.quick)
+	}
+}
+
+// measureState holds n locks in a state machine, in one session, as a client does.
+func (r *round) measureState(n int) {
+	before := takeFootprint()
+	m, id, now := machine.New(1), machine.SessionID{1}, time.Now().UnixNano()
+	m.Apply(now, &machine.Command{Op: machine.OpOpenSession, Session: id, TTL: time.Minute})
+	for i := range n {
+		seq := uint64(i + 1)
+		result, _ := m.Apply(now, &machine.Command{
+			Op: machine.OpAcquire, Session: id, Seq: seq, Acked: seq - 1, Requests: []machine.Request{{
+				Name: fmt.Sprint("bench/restart/", i), ID: backend.NewRequestID(), Owner: "host.example/12345/0123456789abcdef",
+			}},
+		})
+		if result.Code != machine.CodeGranted {
+			r.must(fmt.Errorf("the state machine answers %d to acquire %d", result.Code, i))
 		}
 	}
-	return nil
+	now0 := sample{}
+	takeFootprint().each(now0, before, n)
+	r.s["live-kb"] = now0["kb"]
+
+	var pauses []time.Duration
+	var frozen *machine.Frozen
+	for range 5 {
+		began := time.Now()
+		frozen = m.Freeze()
+		pauses = append(pauses, time.Since(began))
+	}
+	slices.Sort(pauses)
+	r.s["pause-ms"] = ms(pauses[2])
+	var snapshot bytes.Buffer
+	began := time.Now()
+	size, err := frozen.WriteTo(&snapshot)
+	r.must(err)
+	r.s["write-ms"], r.s["mb"] = ms(time.Since(began)), float64(size)/(1<<20)
+	began = time.Now()
+	r.must(machine.New(1).Restore(&snapshot))
+	r.s["read-ms"] = ms(time.Since(began))
 }
 
-func (s *builtinSystem) pause() bool {
-	for _, part := range s.parts() {
-		if !part.pause() {
-			return false
+// measureRestart holds n locks on a server, kills it and starts it again. With snapshot set it waits for a snapshot
+// first, which the server makes by itself, at most once in half a minute.
+func (r *round) measureRestart(n int, snapshot bool) {
+	one := &round{scope: scope{ctx: r.ctx}, lab: r.lab, s: r.s}
+	defer func() {
+		one.end()
+		r.err = one.err
+	}()
+	one.at = fencelockMembers(&one.scope, r.system.binary, 1, false)
+	one.peer = fencelockPeer(ours, one.at)
+	server, c := one.at.servers[0], one.open(1, clientOptions{ttl: time.Minute})[0]
+	before, err := server.resident()
+	one.must(err)
+	names := make([]string, n)
+	one.must(each(n, func(i int) (err error) {
+		names[i] = fmt.Sprint("bench/restart/", i)
+		_, err = c.lock(r.ctx, names[i])
+		return err
+	}))
+	after, err := server.resident()
+	one.must(err)
+	key := "replay-s"
+	r.s["server-kb"] = (after - before) / 1024 / float64(n)
+	if snapshot {
+		key = "restart-s"
+		one.awaitSnapshot(c, filepath.Join(server.dir, "data", "snapshots"))
+	}
+	server.kill()
+	began := time.Now()
+	one.must(server.start())
+	fresh, err := one.peer.client(r.ctx, clientOptions{addr: one.at.addr(), ttl: time.Minute})
+	one.must(err)
+	one.later(fresh.end)
+	r.s[key] = one.grantOne(fresh).Sub(began).Seconds()
+	delete(r.s, "tries")
+	gone, err := one.at.missing(r.ctx, names)
+	one.must(err)
+	r.s["gone"] = float64(gone)
+}
+
+// awaitSnapshot acquires and releases, which fills the log, until the server has made a snapshot, and notes the longest
+// call while it did.
+func (r *round) awaitSnapshot(c *client, dir string) {
+	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Minute) // the server looks every 30 to 60 s whether it is time
+	defer cancel()
+	type call struct{ began, ended time.Time }
+	var calls []call
+	var failed error
+	filling, stop := context.WithCancel(ctx)
+	var filler sync.WaitGroup
+	filler.Go(func() {
+		for name := r.fresh("snapshot"); filling.Err() == nil && failed == nil; {
+			began := time.Now()
+			failed = c.cycle(ctx, name)
+			calls = append(calls, call{began, time.Now()})
+		}
+	})
+	began, ended, err := watchSnapshots(ctx, dir)
+	stop()
+	filler.Wait()
+	r.must(errors.Join(err, failed))
+	var longest time.Duration
+	for _, c := range calls {
+		if c.ended.After(began) && c.began.Before(ended) {
+			longest = max(longest, c.ended.Sub(c.began))
 		}
 	}
-	return true
+	r.s["call-ms"] = ms(longest)
 }
 
-func (s *builtinSystem) resume() {
-	for _, part := range s.parts() {
-		part.resume()
+// watchSnapshots returns when the next snapshot appeared in dir, and when it was complete. The state is frozen just
+// before it appears: 100 ms are taken off.
+func watchSnapshots(ctx context.Context, dir string) (began, ended time.Time, err error) {
+	var old map[string]bool
+	for ; ctx.Err() == nil; sleep(ctx, 5*time.Millisecond) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return began, ended, err
+		}
+		now := map[string]bool{}
+		for _, e := range entries {
+			name := e.Name()
+			now[name] = true
+			if old == nil || old[name] {
+				continue
+			}
+			if began.IsZero() {
+				began = time.Now().Add(-100 * time.Millisecond)
+			}
+			if !strings.HasSuffix(name, ".tmp") {
+				return began, time.Now(), nil
+			}
+		}
+		if old == nil {
+			old = now
+		}
 	}
-}
-
-func (s *builtinSystem) close() error {
-	var errs []error
-	for _, part := range s.parts() {
-		errs = append(errs, part.close())
-	}
-	if s.clean != nil {
-		errs = append(errs, s.clean())
-	}
-	return errors.Join(errs...)
+	return began, ended, fmt.Errorf("there is no snapshot in %s: %w", dir, ctx.Err())
 }

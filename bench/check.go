@@ -38,7 +38,7 @@ var breakages = []breakage{linkHeld, linkLost, waiterHeld, serverStop, keyDelete
 // checked is a peer whose calls are recorded, while it is broken.
 type checked struct {
 	peer
-	lab *lab
+	at  *system
 	r   *check.Recorder
 	ttl time.Duration
 
@@ -46,17 +46,17 @@ type checked struct {
 	another string // that the contenders want, too
 
 	// Of one round.
-	client client
+	client *client
 	proxy  *fault.Proxy
-	held   recorded
-	waits  chan recorded // of the waiter
+	held   *recorded
+	waits  chan *recorded // of the waiter
 	err    error
 }
 
-// recorded is a hold that is recorded.
-type recorded interface {
-	release(ctx context.Context)
-	over() <-chan struct{} // told of the loss; nil: never
+// recorded is a hold that is recorded: a lease of ours, or one of another library.
+type recorded struct {
+	over    <-chan struct{} // told of the loss; nil: never
+	release func(ctx context.Context)
 }
 
 // checkResult is one row of the table, and what -json writes of it.
@@ -79,17 +79,12 @@ func runCheck(ctx context.Context, w io.Writer, o options) error {
 	}
 	var all []checkResult
 	for name := range strings.SplitSeq(o.backend, ",") {
-		s, _, err := open(ctx, name, o)
+		b, err := serviceNamed(strings.TrimSpace(name))
 		if err != nil {
 			return err
 		}
-		if s.addr() == "" {
-			_ = s.close()
-			continue // there is nothing to break
-		}
-		fmt.Fprintf(os.Stderr, "%s, seed %d\n", s.version(), o.seed)
-		results, err := checkSystem(ctx, &lab{system: s, only: o.peers, quick: o.quick}, o)
-		if err := errors.Join(err, s.close()); err != nil {
+		results, err := b.check(ctx, o)
+		if err != nil {
 			return err
 		}
 		all = append(all, results...)
@@ -98,17 +93,23 @@ func runCheck(ctx context.Context, w io.Writer, o options) error {
 	return o.write(all)
 }
 
-func checkSystem(ctx context.Context, l *lab, o options) ([]checkResult, error) {
-	if err := l.system.reset(ctx); err != nil {
+func (b service) check(ctx context.Context, o options) ([]checkResult, error) {
+	life := &scope{ctx: ctx}
+	defer life.end()
+	s, err := b.open(life)
+	if err != nil || !s.breakable() {
 		return nil, err
 	}
-	ttl := l.ttl()
+	fmt.Fprintf(os.Stderr, "%s, seed %d\n", s.version, o.seed)
+	l := &lab{system: s, only: o.peers, quick: o.quick}
+	if err := s.reset(ctx); err != nil {
+		return nil, err
+	}
 	var peers []*checked
-	for _, p := range l.system.peers() {
-		if p.contends() && p.key != nil && selected(p.name, l.only) {
-			peers = append(peers, &checked{
-				peer: p, lab: l, ttl: ttl, r: check.NewRecorder(check.Options{}), name: l.fresh("check"), another: l.fresh("check"),
-			})
+	for _, p := range s.peers {
+		if p.contends() && p.key != nil && selected(p.name, o.peers) {
+			peers = append(peers, &checked{peer: p, at: l.on(p), r: check.NewRecorder(check.Options{}), ttl: l.ttl(),
+				name: l.fresh("check"), another: l.fresh("check")})
 		}
 	}
 	going, stop := context.WithCancel(ctx)
@@ -120,43 +121,33 @@ func checkSystem(ctx context.Context, l *lab, o options) ([]checkResult, error) 
 		}
 	}
 	random := rand.New(rand.NewPCG(o.seed, 0))
-	rounds := 2 * len(breakages)
-	if l.quick {
-		rounds = len(breakages)
-	}
-	var order []breakage
-	for range rounds / len(breakages) {
-		each := slices.Clone(breakages)
-		random.Shuffle(len(each), func(i, j int) { each[i], each[j] = each[j], each[i] })
-		order = append(order, each...)
+	order := shuffled(random)
+	if !o.quick {
+		order = append(order, shuffled(random)...)
 	}
 	results := make([]checkResult, len(peers))
 	for n, b := range order {
-		length := ttl + ttl/5 + time.Duration(random.Int64N(int64(ttl)))
-		for i, err := range l.breakOnce(ctx, peers, b, length) {
-			if err != nil {
-				results[i].Errors = append(results[i].Errors, fmt.Sprintf("round %d, %s: %v", n, b, err))
+		length := l.ttl() + l.ttl()/5 + time.Duration(random.Int64N(int64(l.ttl())))
+		l.breakOnce(ctx, peers, b, length)
+		for i, p := range peers {
+			if p.err != nil {
+				results[i].Errors = append(results[i].Errors, fmt.Sprintf("round %d, %s: %v", n, b, p.err))
 			}
 		}
 	}
 	stop()
-	ended := make(chan struct{})
-	go func() { work.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(10 * ttl): // a library that knows no contexts
-	}
+	patiently(10*l.ttl(), work.Wait) // or without a library that knows no contexts
 	for i, p := range peers {
-		rules := check.Rules{TTL: ttl, Patience: 5 * time.Second, Recovery: 3*ttl + 5*time.Second}
+		rules := check.Rules{TTL: p.ttl, Patience: 5 * time.Second, Recovery: 3*p.ttl + 5*time.Second}
 		report := check.Verify(ctx, p.r.History(), rules)
 		r := &results[i]
-		r.System, r.Peer, r.Ours, r.Seed, r.Rounds = l.at(p.peer).version(), p.peer.name, p.role == roleOurs, o.seed, len(order)
+		r.System, r.Peer, r.Ours, r.Seed, r.Rounds = p.at.version, p.peer.name, p.role == roleOurs, o.seed, len(order)
 		r.Figures, r.Violations = report.Figures, map[check.Kind]int{}
 		for _, v := range report.Violations {
 			r.Violations[v.Kind]++
 		}
 		if o.dump != "" {
-			dir := fmt.Sprintf("%s/%s-%s", o.dump, l.system.name(), strings.ReplaceAll(p.peer.name, "/", "-"))
+			dir := fmt.Sprintf("%s/%s-%s", o.dump, s.name, strings.ReplaceAll(p.peer.name, "/", "-"))
 			if err := report.Dump(dir); err != nil {
 				return nil, err
 			}
@@ -165,66 +156,66 @@ func checkSystem(ctx context.Context, l *lab, o options) ([]checkResult, error) 
 	return results, nil
 }
 
-// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. It returns what kept
-// each of them from that.
-func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) []error {
-	l.each(peers, func(p *checked) { p.err = p.begin(ctx, b) })
-	l.each(peers, func(p *checked) {
+func shuffled(random *rand.Rand) []breakage {
+	all := slices.Clone(breakages)
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. What kept a peer from
+// that is in its err.
+func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) {
+	each := func(do func(*checked)) {
+		var work sync.WaitGroup
+		for _, p := range peers {
+			work.Go(func() { do(p) })
+		}
+		work.Wait()
+	}
+	each(func(p *checked) { p.err = p.begin(ctx, b) })
+	each(func(p *checked) {
 		p.r.Fault(string(b))
 		if p.err == nil {
 			p.err = p.hurt(ctx, b)
 		}
 	})
-	if b == serverStop && !l.system.pause() {
-		for _, p := range peers {
-			p.err = errors.New("the server was not started here, so it cannot be stopped")
+	if b == serverStop {
+		if err := l.system.pause(); err != nil {
+			each(func(p *checked) { p.err = err })
 		}
 	}
 	sleep(ctx, length)
 	l.system.resume()
-	errs := make([]error, len(peers))
-	for i, p := range peers {
+	for _, p := range peers {
 		if p.proxy != nil {
 			p.proxy.Pass()
 		}
 		p.r.Healed(string(b))
-		errs[i] = p.err
 	}
-	l.each(peers, func(p *checked) { p.end(ctx) })
-	return errs
-}
-
-func (l *lab) each(peers []*checked, do func(*checked)) {
-	var work sync.WaitGroup
-	for _, p := range peers {
-		work.Go(func() { do(p) })
-	}
-	work.Wait()
+	each(func(p *checked) { p.end(ctx) })
 }
 
 // begin makes a client with a link of its own. It holds the name, or waits for it in a round that breaks a waiter.
-func (p *checked) begin(ctx context.Context, b breakage) error {
+func (p *checked) begin(ctx context.Context, b breakage) (err error) {
 	p.client, p.proxy, p.held, p.waits = nil, nil, nil, nil
-	var err error
-	if p.proxy, err = fault.NewProxy(p.lab.at(p.peer).addr()); err != nil {
+	if p.proxy, err = fault.NewProxy(p.at.addr()); err != nil {
 		return err
 	}
-	p.client, err = p.open(clientOptions{addr: p.proxy.Addr(), proxied: true, ttl: p.ttl})
+	c, err := p.peer.client(ctx, clientOptions{addr: p.proxy.Addr(), proxied: true, ttl: p.ttl})
 	if err != nil {
 		return err
 	}
+	p.client = c
 	if b != waiterHeld {
-		p.held, err = p.take(ctx, 5*p.ttl, p.client, "holder", p.name)
+		p.held, err = p.take(ctx, 5*p.ttl, c, "holder", p.name)
 		sleep(ctx, p.ttl/10)
 		return err
 	}
-	waits := make(chan recorded, 1)
+	waits := make(chan *recorded, 1)
 	p.waits = waits
 	go func() {
-		defer close(waits)
-		if h, err := p.take(ctx, 5*p.ttl, p.client, "waiter", p.name); err == nil {
-			waits <- h
-		}
+		h, _ := p.take(ctx, 5*p.ttl, c, "waiter", p.name)
+		waits <- h // nil if it got nothing
 	}()
 	return nil
 }
@@ -238,7 +229,7 @@ func (p *checked) hurt(ctx context.Context, b breakage) error {
 		p.proxy.Drop(fault.Both)
 	case keyDeleted:
 		call := p.r.Begin(ctx, "operator", check.OpForce, p.name)
-		err := p.lab.at(p.peer).erase(ctx, p.key(p.name))
+		err := p.at.erase(ctx, p.key(p.name))
 		call.Return(check.OK, err)
 		return err
 	}
@@ -249,27 +240,27 @@ func (p *checked) hurt(ctx context.Context, b breakage) error {
 func (p *checked) end(ctx context.Context) {
 	if p.waits != nil {
 		select {
-		case p.held = <-p.waits: // nil if it got nothing
+		case p.held = <-p.waits:
 		case <-time.After(6 * p.ttl):
 		}
 	}
 	if p.held != nil {
 		select {
-		case <-p.held.over():
+		case <-p.held.over:
 		case <-time.After(p.ttl / 2):
 		}
-		bounded(func() { p.held.release(ctx) })
+		patiently(10*time.Second, func() { p.held.release(ctx) })
 	}
 	if p.client != nil {
-		bounded(p.client.close)
+		patiently(10*time.Second, p.client.end)
 	}
 	if p.proxy != nil {
-		_ = p.proxy.Close()
+		p.proxy.Close()
 	}
 }
 
-// bounded runs do, and goes on without it after a while: not every library returns.
-func bounded(do func()) {
+// patiently runs do, and goes on without it after a while: not every library returns.
+func patiently(limit time.Duration, do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -277,61 +268,50 @@ func bounded(do func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(limit):
 	}
 }
 
 // contend takes both names in turn until ctx ends. A client whose calls fail again and again is replaced, as its user
 // would do.
 func (p *checked) contend(ctx context.Context, who string) {
-	var c client
-	failures := 0
-	defer func() {
-		if c != nil {
-			bounded(c.close)
-		}
-	}()
-	for n := 0; ctx.Err() == nil; n++ {
-		if c != nil && failures >= 3 {
-			bounded(c.close)
-			c = nil
-		}
-		if c == nil {
-			var err error
-			failures = 0
-			if c, err = p.open(clientOptions{addr: p.lab.at(p.peer).addr(), ttl: p.ttl}); err != nil {
-				c = nil
-				sleep(ctx, 200*time.Millisecond)
-				continue
-			}
-		}
-		name := p.name
-		if n%2 == 1 {
-			name = p.another
-		}
-		h, err := p.take(ctx, 3*p.ttl, c, who, name)
+	for n := 0; ctx.Err() == nil; {
+		c, err := p.peer.client(context.WithoutCancel(ctx), clientOptions{addr: p.at.addr(), ttl: p.ttl})
 		if err != nil {
-			failures++
-			sleep(ctx, 20*time.Millisecond)
+			sleep(ctx, 200*time.Millisecond)
 			continue
 		}
-		failures = 0
-		sleep(ctx, 5*time.Millisecond+rand.N(20*time.Millisecond))
-		h.release(context.WithoutCancel(ctx))
-		sleep(ctx, rand.N(10*time.Millisecond))
+		for failures := 0; failures < 3 && ctx.Err() == nil; n++ {
+			name := []string{p.name, p.another}[n%2]
+			h, err := p.take(ctx, 3*p.ttl, c, who, name)
+			if err != nil {
+				failures++
+				sleep(ctx, 20*time.Millisecond)
+				continue
+			}
+			failures = 0
+			sleep(ctx, 5*time.Millisecond+rand.N(20*time.Millisecond))
+			h.release(context.WithoutCancel(ctx))
+			sleep(ctx, rand.N(10*time.Millisecond))
+		}
+		patiently(10*time.Second, c.end)
 	}
 }
 
 // take waits for a name for so long at most, and records it.
-func (p *checked) take(ctx context.Context, patience time.Duration, c client, who, name string) (recorded, error) {
+func (p *checked) take(ctx context.Context, patience time.Duration, c *client, who, name string) (*recorded, error) {
 	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if o, ok := c.(ourClient); ok {
-		h, err := p.r.Wrap(who, o.c).Acquire(wait, name)
+	if o, ok := c.native.(ourNative); ok {
+		h, err := p.r.Wrap(who, o.locks).Acquire(wait, name)
 		if err != nil {
 			return nil, err
 		}
-		return ourRecorded{h, p.ttl}, nil
+		return &recorded{h.Lease().Context().Done(), func(ctx context.Context) {
+			ctx, cancel := context.WithTimeout(ctx, p.ttl)
+			defer cancel()
+			_ = h.Release(ctx) // recorded
+		}}, nil
 	}
 	// rueidislock's hold ends with the context that it was taken with: that one goes on after the wait.
 	during, done := context.WithCancel(context.WithoutCancel(ctx))
@@ -345,85 +325,49 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c client, wh
 		return nil, err
 	}
 	g := check.Grant{TTL: p.ttl}
-	if b, ok := h.(interface {
-		until(granted time.Time, ttl time.Duration) time.Time
-	}); ok {
-		g.Deadline = p.r.Instant(b.until(time.Now(), p.ttl))
+	if h.until != nil {
+		g.Deadline = p.r.Instant(h.until())
 	}
-	t := &theirRecorded{h: h, hold: call.Granted(g), lost: h.lost(), ttl: p.ttl, done: done, released: make(chan struct{})}
-	if t.lost != nil {
+	granted, released := call.Granted(g), make(chan struct{})
+	if h.told() != nil {
 		go func() {
 			select {
-			case <-t.lost:
-				t.hold.Lost("told", check.Grant{})
-			case <-t.released:
+			case <-h.told():
+				granted.Lost("told", check.Grant{})
+			case <-released:
 			}
 		}()
 	}
-	return t, nil
+	return &recorded{h.told(), func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, p.ttl)
+		defer cancel()
+		call := granted.Release(ctx, check.Grant{})
+		close(released)
+		err := h.unlock(ctx)
+		done()
+		call.Return(said(err), err)
+	}}, nil
 }
 
-type ourRecorded struct {
-	h   *check.Held
-	ttl time.Duration
-}
-
-func (o ourRecorded) over() <-chan struct{} { return o.h.Lease().Context().Done() }
-
-func (o ourRecorded) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, o.ttl)
-	defer cancel()
-	_ = o.h.Release(ctx) // recorded
-}
-
-type theirRecorded struct {
-	h        hold
-	hold     *check.Hold
-	lost     <-chan struct{}
-	ttl      time.Duration
-	done     func()
-	released chan struct{}
-}
-
-func (t *theirRecorded) over() <-chan struct{} { return t.lost }
-
-// release records what the library says. One that says nothing has done it.
-func (t *theirRecorded) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, t.ttl)
-	defer cancel()
-	call := t.hold.Release(ctx, check.Grant{})
-	close(t.released)
-	err := t.h.unlock(ctx)
-	t.done()
+// said is what an unlock has said. A library that says nothing has done it.
+func said(err error) check.Outcome {
+	var taken *redsync.ErrTaken
+	gone := []error{redsync.ErrLockAlreadyExpired, redislock.ErrLockNotHeld, concurrency.ErrLockReleased, zk.ErrNotLocked,
+		zk.ErrNoNode}
 	switch {
 	case err == nil:
-		call.Return(check.OK, nil)
-	case saysGone(err):
-		call.Return(check.Gone, err)
-	default:
-		call.Return(check.Unknown, err)
+		return check.OK
+	case errors.As(err, &taken), slices.ContainsFunc(gone, func(gone error) bool { return errors.Is(err, gone) }):
+		return check.Gone
 	}
+	return check.Unknown
 }
-
-// saysGone tells whether an unlock has said that the lock was not held any more.
-func saysGone(err error) bool {
-	var taken *redsync.ErrTaken
-	return errors.As(err, &taken) || slices.ContainsFunc([]error{
-		redsync.ErrLockAlreadyExpired, redislock.ErrLockNotHeld, concurrency.ErrLockReleased, zk.ErrNotLocked, zk.ErrNoNode,
-	}, func(gone error) bool { return errors.Is(err, gone) })
-}
-
-// until is how long redsync says that its lock is valid.
-func (h redsyncHold) until(time.Time, time.Duration) time.Time { return h.m.Until() }
-
-// until is what the user of a lock that is not renewed, and tells nothing, can count.
-func (h redislockHold) until(granted time.Time, ttl time.Duration) time.Time { return granted.Add(ttl) }
 
 // writeChecks prints the table, in Markdown.
 func writeChecks(w io.Writer, all []checkResult) {
 	fmt.Fprintln(w, "| service | library | calls | holds | holders beside whom others held | longest s |"+
-		" lost to a rival: told before | told after | never told | violations by kind |")
-	fmt.Fprintln(w, "|---|---|--:|--:|--:|--:|--:|--:|--:|---|")
+		" lost to a rival: told before | told after | never told | violations by kind |\n"+
+		"|---|---|--:|--:|--:|--:|--:|--:|--:|---|")
 	for _, r := range all {
 		var kinds []string
 		for _, k := range slices.Sorted(maps.Keys(r.Violations)) {

@@ -7,121 +7,108 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	fenceetcd "github.com/fencelock/fencelock/etcd"
 )
 
-// etcdSystem is an etcd server or a cluster of them, started here, or one server that was running already. Clients use
-// the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
+func startEtcd(life *scope) *system {
+	s, _ := etcdMembers(life, 1)
+	return s
+}
+
+// etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args. Clients
+// use the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
 // and so is each message of a stream (watches, keepalives). Its commands are raft entries.
-type etcdSystem struct {
-	members
-	args  []string // of the servers, beside those that every one has
-	admin *clientv3.Client
-	info  string
-}
-
-// startEtcd starts one etcd from PATH, fsync and all, or connects to a running server.
-func startEtcd(ctx context.Context, running string) (system, error) {
-	s := &etcdSystem{}
-	var err error
-	if running == "" {
-		err = s.startMembers(ctx, 1)
-	} else {
-		s.addresses = []string{running}
-		err = s.connect(ctx)
-		if err == nil {
-			err = s.checkEmpty(ctx)
-		}
+func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.Client) {
+	s := &system{name: "etcd", addresses: life.addrs(members)}
+	peers, cluster := life.addrs(members), ""
+	for i, peer := range peers {
+		cluster += fmt.Sprintf(",bench%d=http://%s", i, peer)
 	}
-	if err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	return s, nil
-}
-
-// checkEmpty: every scenario begins with an empty store, and that must not be somebody's data.
-func (s *etcdSystem) checkEmpty(ctx context.Context) error {
-	resp, err := s.admin.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithCountOnly())
-	if err == nil && resp.Count > 0 {
-		err = fmt.Errorf("etcd at %s has %d keys, which the benchmark would delete", s.endpoints(), resp.Count)
-	}
-	return err
-}
-
-// startMembers starts a cluster of so many members, with etcd's own settings. Whoever calls it owes close, also after
-// an error.
-func (s *etcdSystem) startMembers(ctx context.Context, members int) error {
-	addrs, err := freeAddrs(2 * members)
-	if err != nil {
-		return err
-	}
-	s.addresses = addrs[:members]
-	var cluster []string
-	for i, peer := range addrs[members:] {
-		cluster = append(cluster, fmt.Sprintf("bench%d=http://%s", i, peer))
-	}
-	for i, peer := range addrs[members:] {
-		client, peer := "http://"+s.addresses[i], "http://"+peer
-		server, err := startProcess("etcd", func(dir string) []string {
+	for i := range peers {
+		client, peer := "http://"+s.addresses[i], "http://"+peers[i]
+		s.servers = append(s.servers, life.process("etcd", func(dir string) []string {
 			return append([]string{"--data-dir", dir + "/data", "--log-level", "error", "--name", fmt.Sprint("bench", i),
-				"--listen-client-urls", client, "--advertise-client-urls", client,
-				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-				"--initial-cluster", strings.Join(cluster, ",")}, s.args...)
-		})
+				"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+				"--initial-advertise-peer-urls", peer, "--initial-cluster", cluster[1:]}, args...)
+		}))
+	}
+	admin := dialEtcd(life, clientOptions{addr: s.endpoints()})
+	s.leads = func(ctx context.Context, member int) (bool, error) {
+		status, err := admin.Status(ctx, s.addresses[member])
+		return err == nil && status.Leader == status.Header.MemberId, err
+	}
+	s.serves = func(ctx context.Context, member int) (string, error) {
+		status, err := admin.Status(ctx, s.addresses[member])
 		if err != nil {
-			return err
+			return "", err
 		}
-		s.servers = append(s.servers, server)
+		if status.Leader == 0 {
+			return "", errors.New("it has no leader")
+		}
+		_, err = admin.Get(ctx, "any") // what only the leader knows
+		return "etcd " + status.Version, err
 	}
-	return s.connect(ctx)
-}
-
-// connect returns once every member follows a leader.
-func (s *etcdSystem) connect(ctx context.Context) (err error) {
-	if s.admin, err = dialEtcd(clientOptions{addr: s.endpoints()}); err != nil {
+	for i := range s.servers {
+		life.must(s.serving(life.ctx, i))
+	}
+	s.count = func(ctx context.Context) (commands, trips float64, err error) {
+		for _, address := range s.addresses {
+			err = errors.Join(err, etcdMetrics(ctx, address, func(name string, v float64) {
+				switch {
+				case strings.HasPrefix(name, etcdReceived) && !strings.Contains(name, "Maintenance"):
+					trips += v
+				case name == "etcd_server_proposals_committed_total":
+					commands = max(commands, v) // every member counts every entry
+				}
+			}))
+		}
+		return commands, trips, err
+	}
+	s.reset = func(ctx context.Context) error {
+		_, err := admin.Delete(ctx, "\x00", clientv3.WithFromKey())
 		return err
 	}
-	for i := range s.addresses {
-		if err := s.serving(ctx, i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// serving returns once a member follows a leader, and answers what only the leader knows.
-func (s *etcdSystem) serving(ctx context.Context, member int) error {
-	var server *process
-	if len(s.servers) > 0 {
-		server = s.servers[member]
-	}
-	err := server.answers(ctx, func(ctx context.Context) error {
-		status, err := s.admin.Status(ctx, s.addresses[member])
-		if err == nil && status.Leader == 0 {
-			err = errors.New("it has no leader")
-		}
-		if err == nil {
-			_, err = s.admin.Get(ctx, "any")
-		}
-		if err == nil {
-			s.info = "etcd " + status.Version
+	s.erase = func(ctx context.Context, key string) error { // the prefix that a library keeps a name's keys under
+		resp, err := admin.Delete(ctx, key, clientv3.WithPrefix())
+		if err == nil && resp.Deleted == 0 {
+			return fmt.Errorf("there is no key below %q", key)
 		}
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("etcd at %s: %w", s.addresses[member], err)
 	}
-	return nil
+	s.missing = func(ctx context.Context, keys []string) (gone int, err error) {
+		for _, key := range keys {
+			resp, err := admin.Get(ctx, key, clientv3.WithPrefix(), clientv3.WithCountOnly())
+			if err != nil {
+				return 0, err
+			}
+			if resp.Count == 0 {
+				gone++
+			}
+		}
+		return gone, nil
+	}
+	return s, admin
 }
 
 // dialEtcd returns a client with the library's defaults.
-func dialEtcd(o clientOptions) (*clientv3.Client, error) {
+func dialEtcd(c *scope, o clientOptions) *clientv3.Client {
 	config := clientv3.Config{
 		Endpoints: strings.Split(o.addr, ","), DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
 		Username: o.user, Password: o.user,
@@ -130,47 +117,10 @@ func dialEtcd(o clientOptions) (*clientv3.Client, error) {
 		config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(
 			func(ctx context.Context, addr string) (net.Conn, error) { return o.dial(ctx, "tcp", addr) }))
 	}
-	return clientv3.New(config)
-}
-
-func (s *etcdSystem) name() string    { return "etcd" }
-func (s *etcdSystem) version() string { return s.info }
-func (s *etcdSystem) addr() string    { return s.leading(s) }
-
-func (s *etcdSystem) leader(ctx context.Context) (int, error) {
-	return awaitLeader(ctx, len(s.addresses), func(ctx context.Context, member int) (bool, error) {
-		status, err := s.admin.Status(ctx, s.addresses[member])
-		return err == nil && status.Leader == status.Header.MemberId, err
-	})
-}
-
-// counters implements system, from the metrics of all members.
-func (s *etcdSystem) counters(ctx context.Context) (counters, error) {
-	var sum counters
-	for _, address := range s.addresses {
-		c, err := etcdCounters(ctx, address)
-		if err != nil {
-			return counters{}, err
-		}
-		sum.trips += c.trips
-		sum.cpu += c.cpu
-		sum.commands = max(sum.commands, c.commands) // every member counts every entry
-	}
-	return sum, nil
-}
-
-func etcdCounters(ctx context.Context, address string) (c counters, err error) {
-	err = etcdMetrics(ctx, address, func(name string, v float64) {
-		switch {
-		case strings.HasPrefix(name, etcdReceived) && !strings.Contains(name, "Maintenance"):
-			c.trips += v
-		case name == "process_cpu_seconds_total":
-			c.cpu = time.Duration(v * float64(time.Second))
-		case name == "etcd_server_proposals_committed_total":
-			c.commands = v
-		}
-	})
-	return c, err
+	etcd, err := clientv3.New(config)
+	c.must(err)
+	c.later(func() { etcd.Close() })
+	return etcd
 }
 
 // etcdReceived begins the metric of messages received, by the method.
@@ -187,46 +137,300 @@ func etcdMetrics(ctx context.Context, address string, each func(name string, val
 		return err
 	}
 	defer resp.Body.Close()
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), " ")
 		if v, err := strconv.ParseFloat(value, 64); err == nil {
 			each(name, v)
 		}
 	}
-	return nil
+	return lines.Err()
 }
 
-func (s *etcdSystem) reset(ctx context.Context) error {
-	_, err := s.admin.Delete(ctx, "\x00", clientv3.WithFromKey())
-	return err
-}
-
-// erase implements system. A key is the prefix that a library keeps a name's keys under.
-func (s *etcdSystem) erase(ctx context.Context, key string) error {
-	resp, err := s.admin.Delete(ctx, key, clientv3.WithPrefix())
-	if err == nil && resp.Deleted == 0 {
-		return fmt.Errorf("there is no key below %q", key)
+func etcdPeers(*system) []peer {
+	return []peer{
+		{name: "raw", role: roleFloor, open: openRawEtcd, sessions: openEtcdLeases, watch: watchRawEtcd},
+		{name: "raw queue", role: roleFloor, waits: true, open: openQueueEtcd},
+		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal,
+			open: func(c *client, o clientOptions) lock {
+				return c.ours(fenceetcd.New(dialEtcd(&c.scope, o), nil), o.ttl)
+			},
+			key: func(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }},
+		{name: "concurrency.Mutex", role: rolePeer, waits: true, open: openMutexEtcd,
+			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 3 },
+			key:        func(name string) string { return name + "/" }},
 	}
-	return err
 }
 
-func (s *etcdSystem) missing(ctx context.Context, keys []string) (int, error) {
-	gone := 0
-	for _, key := range keys {
-		resp, err := s.admin.Get(ctx, key, clientv3.WithPrefix(), clientv3.WithCountOnly())
+// etcdSession is what the peers stand on: a client and a lease that the client's library keeps alive.
+type etcdSession struct {
+	*clientv3.Client
+	s     *concurrency.Session
+	count atomic.Uint64
+}
+
+func openEtcdSession(c *client, o clientOptions) *etcdSession {
+	etcd := dialEtcd(&c.scope, o)
+	c.native = etcd
+	s, err := concurrency.NewSession(etcd, concurrency.WithTTL(int(max(o.ttl, time.Second)/time.Second)))
+	c.must(err)
+	c.later(func() {
+		bounded(func(ctx context.Context) error {
+			_, err := etcd.Revoke(ctx, s.Lease())
+			return err
+		})
+		s.Orphan()
+	})
+	return &etcdSession{Client: etcd, s: s}
+}
+
+// openRawEtcd is the floor without contention: a transaction that creates a key, and one that deletes it.
+func openRawEtcd(c *client, o clientOptions) lock {
+	e := openEtcdSession(c, o)
+	return func(ctx context.Context, name string) (hold, error) {
+		resp, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
+			Then(clientv3.OpPut(name, "one-of-some-length-like-a-uuid", clientv3.WithLease(e.s.Lease()))).Commit()
 		if err != nil {
-			return 0, err
+			return hold{}, err
 		}
-		if resp.Count == 0 {
-			gone++
+		if !resp.Succeeded {
+			return hold{}, backend.ErrHeld
 		}
+		return e.key(name, resp.Header.Revision), nil
 	}
-	return gone, nil
 }
 
-func (s *etcdSystem) close() error {
-	if s.admin != nil {
-		s.admin.Close()
+// watchRawEtcd watches the key that is the lock.
+func watchRawEtcd(ctx context.Context, w watched) error {
+	for resp := range w.by.native.(*clientv3.Client).Watch(ctx, w.name) {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		for range resp.Events {
+			w.seen()
+		}
 	}
-	return closeAll(s.servers)
+	return ctx.Err()
+}
+
+// key is a hold that is one key, if it still is the one of that revision.
+func (e *etcdSession) key(key string, revision int64) hold {
+	return hold{free: func(ctx context.Context) error {
+		_, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
+			Then(clientv3.OpDelete(key)).Commit()
+		return err
+	}}
+}
+
+// openQueueEtcd is the floor with contention: a FIFO of keys, each waiter watching the one before it from the current
+// revision on, and reading once more when the watch stands. It does not prove its own key.
+func openQueueEtcd(c *client, o clientOptions) lock {
+	e := openEtcdSession(c, o)
+	return func(ctx context.Context, name string) (hold, error) {
+		key := fmt.Sprintf("%s/%x-%d", name, e.s.Lease(), e.count.Add(1))
+		resp, err := e.Put(ctx, key, "", clientv3.WithLease(e.s.Lease()))
+		if err != nil {
+			return hold{}, err
+		}
+		own, revision := e.key(key, resp.Header.Revision), resp.Header.Revision
+		for {
+			before, err := e.Get(ctx, name+"/", append(clientv3.WithLastCreate(), clientv3.WithMaxCreateRev(revision-1))...)
+			if err == nil && len(before.Kvs) == 0 {
+				return own, nil
+			}
+			if err == nil {
+				err = e.gone(ctx, string(before.Kvs[0].Key), before.Kvs[0].CreateRevision)
+			}
+			if err != nil {
+				return hold{}, errors.Join(err, own.unlock(context.WithoutCancel(ctx)))
+			}
+		}
+	}
+}
+
+// gone waits until a key is deleted.
+func (e *etcdSession) gone(ctx context.Context, key string, revision int64) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for resp := range e.Watch(ctx, key, clientv3.WithFilterPut(), clientv3.WithCreatedNotify()) {
+		if err := resp.Err(); err != nil || len(resp.Events) > 0 {
+			return err
+		}
+		now, err := e.Get(ctx, key)
+		if err != nil || len(now.Kvs) == 0 || now.Kvs[0].CreateRevision != revision {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// openMutexEtcd is the recipe of etcd's client, one session for all locks of the client: the expert's use.
+func openMutexEtcd(c *client, o clientOptions) lock {
+	e := openEtcdSession(c, o)
+	return func(ctx context.Context, name string) (hold, error) {
+		m := concurrency.NewMutex(e.s, name)
+		err := m.Lock(ctx)
+		return hold{free: m.Unlock, lost: e.s.Done}, err
+	}
+}
+
+// openEtcdLeases are leases that are kept alive over one stream, as etcd's client does, but as often as callers want.
+func openEtcdLeases(c *client, o clientOptions, n int) renewal {
+	etcd := dialEtcd(&c.scope, o)
+	ids, number, alive := make([]clientv3.LeaseID, n), map[int64]int{}, make([]chan struct{}, n)
+	c.later(func() {
+		bounded(func(ctx context.Context) error {
+			return each(n, func(i int) error { _, err := etcd.Revoke(ctx, ids[i]); return err })
+		})
+	})
+	c.must(each(n, func(i int) error {
+		lease, err := etcd.Grant(c.ctx, int64(o.ttl.Seconds()))
+		if err == nil {
+			ids[i] = lease.ID
+		}
+		return err
+	}))
+	for i, id := range ids {
+		number[int64(id)], alive[i] = i, make(chan struct{}, 1)
+	}
+	streaming, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
+	c.later(func() { cancel(nil) })
+	stream, err := pb.NewLeaseClient(etcd.ActiveConnection()).LeaseKeepAlive(streaming)
+	c.must(err)
+	go func() {
+		for {
+			answer, err := stream.Recv()
+			if err == nil && answer.TTL <= 0 {
+				err = fmt.Errorf("the lease %x has ended", answer.ID)
+			}
+			if err != nil {
+				cancel(err)
+				return
+			}
+			alive[number[answer.ID]] <- struct{}{}
+		}
+	}()
+	var sending sync.Mutex
+	return func(ctx context.Context, i int) error {
+		sending.Lock()
+		err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(ids[i])})
+		sending.Unlock()
+		if err != nil {
+			return err
+		}
+		select {
+		case <-alive[i]:
+			return nil
+		case <-streaming.Done():
+			return context.Cause(streaming)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// troubled is an etcd of its own in a setting, or after an event, in which locks are easily lost: one client holds many.
+func troubled(r *round, trouble string) {
+	args := map[string][]string{"nospace": {"--quota-backend-bytes", "16777216"}, "txnops": {"--max-txn-ops", "64"}}
+	s, admin := etcdMembers(&r.scope, 1, args[trouble]...)
+	ttl := r.length(6*time.Second, 3*time.Second)
+	o, window := clientOptions{addr: s.addr(), ttl: ttl}, 2*ttl
+	switch trouble {
+	case "auth":
+		o.user, window = "root", r.length(40*time.Second, window) // what comes a few times a minute
+		r.demandPassword(admin, o.user)
+	case "proxy":
+		o.addr = r.etcdProxy(s.addr())
+		c, err := r.peer.client(r.ctx, o)
+		if err == nil {
+			defer c.end()
+			err = c.cycle(r.ctx, r.fresh("trouble"))
+		}
+		if errors.Is(err, fencelock.ErrMisconfigured) {
+			r.s["refused"] = 1
+			return
+		}
+	}
+	c, holds := r.open(1, o)[0], make([]hold, 200)
+	r.must(each(len(holds), func(i int) (err error) {
+		holds[i], err = c.lock(r.ctx, r.fresh("trouble"))
+		return err
+	}))
+	if trouble == "nospace" {
+		r.fill(admin)
+	}
+	if trouble != "auth" && trouble != "proxy" { // restart the only member, which elects itself anew
+		s.servers[0].kill()
+		if trouble == "wiped" {
+			r.must(os.RemoveAll(filepath.Join(s.servers[0].dir, "data")))
+		}
+		r.must(s.servers[0].start())
+		r.must(s.serving(r.ctx, 0))
+	}
+	r.at = s // what is spent is this server's
+	called := func() map[string]float64 {
+		calls := map[string]float64{}
+		r.must(etcdMetrics(r.ctx, s.addresses[0], func(name string, v float64) {
+			if _, method, ok := strings.Cut(name, `grpc_method="`); ok && strings.HasPrefix(name, etcdReceived) {
+				method, _, _ = strings.Cut(method, `"`)
+				calls[method] += v
+			}
+		}))
+		return calls
+	}
+	before := called()
+	d := r.spend(func() { sleep(r.ctx, window) })
+	after := called()
+	for _, key := range []string{"lost", "history"} {
+		r.s[key] = 0
+	}
+	for _, h := range holds {
+		var why *fencelock.LostError
+		if !h.over() {
+			continue
+		}
+		r.s["lost"]++
+		if h.lease != nil && errors.As(h.lease.Err(), &why) && why.Reason == fencelock.ReasonHistoryLost {
+			r.s["history"] += 1 / float64(len(holds))
+		}
+	}
+	r.s["auths"] = (after["Authenticate"] - before["Authenticate"]) / d.wall.Minutes()
+	r.s["keepalives"] = (after["LeaseKeepAlive"] - before["LeaseKeepAlive"]) / d.wall.Seconds()
+	d.perSecond(r.s)
+}
+
+// fill writes until the quota is used up.
+func (r *round) fill(admin *clientv3.Client) {
+	for n := range 100 {
+		_, err := admin.Put(r.ctx, fmt.Sprint("fill/", n), strings.Repeat("x", 1<<20))
+		if err != nil && strings.Contains(err.Error(), "database space exceeded") {
+			return
+		}
+		r.must(err)
+	}
+	r.must(errors.New("100 MB were written, and the quota is not used up"))
+}
+
+// demandPassword lets the server ask everybody for a user and a password, which are the same.
+func (r *round) demandPassword(admin *clientv3.Client, user string) {
+	_, err := admin.UserAdd(r.ctx, user, user)
+	_, err2 := admin.RoleAdd(r.ctx, "root")
+	_, err3 := admin.UserGrantRole(r.ctx, user, "root")
+	_, err4 := admin.AuthEnable(r.ctx)
+	r.must(errors.Join(err, err2, err3, err4))
+}
+
+// etcdProxy starts etcd's proxy before a server, and returns its address.
+func (r *round) etcdProxy(server string) string {
+	addr := r.addrs(1)[0]
+	proxy := r.process("etcd", func(dir string) []string {
+		return []string{"grpc-proxy", "start", "--endpoints", server, "--listen-addr", addr,
+			"--advertise-client-url", addr, "--data-dir", dir}
+	})
+	c := dialEtcd(&r.scope, clientOptions{addr: addr})
+	r.must(proxy.answers(r.ctx, func(ctx context.Context) error {
+		_, err := c.Get(ctx, "any", clientv3.WithCountOnly())
+		return err
+	}))
+	return addr
 }

@@ -1,9 +1,8 @@
-// Command bench measures fencelock beside the raw commands of its backends and beside the libraries that a user would
+// Command bench measures fencelock beside the raw commands of its services and beside the libraries that a user would
 // pick instead, all in one run, and prints one table per scenario with the project's targets below it. See README.md.
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
@@ -14,39 +13,32 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // options are the flags.
 type options struct {
-	backend string
-	addr    string
-	only    string
-	peers   string
-	quick   bool
-	json    string
-	profile string
-	check   bool
-	seed    uint64
-	dump    string
+	backend, only, peers string
+	quick                bool
+	patience             time.Duration
+	json, profile        string
 
-	patience time.Duration
+	check bool
+	seed  uint64
+	dump  string
 }
 
 func main() {
 	if text := os.Getenv(childEnv); text != "" {
-		if err := beChild(text); err != nil {
-			fmt.Fprintln(os.Stderr, "bench: child:", err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(os.Stderr, "bench: child:", play(text))
+		os.Exit(1)
 	}
 	var o options
 	flag.StringVar(&o.backend, "backend", backendNames(), "what to measure, a `list` of the default's")
-	flag.StringVar(&o.addr, "addr", "", "`host:port` of a running, empty Redis; its database 0 is flushed. Default: start one")
 	flag.StringVar(&o.only, "only", "", "`list` of scenarios, or the beginnings of their names. Default: all")
 	flag.StringVar(&o.peers, "peers", "", "`list` of rows, or the beginnings of their names. Default: all")
 	flag.BoolVar(&o.quick, "quick", false, "one short round of everything: shows that it works, the figures are rough")
@@ -88,35 +80,12 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	}
 	r := report{Date: time.Now().UTC().Truncate(time.Second), Command: strings.Join(os.Args[1:], " "), Machine: describeMachine()}
 	fmt.Fprintf(w, "%s\n%s\n", r.Date.Format(time.RFC3339), r.Machine)
-
-	failed := 0
 	for name := range strings.SplitSeq(o.backend, ",") {
-		s, scenarios, err := open(ctx, name, o)
+		b, err := serviceNamed(strings.TrimSpace(name))
 		if err != nil {
 			return err
 		}
-		r.Systems = append(r.Systems, s.version())
-		fmt.Fprintln(w, s.version())
-		l := &lab{system: s, only: o.peers, quick: o.quick, patience: o.patience}
-		for _, sc := range scenarios {
-			if ctx.Err() != nil || !selected(sc.name, o.only) {
-				continue
-			}
-			debug.FreeOSMemory() // what one scenario has left must not be collected in the next
-			t, ok := sc.run(ctx, l)
-			if !ok {
-				continue
-			}
-			t.write(w)
-			r.Tables = append(r.Tables, t)
-			for _, line := range t.Rows {
-				if line.Role == roleOurs && line.Error != "" {
-					failed++
-				}
-			}
-		}
-		o.patience = l.patience
-		if err := s.close(); err != nil {
+		if err := b.run(ctx, w, &o, &r); err != nil {
 			return err
 		}
 	}
@@ -128,13 +97,55 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	if err := o.write(r); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("interrupted: %w", err)
+	failed := 0
+	for _, t := range r.Tables {
+		for _, line := range t.Rows {
+			if line.Role == roleOurs && line.Error != "" {
+				failed++
+			}
+		}
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d measurements of %s failed", failed, ours)
 	}
+	return ctx.Err()
+}
+
+// run measures one service.
+func (b service) run(ctx context.Context, w io.Writer, o *options, r *report) error {
+	life := &scope{ctx: ctx}
+	defer life.end()
+	s, err := b.open(life)
+	if err != nil {
+		return err
+	}
+	r.Systems = append(r.Systems, s.version)
+	fmt.Fprintln(w, s.version)
+	l := &lab{system: s, only: o.peers, quick: o.quick, patience: o.patience}
+	for name := range strings.FieldsSeq(b.scenarios) {
+		if ctx.Err() != nil || !selected(name, o.only) {
+			continue
+		}
+		debug.FreeOSMemory() // what one scenario has left must not be collected in the next
+		if t, ok := find(name).run(ctx, l); ok {
+			t.write(w)
+			r.Tables = append(r.Tables, t)
+		}
+	}
+	o.patience = l.patience
 	return nil
+}
+
+// open starts the system, which lives as long as the scope.
+func (b service) open(life *scope) (s *system, err error) {
+	err = life.try(func() { s = b.start(life) })
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", b.name, err)
+	}
+	if b.peers != nil {
+		s.peers = b.peers(s)
+	}
+	return s, nil
 }
 
 // write writes what was found to the file that was asked for, if one was.
@@ -149,65 +160,29 @@ func (o options) write(found any) error {
 	return os.WriteFile(o.json, append(text, '\n'), 0o644)
 }
 
-// backends are the systems in the order of the report. A new one is a line here and a file that implements system.
-var backends = []struct {
-	name      string
-	start     func(ctx context.Context, running string) (system, error)
-	scenarios []scenario
-}{
-	{"redis", startRedis, slices.Concat(costs, []scenario{distance(100), distance(400), distance(1000)}, contended,
-		[]scenario{idle(200), idleNames(200), idleNames(10_000), dead(200, false), dead(200, true)},
-		[]scenario{held(1000), held(10_000), held(100_000)}, faults)},
-	{"redis-cluster", startRedisCluster, slices.Concat(costs[:3], []scenario{dead(200, false), dead(200, true)})},
-	{"redlock", startRedlock, slices.Concat(costs, contended)},
-	{"etcd", startEtcd, slices.Concat(costs, contended, []scenario{idle(200), held(1000)}, faults,
-		[]scenario{growth()}, etcdTroubles())},
-	{"zookeeper", startZooKeeper, slices.Concat(costs, contended, []scenario{idle(200), idle(2000), held(1000)}, faults)},
-	{"postgres", startPostgres, []scenario{cycle(1), cycle(32), handoff(16, false), wake(), held(1000), held(10_000)}},
-	{"builtin", startBuiltin, slices.Concat(costs, contended, []scenario{
-		renewals(256), renewals(1024), idle(200), held(1000), held(10_000), held(100_000), restarts(),
-		watching(1), watching(100), watching(1000), failover(true), failover(false),
-	}, faults)},
-	{"http-redis", startHTTPRedis, costs},
-	{"http-builtin", startHTTPBuiltin, costs},
-	{"memory", startMemory, slices.Concat(costs, contended)},
-	{"core", startCore, []scenario{core()}},
-}
-
-var (
-	costs     = []scenario{cycle(1), cycle(16), cycle(64), cycle(256)}
-	contended = []scenario{handoff(16, false), handoff(64, false), handoff(16, true), wake()}
-	faults    = []scenario{partition(), wipe(), stop(), crash()}
-)
-
 func backendNames() string {
 	var names []string
-	for _, b := range backends {
+	for _, b := range services {
 		names = append(names, b.name)
 	}
 	return strings.Join(names, ",")
 }
 
-// open starts a system and returns its scenarios.
-func open(ctx context.Context, name string, o options) (system, []scenario, error) {
-	for _, b := range backends {
-		if b.name == strings.TrimSpace(name) {
-			s, err := b.start(ctx, o.addr)
-			return s, b.scenarios, err
+func serviceNamed(name string) (service, error) {
+	for _, b := range services {
+		if b.name == name {
+			return b, nil
 		}
 	}
-	return nil, nil, fmt.Errorf("no backend %q: want some of %s", name, backendNames())
+	return service{}, fmt.Errorf("no backend %q: want some of %s", name, backendNames())
 }
 
 // describeMachine says where this runs, without its name.
 func describeMachine() string {
 	model := "unknown processor"
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range bytes.Lines(text) {
-			if key, value, ok := bytes.Cut(line, []byte(":")); ok && string(bytes.TrimSpace(key)) == "model name" {
-				model = string(bytes.TrimSpace(value))
-				break
-			}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if all, err := fs.CPUInfo(); err == nil && len(all) > 0 {
+			model = all[0].ModelName
 		}
 	}
 	return fmt.Sprintf("%d x %s, %s/%s, %s, servers and clients on the same machine",

@@ -4,146 +4,152 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fencelock/fencelock/backend"
 	fencepostgres "github.com/fencelock/fencelock/postgres"
 )
 
-// postgresSystem is one PostgreSQL server, started here, which waits for the disk at every commit. It counts neither
-// what the peers send nor what they commit.
-type postgresSystem struct {
-	address string
-	admin   *pgxpool.Pool
-	server  *process
-	info    string
-}
-
-// startPostgres starts the server of Debian's package with its own settings but for the number of connections. It
-// refuses to be run by root, for whom it is the user postgres.
-func startPostgres(ctx context.Context, _ string) (system, error) {
+// startPostgres starts the server of Debian's package with its own settings but for the number of connections: it waits
+// for the disk at every commit, and counts neither what the peers send nor what they commit. It refuses to be run by
+// root, for whom it is the user postgres.
+func startPostgres(life *scope) *system {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if len(found) == 0 {
-		return nil, errors.New("install PostgreSQL (Debian: postgresql)")
+		life.must(errors.New("install PostgreSQL (Debian: postgresql)"))
 	}
-	addrs, err := freeAddrs(1)
-	if err != nil {
-		return nil, err
-	}
-	s := &postgresSystem{address: addrs[0]}
-	_, port, err := net.SplitHostPort(s.address)
-	if err != nil {
-		return nil, err
-	}
-	as := ""
+	s := &system{name: "postgres", addresses: life.addrs(1)}
+	_, port, err := net.SplitHostPort(s.addr())
+	life.must(err)
+	as, owned := "", "true"
 	if os.Geteuid() == 0 {
-		as = "setpriv --reuid=postgres --regid=postgres --clear-groups "
+		as, owned = "setpriv --reuid=postgres --regid=postgres --clear-groups ", "chown postgres ."
 	}
-	s.server, err = startProcess("sh", func(dir string) []string {
+	server := life.process("sh", func(dir string) []string {
 		bin, data := filepath.Dir(found[len(found)-1]), filepath.Join(dir, "data")
-		script := fmt.Sprintf("%[1]s%[2]s/initdb -D %[3]s --auth=trust -U postgres && exec %[1]s%[2]s/postgres -D %[3]s -p %[4]s "+
-			"-c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=600 -c logging_collector=off",
-			as, bin, data, port)
-		if as != "" {
-			script = "chown postgres . && " + script
-		}
-		return []string{"-c", script}
+		return []string{"-c", fmt.Sprintf("%[1]s && %[2]s%[3]s/initdb -D %[4]s --auth=trust -U postgres && "+
+			"exec %[2]s%[3]s/postgres -D %[4]s -p %[5]s -c listen_addresses=127.0.0.1 -c unix_socket_directories= "+
+			"-c max_connections=600 -c logging_collector=off", owned, as, bin, data, port)}
 	})
-	if err != nil {
-		return nil, err
+	server.forks, s.servers = true, []*process{server}
+	admin := dialPostgres(life, clientOptions{addr: s.addr()}, 2)
+	life.must(server.answers(life.ctx, func(ctx context.Context) error {
+		return admin.QueryRow(ctx, `select 'PostgreSQL ' || current_setting('server_version')`).Scan(&s.version)
+	}))
+	_, err = fencepostgres.Migrate(life.ctx, admin, nil)
+	life.must(err)
+	exec := func(ctx context.Context, sql string, args ...any) error {
+		_, err := admin.Exec(ctx, sql, args...)
+		return err
 	}
-	if s.admin, err = dialPostgres(clientOptions{addr: s.address}, 2); err != nil {
-		return nil, errors.Join(err, s.close())
+	life.must(exec(life.ctx, `
+		create table bench_rows (name text primary key, n bigint not null default 0) with (fillfactor = 50);
+		create table bench_leases (name text primary key, owner text not null, expires_at timestamptz not null)`))
+	s.reset = func(ctx context.Context) error {
+		return exec(ctx, `truncate bench_rows, bench_leases`) // names stay, and fresh ones are used
 	}
-	err = s.server.answers(ctx, func(ctx context.Context) error {
-		return s.admin.QueryRow(ctx, `select 'PostgreSQL ' || current_setting('server_version')`).Scan(&s.info)
-	})
-	if err == nil {
-		_, err = fencepostgres.Migrate(ctx, s.admin, nil)
+	s.erase = func(ctx context.Context, key string) error {
+		return exec(ctx, `delete from fencelock.holds where name = $1`, key)
 	}
-	if err == nil {
-		_, err = s.admin.Exec(ctx, `create table bench_rows (name text primary key, n bigint not null default 0) with (fillfactor = 50);
-			create table bench_leases (name text primary key, owner text not null, expires_at timestamptz not null)`)
+	s.missing = func(ctx context.Context, keys []string) (n int, err error) {
+		err = admin.QueryRow(ctx, `select count(*) from unnest($1::text[]) k(name)
+			where not exists (select 1 from fencelock.held h where h.name = k.name)`, keys).Scan(&n)
+		return n, err
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("PostgreSQL at %s: %w", s.address, err), s.close())
+	s.prepare = func(ctx context.Context, name string) error {
+		return exec(ctx, `insert into bench_rows (name) values ($1) on conflict do nothing`, name)
 	}
-	return s, nil
+	return s
 }
 
 // dialPostgres returns a pool of so many connections at most.
-func dialPostgres(o clientOptions, connections int32) (*pgxpool.Pool, error) {
+func dialPostgres(c *scope, o clientOptions, connections int32) *pgxpool.Pool {
 	config, err := pgxpool.ParseConfig("postgres://postgres@" + o.addr + "/postgres?sslmode=disable")
-	if err != nil {
-		return nil, err
-	}
+	c.must(err)
 	config.MaxConns = connections
 	if o.dial != nil {
 		config.ConnConfig.DialFunc = o.dial
 	}
-	return pgxpool.NewWithConfig(context.Background(), config)
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	c.must(err)
+	c.later(pool.Close)
+	return pool
 }
 
-func (s *postgresSystem) name() string    { return "postgres" }
-func (s *postgresSystem) version() string { return s.info }
-func (s *postgresSystem) addr() string    { return s.address }
+// postgresConns is how many connections each client may have: as many as callers at most.
+const postgresConns = 32
 
-// counters sums the time of the server and of its processes, those that have ended included.
-func (s *postgresSystem) counters(context.Context) (counters, error) {
-	c := counters{commands: math.NaN(), trips: math.NaN()}
-	server := strconv.Itoa(s.server.child.Pid())
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, file := range stats {
-		text, _ := os.ReadFile(file) // it may have ended
-		_, rest, _ := strings.Cut(string(text), ") ")
-		fields := strings.Fields(rest)
-		if len(fields) < 15 || fields[1] != server && filepath.Base(filepath.Dir(file)) != server {
-			continue
+func postgresPeers(s *system) []peer {
+	return []peer{
+		{name: "raw UPDATE", role: roleFloor, open: openRawPostgres, seed: s.prepare},
+		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, key: same,
+			open: func(c *client, o clientOptions) lock {
+				return c.ours(fencepostgres.New(dialPostgres(&c.scope, o, postgresConns), nil), o.ttl)
+			}},
+		{name: "advisory lock", role: rolePeer, waits: true, open: openAdvisory},
+		{name: "polled lease", role: rolePeer, waits: true, open: openPolledLease},
+	}
+}
+
+// openRawPostgres is the floor: a row is updated and committed, and so it is again.
+func openRawPostgres(c *client, o clientOptions) lock {
+	pool := dialPostgres(&c.scope, o, postgresConns)
+	return func(ctx context.Context, name string) (hold, error) {
+		update := func(ctx context.Context) error {
+			_, err := pool.Exec(ctx, `update bench_rows set n = n + 1 where name = $1`, name)
+			return err
 		}
-		last := 13
-		if fields[1] != server {
-			last = 15 // with the time of those that have ended
+		return hold{free: update}, update(ctx)
+	}
+}
+
+// openAdvisory takes advisory locks, each on a connection of its own while it waits and holds. They cost no commit,
+// have no token, and nobody is told of a loss.
+func openAdvisory(c *client, o clientOptions) lock {
+	pool := dialPostgres(&c.scope, o, postgresConns)
+	return func(ctx context.Context, name string) (hold, error) {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			return hold{}, err
 		}
-		for _, f := range fields[11:last] {
-			ticks, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				return c, err
+		if _, err := conn.Exec(ctx, `select pg_advisory_lock(hashtextextended($1, 0))`, name); err != nil {
+			conn.Release()
+			return hold{}, err
+		}
+		return hold{free: func(ctx context.Context) error {
+			defer conn.Release()
+			_, err := conn.Exec(ctx, `select pg_advisory_unlock(hashtextextended($1, 0))`, name)
+			return err
+		}}, nil
+	}
+}
+
+// polledEvery is how long a waiter for a polled lease sleeps. Libraries sleep longer: a whole lease, 20 s.
+const polledEvery = time.Second
+
+// openPolledLease takes a row with an end, as libraries do that nothing wakes.
+func openPolledLease(c *client, o clientOptions) lock {
+	pool := dialPostgres(&c.scope, o, postgresConns)
+	return func(ctx context.Context, name string) (hold, error) {
+		owner := backend.NewRequestID()
+		for ; ctx.Err() == nil; sleep(ctx, polledEvery) {
+			row := pool.QueryRow(ctx, `
+				insert into bench_leases values ($1, $2, clock_timestamp() + $3::bigint * interval '1 ms')
+				on conflict (name) do update set owner = excluded.owner, expires_at = excluded.expires_at
+				where bench_leases.expires_at <= clock_timestamp() returning owner`, name, owner, o.ttl.Milliseconds())
+			if err := row.Scan(new(string)); !errors.Is(err, pgx.ErrNoRows) {
+				return hold{free: func(ctx context.Context) error {
+					_, err := pool.Exec(ctx, `delete from bench_leases where name = $1 and owner = $2`, name, owner)
+					return err
+				}}, err
 			}
-			c.cpu += time.Duration(ticks) * 10 * time.Millisecond
 		}
+		return hold{}, ctx.Err()
 	}
-	return c, nil
-}
-
-func (s *postgresSystem) reset(ctx context.Context) error {
-	_, err := s.admin.Exec(ctx, `truncate bench_rows, bench_leases`) // names stay, and fresh ones are used
-	return err
-}
-
-func (s *postgresSystem) erase(ctx context.Context, key string) error {
-	_, err := s.admin.Exec(ctx, `delete from fencelock.holds where name = $1`, key)
-	return err
-}
-
-func (s *postgresSystem) missing(ctx context.Context, keys []string) (n int, err error) {
-	err = s.admin.QueryRow(ctx, `select count(*) from unnest($1::text[]) k(name)
-		where not exists (select 1 from fencelock.held h where h.name = k.name)`, keys).Scan(&n)
-	return n, err
-}
-
-func (s *postgresSystem) pause() bool { return false } // its processes go on
-func (s *postgresSystem) resume()     {}
-
-func (s *postgresSystem) close() error {
-	if s.admin != nil {
-		s.admin.Close()
-	}
-	return s.server.close()
 }

@@ -3,159 +3,335 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	syncbackend "github.com/go-redsync/redsync/v4/redis"
+	syncredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+
+	"github.com/fencelock/fencelock/backend"
+	fenceredis "github.com/fencelock/fencelock/redis"
+	"github.com/fencelock/fencelock/redlock"
 )
 
-// redisSystem is one Redis server: started here, or running already.
-type redisSystem struct {
-	address string
-	admin   *goredis.Client
-	server  *process
-	info    string
-	calls   float64 // of counters
-}
-
-// startRedis starts redis-server from PATH without persistence, or connects to a running server.
-func startRedis(ctx context.Context, running string) (system, error) { return openRedis(ctx, running) }
-
-func openRedis(ctx context.Context, running string) (*redisSystem, error) {
-	s := &redisSystem{address: running}
-	if running == "" {
-		if err := s.start(); err != nil {
-			return nil, err
+// redisServers start n servers from PATH without persistence, with args for each; figures are the sums over all.
+func redisServers(life *scope, name string, n int, args func(i int) []string) (*system, []*goredis.Client) {
+	s := &system{name: name, addresses: life.addrs(n)}
+	admins := make([]*goredis.Client, n)
+	for i, address := range s.addresses {
+		_, port, err := net.SplitHostPort(address)
+		life.must(err)
+		server := life.process("redis-server", func(dir string) []string {
+			return append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+				"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}, args(i)...)
+		})
+		admin := goredis.NewClient(&goredis.Options{Addr: address, PoolSize: 1})
+		life.later(func() { admin.Close() })
+		life.must(server.answers(life.ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }))
+		s.servers, admins[i] = append(s.servers, server), admin
+	}
+	info, err := redisInfo(life.ctx, admins[0], "server")
+	life.must(err)
+	s.version = "redis " + info["redis_version"]
+	calls := 0.0
+	s.count = func(ctx context.Context) (commands, trips float64, err error) {
+		calls++
+		for _, admin := range admins {
+			info, err := redisInfo(ctx, admin, "stats")
+			if err != nil {
+				return 0, 0, err
+			}
+			executed, err := strconv.ParseFloat(info["total_commands_processed"], 64)
+			reads, err2 := strconv.ParseFloat(info["total_reads_processed"], 64)
+			if err := errors.Join(err, err2); err != nil {
+				return 0, 0, err
+			}
+			// Each call of this function is counted before the next one reads: one command in one read.
+			commands, trips = commands+executed-calls, trips+reads-calls
 		}
+		return commands, trips, nil
 	}
-	if err := s.connect(ctx); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	if running != "" {
-		// Every scenario begins with an empty store: that must not be somebody's data.
-		n, err := s.admin.DBSize(ctx).Result()
-		if err == nil && n > 0 {
-			err = fmt.Errorf("redis at %s has %d keys, which the benchmark would delete", s.address, n)
+	s.reset = func(ctx context.Context) (err error) {
+		for _, admin := range admins {
+			err = errors.Join(err, admin.FlushDB(ctx).Err())
 		}
-		if err != nil {
-			s.close()
-			return nil, err
-		}
-	}
-	return s, nil
-}
-
-// connect waits until the server answers, and learns its version.
-func (s *redisSystem) connect(ctx context.Context) error {
-	s.admin = goredis.NewClient(&goredis.Options{Addr: s.address, PoolSize: 1})
-	err := s.server.answers(ctx, func(ctx context.Context) error { return s.admin.Ping(ctx).Err() })
-	if err != nil {
-		return fmt.Errorf("redis at %s: %w", s.address, err)
-	}
-	fields, err := s.fields(ctx, "server")
-	s.info = "redis " + fields["redis_version"]
-	return err
-}
-
-func (s *redisSystem) start(more ...string) error {
-	addrs, err := freeAddrs(1)
-	if err != nil {
 		return err
 	}
-	s.address = addrs[0]
-	_, port, _ := net.SplitHostPort(s.address)
-	s.server, err = startProcess("redis-server", func(dir string) []string {
-		return append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}, more...)
-	})
-	return err
-}
-
-func (s *redisSystem) name() string    { return "redis" }
-func (s *redisSystem) version() string { return s.info }
-func (s *redisSystem) addr() string    { return s.address }
-
-// fields returns one section of INFO.
-func (s *redisSystem) fields(ctx context.Context, sections ...string) (map[string]string, error) {
-	fields := map[string]string{}
-	pipe := s.admin.Pipeline()
-	for _, section := range sections {
-		pipe.Info(ctx, section)
+	s.prepare = func(ctx context.Context, name string) error { return admins[0].RPush(ctx, name, "token").Err() }
+	s.erase = func(ctx context.Context, key string) error {
+		n, err := admins[0].Del(ctx, key).Result()
+		if err == nil && n == 0 {
+			return fmt.Errorf("the key %q does not exist", key)
+		}
+		return err
 	}
-	cmds, err := pipe.Exec(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, cmd := range cmds {
-		for lines := bufio.NewScanner(strings.NewReader(cmd.(*goredis.StringCmd).Val())); lines.Scan(); {
-			if key, value, ok := strings.Cut(strings.TrimSpace(lines.Text()), ":"); ok {
-				fields[key] = value
+	s.missing = func(ctx context.Context, keys []string) (int, error) {
+		gone := len(keys)
+		for some := range slices.Chunk(keys, 1000) {
+			found, err := admins[0].Exists(ctx, some...).Result()
+			if err != nil {
+				return 0, err
 			}
+			gone -= int(found)
 		}
+		return gone, nil
 	}
-	return fields, nil
+	return s, admins
 }
 
-// counters implements system. Its own commands are taken out of the difference between two calls.
-func (s *redisSystem) counters(ctx context.Context) (counters, error) {
-	fields, err := s.fields(ctx, "stats", "cpu")
-	if err != nil {
-		return counters{}, err
+// redisInfo returns one section of INFO.
+func redisInfo(ctx context.Context, admin *goredis.Client, section string) (map[string]string, error) {
+	text, err := admin.Info(ctx, section).Result()
+	fields := map[string]string{}
+	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
+		key, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
+		fields[key] = value
 	}
-	number := func(key string) float64 {
-		v, err := strconv.ParseFloat(fields[key], 64)
+	return fields, err
+}
+
+func noArgs(int) []string { return nil }
+
+func startRedis(life *scope) *system {
+	s, _ := redisServers(life, "redis", 1, noArgs)
+	return s
+}
+
+// startRedlock starts five independent servers of which a majority decides.
+func startRedlock(life *scope) *system {
+	s, _ := redisServers(life, "redlock", 5, noArgs)
+	s.version = "5 × " + s.version
+	return s
+}
+
+// startRedisCluster starts three masters that share the slots.
+func startRedisCluster(life *scope) *system {
+	const masters, slots = 3, 16384
+	buses := life.addrs(masters)
+	for i := range buses {
+		_, buses[i], _ = net.SplitHostPort(buses[i])
+	}
+	s, admins := redisServers(life, "redis-cluster", masters, func(i int) []string {
+		return []string{"--cluster-enabled", "yes", "--cluster-port", buses[i]}
+	})
+	s.version = "cluster of 3 × " + s.version
+	for i, admin := range admins {
+		life.must(admin.ClusterAddSlotsRange(life.ctx, i*slots/masters, (i+1)*slots/masters-1).Err())
+		life.must(admin.Do(life.ctx, "cluster", "set-config-epoch", i+1).Err())
+		if host, port, _ := net.SplitHostPort(s.addresses[i]); i > 0 {
+			life.must(admins[0].Do(life.ctx, "cluster", "meet", host, port, buses[i]).Err())
+		}
+	}
+	for i, admin := range admins {
+		life.must(s.servers[i].answers(life.ctx, func(ctx context.Context) error {
+			text, err := admin.ClusterInfo(ctx).Result()
+			if err == nil && !(strings.Contains(text, "cluster_state:ok") && strings.Contains(text, "cluster_known_nodes:3")) {
+				err = errors.New("the cluster is not complete")
+			}
+			return err
+		}))
+	}
+	return s
+}
+
+func same(name string) string { return name }
+
+func redisPeers(s *system) []peer {
+	return append(redisFloors(func(o clientOptions) redisClient { return dialRedis(o, 0) }),
+		peer{name: "token by BLPOP", role: roleFloor, waits: true, open: openToken,
+			seed: s.prepare},
+		peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedis,
+			key: func(name string) string { return "fencelock:{" + name + "}" }},
+		peer{name: "redsync", role: rolePeer, waits: true, open: openRedsync, key: same},
+		peer{name: "redislock", role: rolePeer, waits: true, open: openRedislock, key: same},
+		peer{name: "rueidislock", role: rolePeer, waits: true, open: openRueidislock,
+			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 2 },
+			key:        func(name string) string { return "rueidislock:0:" + name }},
+	)
+}
+
+func redisClusterPeers(*system) []peer {
+	dial := func(o clientOptions) *goredis.ClusterClient {
+		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: strings.Split(o.addr, ",")})
+	}
+	return append(redisFloors(func(o clientOptions) redisClient { return dial(o) }), peer{
+		name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: func(c *client, o clientOptions) lock {
+			cluster := dial(o)
+			c.later(func() { cluster.Close() })
+			return c.ours(fenceredis.New(cluster, nil), o.ttl)
+		},
+	})
+}
+
+func redlockPeers(*system) []peer {
+	return []peer{
+		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedlock},
+		{name: "redsync-5", role: rolePeer, waits: true, open: openRedsync},
+	}
+}
+
+// dialRedis returns a client with go-redis' defaults, but for so many connections if that is not 0.
+func dialRedis(o clientOptions, connections int) *goredis.Client {
+	return goredis.NewClient(&goredis.Options{Addr: o.addr, Dialer: o.dial, PoolSize: connections})
+}
+
+// redisClient is a client of one server or of a cluster, redisCommands what a floor needs of it.
+type redisClient interface {
+	redisCommands
+	io.Closer
+	AutoPipeline() (*goredis.AutoPipeliner, error)
+}
+
+type redisCommands interface {
+	goredis.Scripter
+	SetNX(ctx context.Context, key string, value any, ttl time.Duration) *goredis.BoolCmd
+}
+
+// redisFloors are the fewest commands that Redis needs, with nothing added: on pooled connections, and on a shared one.
+func redisFloors(dial func(o clientOptions) redisClient) []peer {
+	return []peer{
+		{name: "raw pooled", role: roleFloor, open: func(c *client, o clientOptions) lock {
+			pool := dial(o)
+			c.later(func() { pool.Close() })
+			return rawRedis(pool, o.ttl)
+		}},
+		{name: "raw autopipelined", role: roleFloor, open: func(c *client, o clientOptions) lock {
+			pool := dial(o)
+			c.later(func() { pool.Close() })
+			pipe, err := pool.AutoPipeline()
+			c.must(err)
+			return rawRedis(pipe, o.ttl)
+		}},
+	}
+}
+
+var compareDelete = goredis.NewScript(
+	`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+
+// rawRedis locks with SET NX PX and unlocks with the usual script.
+func rawRedis(c redisCommands, ttl time.Duration) lock {
+	var count atomic.Uint64
+	return func(ctx context.Context, name string) (hold, error) {
+		value := "one-of-some-length-like-a-uuid-" + strconv.FormatUint(count.Add(1), 10)
+		ok, err := c.SetNX(ctx, name, value, ttl).Result()
+		if err == nil && !ok {
+			err = backend.ErrHeld
+		}
+		return hold{free: func(ctx context.Context) error {
+			return compareDelete.Run(ctx, c, []string{name}, value).Err()
+		}}, err
+	}
+}
+
+// openToken passes a token on through a list: the server keeps the order of the waiters, each with a connection.
+func openToken(c *client, o clientOptions) lock {
+	pool := dialRedis(o, 512)
+	c.later(func() { pool.Close() })
+	return func(ctx context.Context, name string) (hold, error) {
+		err := error(goredis.Nil)
+		for errors.Is(err, goredis.Nil) && ctx.Err() == nil {
+			err = pool.BLPop(ctx, time.Second, name).Err()
+		}
+		return hold{free: func(ctx context.Context) error { return pool.RPush(ctx, name, "token").Err() }}, err
+	}
+}
+
+// openOurRedis hands the driver a client with go-redis' defaults, as most users have it. The driver makes its own from
+// the options, as it does from a URL. A client whose settings are fit for locks would be used as it is, and then a lone
+// caller cannot talk to the server in its own goroutine, which shows in the CPU of seq.
+func openOurRedis(c *client, o clientOptions) lock {
+	pool := dialRedis(o, 0)
+	c.later(func() { pool.Close() })
+	return c.ours(fenceredis.New(pool, nil), o.ttl)
+}
+
+func openOurRedlock(c *client, o clientOptions) lock {
+	var clients []goredis.UniversalClient
+	for addr := range strings.SplitSeq(o.addr, ",") {
+		clients = append(clients, goredis.NewClient(&goredis.Options{Addr: addr}))
+	}
+	d := redlock.New(clients, &redlock.Options{TrustFresh: true})
+	for _, one := range clients {
+		one.Close() // the driver makes its own from their options, and these have not connected
+	}
+	return c.ours(d, o.ttl)
+}
+
+// openRedsync is redsync on one node or several, with its defaults (tries again after a random 50 to 250 ms) and
+// unbounded tries.
+func openRedsync(c *client, o clientOptions) lock {
+	var pools []syncbackend.Pool
+	for o.addr = range strings.SplitSeq(o.addr, ",") {
+		pool := dialRedis(o, 0)
+		c.later(func() { pool.Close() })
+		pools = append(pools, syncredis.NewPool(pool))
+	}
+	all := redsync.New(pools...)
+	return func(ctx context.Context, name string) (hold, error) {
+		m := all.NewMutex(name, redsync.WithExpiry(o.ttl), redsync.WithTries(math.MaxInt))
+		err := m.LockContext(ctx)
+		return hold{until: m.Until, free: func(ctx context.Context) error {
+			_, err := m.UnlockContext(ctx)
+			return err
+		}}, err
+	}
+}
+
+// openRedislock tries again every 100 ms: it has no default, and its documentation shows this.
+func openRedislock(c *client, o clientOptions) lock {
+	pool := dialRedis(o, 0)
+	c.later(func() { pool.Close() })
+	lib, again := redislock.New(pool), &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
+	return func(ctx context.Context, name string) (hold, error) {
+		if _, ok := ctx.Deadline(); !ok { // without one the library gives up after one TTL
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+		}
+		l, err := lib.Obtain(ctx, name, o.ttl, again)
 		if err != nil {
-			return math.NaN()
+			return hold{}, err
 		}
-		return v
+		end := time.Now().Add(o.ttl) // what the user of a lock that is not renewed can count
+		return hold{free: l.Release, until: func() time.Time { return end }}, nil
 	}
-	// Each call of this method is counted before the next one reads: 2 commands in 1 read.
-	s.calls++
-	c := counters{
-		commands: number("total_commands_processed") - 2*s.calls,
-		trips:    number("total_reads_processed") - s.calls,
-	}
-	if cpu := number("used_cpu_sys") + number("used_cpu_user"); !math.IsNaN(cpu) {
-		c.cpu = time.Duration(cpu * float64(time.Second))
-	}
-	return c, nil
 }
 
-func (s *redisSystem) reset(ctx context.Context) error { return s.admin.FlushDB(ctx).Err() }
-
-func (s *redisSystem) erase(ctx context.Context, key string) error {
-	n, err := s.admin.Del(ctx, key).Result()
-	if err == nil && n == 0 {
-		return fmt.Errorf("the key %q does not exist", key)
+// openRueidislock has one key a lock, as is right for one server (its default of three keys is for nothing there), and
+// NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held lock.
+func openRueidislock(c *client, o clientOptions) lock {
+	opt := rueidislock.LockerOption{
+		ClientOption: rueidis.ClientOption{InitAddress: []string{o.addr}},
+		KeyMajority:  1, KeyValidity: o.ttl, NoLoopTracking: true, TryNextAfter: time.Second,
 	}
-	return err
-}
-
-func (s *redisSystem) missing(ctx context.Context, keys []string) (int, error) {
-	gone := len(keys)
-	for len(keys) > 0 {
-		n := min(len(keys), 1000)
-		found, err := s.admin.Exists(ctx, keys[:n]...).Result()
+	if o.dial != nil {
+		opt.ClientOption.DialCtxFn = func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return o.dial(ctx, "tcp", addr)
+		}
+	}
+	l, err := rueidislock.NewLocker(opt)
+	c.must(err)
+	c.later(l.Close)
+	return func(ctx context.Context, name string) (hold, error) {
+		held, cancel, err := l.WithContext(ctx, name)
 		if err != nil {
-			return 0, err
+			return hold{}, err
 		}
-		gone -= int(found)
-		keys = keys[n:]
+		// Its unlock has no context and no error.
+		return hold{free: func(context.Context) error { cancel(); return nil }, lost: held.Done}, nil
 	}
-	return gone, nil
-}
-
-func (s *redisSystem) pause() bool { return s.server.pause() }
-func (s *redisSystem) resume()     { s.server.resume() }
-
-func (s *redisSystem) close() error {
-	if s.admin != nil {
-		s.admin.Close()
-	}
-	return s.server.close()
 }

@@ -13,6 +13,59 @@ import (
 	"unicode/utf8"
 )
 
+// sample is what one round measured, by the keys of the scenario's columns. NaN or absent: not measured; +Inf: never.
+type sample map[string]float64
+
+// MarshalJSON implements json.Marshaler.
+func (s sample) MarshalJSON() ([]byte, error) {
+	all := map[string]number{}
+	for k, v := range s {
+		all[k] = number(v)
+	}
+	return json.Marshal(all)
+}
+
+// latencies adds p50, p95 and p99 of durations, in µs. It sorts them.
+func (s sample) latencies(all []time.Duration) {
+	if len(all) == 0 {
+		return
+	}
+	slices.Sort(all)
+	at := func(p float64) float64 {
+		i := min(int(p*float64(len(all))), len(all)-1)
+		return float64(all[i].Nanoseconds()) / 1000
+	}
+	s["p50"], s["p95"], s["p99"] = at(0.50), at(0.95), at(0.99)
+}
+
+// pick makes one figure of the rounds' figures.
+type pick uint8
+
+const (
+	median pick = iota
+	highest
+	lowest
+)
+
+// of returns the picked one of values, NaN if there is none.
+func (p pick) of(values []float64) float64 {
+	values = slices.DeleteFunc(slices.Clone(values), math.IsNaN)
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(values)
+	mid := len(values) / 2
+	switch {
+	case p == highest:
+		return values[len(values)-1]
+	case p == lowest:
+		return values[0]
+	case len(values)%2 == 1 || math.IsInf(values[mid], 0):
+		return values[mid]
+	}
+	return (values[mid-1] + values[mid]) / 2
+}
+
 // table is one scenario on one system, measured.
 type table struct {
 	System   string    `json:"system"`
@@ -21,20 +74,31 @@ type table struct {
 	Seconds  number    `json:"seconds"`
 	Foreign  number    `json:"foreignCores"` // highest load by others in any round
 	Columns  []string  `json:"columns"`
-	Rows     []line    `json:"rows"`
+	Rows     []row     `json:"rows"`
 	Targets  []verdict `json:"targets"`
-	Point    *point    `json:"point,omitempty"` // of a curve
+	Curve    string    `json:"curve,omitempty"`
+	Point    number    `json:"point"` // of the curve
 
-	keys []string // of the columns
+	keys, along []string // of the columns, and of those that are shown along the curve
 }
 
-// line is one row of a table.
-type line struct {
-	Name   string              `json:"name"`
-	Role   role                `json:"role"`
-	Values []number            `json:"values"` // in the order of the columns
-	Rounds []map[string]number `json:"rounds"` // everything that was measured, round by round
-	Error  string              `json:"error,omitempty"`
+// row of a table: one peer, or one size.
+type row struct {
+	Name   string   `json:"name"`
+	Role   role     `json:"role"`
+	Values []number `json:"values"` // in the order of the columns
+	Rounds []sample `json:"rounds"` // everything that was measured, round by round
+	Error  string   `json:"error,omitempty"`
+}
+
+func (r row) figure(c column) float64 {
+	var values []float64
+	for _, s := range r.Rounds {
+		if v, ok := s[c.key]; ok {
+			values = append(values, v)
+		}
+	}
+	return c.pick.of(values)
 }
 
 // verdict is a target beside what was measured for one row of ours.
@@ -77,50 +141,33 @@ func (n number) String() string {
 	case size < 100:
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	}
-	digits := strconv.FormatFloat(v, 'f', 0, 64)
-	sign := ""
-	if digits[0] == '-' {
-		sign, digits = "-", digits[1:]
+	text := strconv.FormatFloat(v, 'f', 0, 64)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + " " + text[i:]
 	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + " " + digits[i:]
-	}
-	return sign + digits
+	return text
 }
 
-func newTable(s system, sc scenario, rows []row, took time.Duration) table {
+func newTable(s *system, sc scenario, rows []row, took time.Duration) table {
 	t := table{
-		System: s.name(), Scenario: sc.name, About: sc.about,
-		Seconds: number(took.Seconds()), Foreign: number(foreign(rows)),
+		System: s.name, Scenario: sc.name, About: sc.about, Seconds: number(took.Seconds()), Foreign: number(foreign(rows)),
+		Rows: rows, Curve: sc.grows, Point: number(sc.size), along: strings.Fields(sc.along),
 	}
-	if c := sc.curve; c != nil {
-		t.Point = &point{Of: c.name, At: c.at, keys: c.keys}
-	}
-	measured := slices.DeleteFunc(slices.Clone(sc.columns), func(c column) bool {
-		return !slices.ContainsFunc(rows, func(r row) bool { return !math.IsNaN(r.figure(c)) })
-	})
-	for _, c := range measured {
+	all := columns(sc.columns)
+	for _, c := range all {
+		measured := func(r row) bool { return !math.IsNaN(r.figure(c)) }
+		if !slices.ContainsFunc(rows, measured) {
+			continue
+		}
 		t.Columns, t.keys = append(t.Columns, c.title), append(t.keys, c.key)
+		for i := range rows {
+			rows[i].Values = append(rows[i].Values, number(rows[i].figure(c)))
+		}
 	}
 	for _, r := range rows {
-		l := line{Name: r.name, Role: r.role}
-		for _, c := range measured {
-			l.Values = append(l.Values, number(r.figure(c)))
-		}
-		for _, s := range r.samples {
-			round := map[string]number{}
-			for k, v := range s {
-				round[k] = number(v)
-			}
-			l.Rounds = append(l.Rounds, round)
-		}
-		if r.err != nil {
-			l.Error = r.err.Error()
-		}
-		t.Rows = append(t.Rows, l)
-		if r.role == roleOurs {
-			for _, g := range sc.targets[s.name()] {
-				t.Targets = append(t.Targets, g.judge(r, sc.columns))
+		for _, g := range sc.targets(s) {
+			if r.Role == roleOurs {
+				t.Targets = append(t.Targets, g.judge(r, all))
 			}
 		}
 	}
@@ -130,23 +177,18 @@ func newTable(s system, sc scenario, rows []row, took time.Duration) table {
 // judge compares a target with what was measured: the figure of the column, picked against us where the columns show
 // the worst round.
 func (g target) judge(r row, columns []column) verdict {
-	c := column{key: g.key}
+	c, least := column{key: g.key}, g.relation == ">="
 	for _, other := range columns {
-		if other.key == g.key && other.pick != median && (other.pick == lowest) == g.least {
+		if other.key == g.key && other.pick != median && (other.pick == lowest) == least {
 			c.pick = other.pick
 		}
 	}
-	v := verdict{Row: r.name, Text: g.text, Measured: number(r.figure(c))}
-	sign := "<="
-	if g.least {
-		sign = ">="
-	}
-	v.Target = sign + " " + number(g.value).String()
-	m := float64(v.Measured)
+	m := r.figure(c)
+	v := verdict{Row: r.Name, Text: g.text, Measured: number(m), Target: g.relation + " " + number(g.value).String()}
 	switch {
 	case math.IsNaN(m):
 		v.Verdict = "not measured"
-	case g.least && m >= g.value, !g.least && m <= g.value:
+	case least && m >= g.value, !least && m <= g.value:
 		v.Verdict, v.Reached = "reached", true
 	case g.value == 0 || math.IsInf(m, 0):
 		v.Verdict = "MISSED"
@@ -159,19 +201,28 @@ func (g target) judge(r row, columns []column) verdict {
 // write prints a table, its targets below it.
 func (t table) write(w io.Writer) {
 	fmt.Fprintf(w, "\n%s / %s: %s\n", t.System, t.Scenario, t.About)
-	lines := [][]string{append([]string{""}, t.Columns...)}
-	for _, l := range t.Rows {
-		cells := []string{l.Name}
-		for _, v := range l.Values {
+	// A title of several words takes several lines, set at the bottom: figures are what needs the width.
+	var lines [][]string
+	for i, title := range t.Columns {
+		words := strings.Fields(title)
+		for len(lines) < len(words) {
+			lines = slices.Insert(lines, 0, make([]string, 1+len(t.Columns)))
+		}
+		for n, word := range words {
+			lines[len(lines)-len(words)+n][1+i] = word
+		}
+	}
+	for _, r := range t.Rows {
+		cells := []string{r.Name}
+		for _, v := range r.Values {
 			cells = append(cells, v.String())
 		}
 		lines = append(lines, cells)
 	}
-	// A title of several words takes several lines: figures are what needs the width.
-	writeColumns(w, append(wrap(lines[0]), lines[1:]...))
-	for _, l := range t.Rows {
-		if l.Error != "" {
-			fmt.Fprintf(w, "  ERROR %s: %s\n", l.Name, l.Error)
+	writeColumns(w, lines)
+	for _, r := range t.Rows {
+		if r.Error != "" {
+			fmt.Fprintf(w, "  ERROR %s: %s\n", r.Name, r.Error)
 		}
 	}
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -184,7 +235,7 @@ func (t table) write(w io.Writer) {
 	}
 	tab.Flush()
 	note := ""
-	if f := float64(t.Foreign); f > loud {
+	if float64(t.Foreign) > loud {
 		note = "; others used up to " + t.Foreign.String() + " cores meanwhile: do not trust single figures"
 	}
 	fmt.Fprintf(w, "  (%.0f s%s)\n", float64(t.Seconds), note)
@@ -192,43 +243,15 @@ func (t table) write(w io.Writer) {
 
 // writeColumns prints lines of cells: the first one to the left, figures to the right.
 func writeColumns(w io.Writer, lines [][]string) {
-	widths := make([]int, len(lines[0]))
+	width := 0
 	for _, cells := range lines {
-		for i, c := range cells {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c))
-		}
+		width = max(width, utf8.RuneCountInString(cells[0]))
 	}
+	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, cells := range lines {
-		for i, c := range cells {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
-			if i == 0 {
-				fmt.Fprint(w, "  ", c, pad)
-			} else {
-				fmt.Fprint(w, "  ", pad, c)
-			}
-		}
-		fmt.Fprintln(w)
+		fmt.Fprintf(tab, "  %-*s\t%s\t\n", width, cells[0], strings.Join(cells[1:], "\t"))
 	}
-}
-
-// wrap breaks titles at blanks into lines, set at the bottom.
-func wrap(titles []string) [][]string {
-	words := make([][]string, len(titles))
-	high := 1
-	for i, t := range titles {
-		words[i] = strings.Fields(t)
-		high = max(high, len(words[i]))
-	}
-	lines := make([][]string, high)
-	for n := range lines {
-		lines[n] = make([]string, len(titles))
-		for i := range titles {
-			if at := n - (high - len(words[i])); at >= 0 {
-				lines[n][i] = words[i][at]
-			}
-		}
-	}
-	return lines
+	tab.Flush()
 }
 
 // report is everything that one run measured.
@@ -240,23 +263,82 @@ type report struct {
 	Tables  []table   `json:"tables"`
 }
 
+// curves prints, for every curve of every system, one table per key: a row for each peer, a column for each point.
+func (r report) curves(w io.Writer) {
+	for i, first := range r.Tables {
+		same := func(t table) bool { return t.System == first.System && t.Curve == first.Curve }
+		if first.Curve == "" || slices.ContainsFunc(r.Tables[:i], same) {
+			continue
+		}
+		points := slices.DeleteFunc(slices.Clone(r.Tables), func(t table) bool { return !same(t) })
+		for _, key := range first.along {
+			if lines := alongCurve(points, key); len(points) > 1 && len(lines) > 1 {
+				fmt.Fprintf(w, "\n%s, by %s: %s\n", first.System, first.Curve, first.title(key))
+				writeColumns(w, lines)
+			}
+		}
+	}
+}
+
+// alongCurve returns the lines of one key: what grows, then the figures of each peer that has any.
+func alongCurve(points []table, key string) [][]string {
+	head := []string{""}
+	var names []string
+	for _, t := range points {
+		head = append(head, t.Point.String())
+		for _, r := range t.Rows {
+			if !slices.Contains(names, r.Name) {
+				names = append(names, r.Name)
+			}
+		}
+	}
+	lines := [][]string{head}
+	for _, name := range names {
+		line, any := []string{name}, false
+		for _, t := range points {
+			v := t.figure(name, key)
+			any = any || !math.IsNaN(float64(v))
+			line = append(line, v.String())
+		}
+		if any {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// title is that of the first column of key.
+func (t table) title(key string) string {
+	if i := slices.Index(t.keys, key); i >= 0 {
+		return t.Columns[i]
+	}
+	return key
+}
+
+// figure is what the row shows in the first column of key; NaN if nothing.
+func (t table) figure(name, key string) number {
+	column := slices.Index(t.keys, key)
+	for _, r := range t.Rows {
+		if r.Name == name && column >= 0 {
+			return r.Values[column]
+		}
+	}
+	return number(math.NaN())
+}
+
 // summary prints how many targets were reached, and which were not.
 func (r report) summary(w io.Writer) {
 	var all, reached int
-	var missed []string
+	missed := ""
 	for _, t := range r.Tables {
 		for _, v := range t.Targets {
-			all++
-			if v.Reached {
+			if all++; v.Reached {
 				reached++
 				continue
 			}
-			missed = append(missed, fmt.Sprintf("  %s / %s: %s: %s %s, measured %v: %s", t.System, t.Scenario, v.Row, v.Text,
-				v.Target, v.Measured, v.Verdict))
+			missed += fmt.Sprintf("  %s / %s: %s: %s %s, measured %v: %s\n",
+				t.System, t.Scenario, v.Row, v.Text, v.Target, v.Measured, v.Verdict)
 		}
 	}
-	fmt.Fprintf(w, "\n%d of %d targets reached.\n", reached, all)
-	for _, line := range missed {
-		fmt.Fprintln(w, line)
-	}
+	fmt.Fprintf(w, "\n%d of %d targets reached.\n%s", reached, all, missed)
 }

@@ -1,0 +1,502 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// meter counts and times what callers do: a warm-up first, then what counts.
+type meter struct {
+	phase   atomic.Int32 // 0: warm-up, 1: counted, 2: over
+	failed  atomic.Pointer[error]
+	callers sync.WaitGroup
+
+	mu        sync.Mutex
+	latencies []time.Duration
+}
+
+func (m *meter) running() bool  { return m.phase.Load() < 2 && m.failed.Load() == nil }
+func (m *meter) counting() bool { return m.phase.Load() == 1 }
+
+// note ends all loops after an error.
+func (m *meter) note(err error) {
+	if err != nil {
+		m.failed.CompareAndSwap(nil, &err)
+	}
+}
+
+// repeat starts a caller in a closed loop.
+func (m *meter) repeat(op func() error) {
+	m.callers.Go(func() {
+		mine := make([]time.Duration, 0, 1<<14)
+		for m.running() {
+			began := time.Now()
+			m.note(op())
+			if m.counting() {
+				mine = append(mine, time.Since(began))
+			}
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.latencies = append(m.latencies, mine...)
+	})
+}
+
+// once starts one operation of an open loop. It counts if it began while the measurement ran.
+func (m *meter) once(op func() error) {
+	m.callers.Go(func() {
+		counts, began := m.counting(), time.Now()
+		m.note(op())
+		if took := time.Since(began); counts {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.latencies = append(m.latencies, took)
+		}
+	})
+}
+
+// measure lets the callers run for the warm-up and then for length, and notes what they did in the latter.
+func (r *round) measure(m *meter, warmUp, length time.Duration) spent {
+	defer m.phase.Store(2) // also if the counters cannot be read
+	sleep(r.ctx, warmUp)
+	d := r.spend(func() {
+		m.phase.Store(1)
+		sleep(r.ctx, length)
+		m.phase.Store(2)
+	})
+	m.callers.Wait()
+	if err := m.failed.Load(); err != nil {
+		r.must(*err)
+	}
+	r.s["ops"] = float64(len(m.latencies)) / d.wall.Seconds()
+	d.perOp(r.s, float64(len(m.latencies)))
+	r.s.latencies(m.latencies)
+	return d
+}
+
+const longTTL = 30 * time.Second // nobody renews while it is measured
+
+// cycle is the uncontended cost: callers that share one client, each with a name of its own, acquire and release.
+func cycle(r *round) {
+	c, m := r.open(1, clientOptions{ttl: longTTL})[0], &meter{}
+	for range r.size {
+		name := r.name("cycle")
+		m.repeat(func() error { return c.cycle(r.ctx, name) })
+	}
+	r.measure(m, r.length(150*time.Millisecond, 50*time.Millisecond), r.length(500*time.Millisecond, 200*time.Millisecond))
+}
+
+// distance is the latency over a network: callers come at random, whatever became of those before them (an open loop),
+// each takes and releases a name of its own, and every message is on its way for half of a round trip of 1.2 ms.
+func distance(r *round) {
+	proxy, o := r.proxy()
+	proxy.Delay(fault.Both, 600*time.Microsecond)
+	o.ttl = longTTL
+	c, m := r.open(1, o)[0], &meter{}
+	m.callers.Go(func() {
+		for next := time.Now(); m.running(); {
+			next = next.Add(time.Duration(rand.ExpFloat64() * float64(time.Second) / float64(r.size)))
+			time.Sleep(time.Until(next))
+			name := r.fresh("distance")
+			m.once(func() error { return c.cycle(r.ctx, name) })
+		}
+	})
+	r.measure(m, r.length(300*time.Millisecond, 100*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
+}
+
+// growth is what a name costs that was held often before, in a store that nobody compacts: the median of acquires and
+// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers what was
+// deleted may answer ever more slowly, to all its users.
+func growth(r *round) {
+	c, name := r.open(1, clientOptions{ttl: longTTL})[0], r.name("growth")
+	sizes := []int{0, 10_000, 30_000, 100_000}
+	done, first, worst := 0, 0.0, 0.0
+	for i, size := range sizes {
+		if i < len(sizes)-1 {
+			r.row(fmt.Sprint(r.peer.name, " after ", size), roleFloor)
+		} else {
+			r.row(r.peer.name, r.peer.role) // what the targets are for
+		}
+		if r.quick {
+			size /= 100
+		}
+		for range 10 {
+			before := r.open(1, clientOptions{ttl: longTTL})[0]
+			for range (size - done) / 10 {
+				r.must(before.cycle(r.ctx, name))
+			}
+			before.end()
+		}
+		done = size
+		m := &meter{}
+		m.repeat(func() error { return c.cycle(r.ctx, name) })
+		r.measure(m, r.length(200*time.Millisecond, 50*time.Millisecond), r.length(2*time.Second, 200*time.Millisecond))
+		if i == 0 {
+			first = r.s["p50"]
+		}
+		worst = max(worst, r.s["p50"]/first)
+		r.s["before"], r.s["ratio"], r.s["worst"] = float64(size), r.s["p50"]/first, worst
+	}
+}
+
+// besideRenewals is how many acquires and releases a second go on while sessions are renewed.
+const besideRenewals = 10_000
+
+// renewals is how many sessions a service can keep alive: so many callers renew one each, again and again, while other
+// callers acquire and release.
+func renewals(r *round) {
+	const lockCallers, clients = 64, 4
+	locker, m := r.open(1, clientOptions{ttl: longTTL})[0], &meter{}
+	for range clients {
+		c := &client{scope: scope{ctx: r.ctx}}
+		r.later(c.end)
+		var renew renewal
+		r.must(c.try(func() {
+			renew = r.peer.sessions(c, clientOptions{addr: r.at.addr(), ttl: longTTL}, r.size/clients)
+		}))
+		for i := range r.size / clients {
+			m.repeat(func() error { return renew(r.ctx, i) })
+		}
+	}
+	var locked atomic.Int64
+	for range lockCallers {
+		name := r.name("renew")
+		m.callers.Go(func() {
+			pace := time.NewTicker(2 * lockCallers * time.Second / besideRenewals)
+			defer pace.Stop()
+			for ; m.running(); <-pace.C {
+				m.note(locker.cycle(r.ctx, name))
+				if m.counting() {
+					locked.Add(2)
+				}
+			}
+		})
+	}
+	d := r.measure(m, r.length(300*time.Millisecond, 200*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
+	r.s["lock-ops"] = float64(locked.Load()) / d.wall.Seconds()
+}
+
+// wake is the latency of one hand-over on a quiet machine: a holder releases, one waiter with a client of its own has
+// been waiting for 130 to 190 ms.
+func wake(r *round) {
+	clients, name := r.open(2, clientOptions{ttl: 10 * time.Second}), r.name("wake")
+	var all []time.Duration
+	d := r.spend(func() {
+		for range r.length(10, 3) {
+			h := r.lock(clients[0], name)
+			granted := granting(r.ctx, clients[1], name)
+			sleep(r.ctx, 130*time.Millisecond+rand.N(60*time.Millisecond))
+			released := time.Now()
+			r.must(h.unlock(r.ctx))
+			all = append(all, r.await(granted).Sub(released))
+		}
+	})
+	d.perOp(r.s, float64(2*len(all)))
+	r.s.latencies(all)
+	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is how many times faster than the floor
+}
+
+// baton is what the workers of a hand-off see of each other.
+type baton struct {
+	phase    atomic.Int32 // 0: warm-up, 1: counted, 2: over
+	inside   atomic.Int32
+	last     atomic.Int32 // worker + 1
+	released atomic.Int64 // when the last one began to release, in ns since start
+	overlaps atomic.Int64
+	errors   atomic.Int64
+	ended    atomic.Int64 // when phase 2 began, in ns since start
+	start    time.Time
+}
+
+// runner is one worker's record.
+type runner struct {
+	grants   int
+	handoffs []time.Duration // from another one
+	longest  time.Duration
+}
+
+// handoff is contention: workers on so many clients that all want one name, hold it for no time and want it again at
+// once. What counts is grants to another worker than the one that has released: a library that hands the lock back to
+// the releaser again and again is fast and starves the others.
+func handoff(r *round, n int) {
+	clients, name := r.open(n, clientOptions{ttl: 10 * time.Second}), r.name("handoff")
+	b, runners := &baton{start: time.Now()}, make([]runner, r.size)
+	waiting, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range runners {
+		all.Go(func() { runners[i].run(waiting, b, clients[i%n], name, int32(i+1)) })
+	}
+	sleep(r.ctx, r.length(200*time.Millisecond, 100*time.Millisecond))
+	d := r.spend(func() {
+		b.phase.Store(1)
+		sleep(r.ctx, r.length(2*time.Second, 300*time.Millisecond))
+		b.ended.Store(int64(time.Since(b.start)))
+		b.phase.Store(2)
+	})
+	cancel()
+	all.Wait()
+
+	var grants, starved, most int
+	var handoffs []time.Duration
+	var longest time.Duration
+	least := runners[0].grants
+	for _, one := range runners {
+		grants, least, most = grants+one.grants, min(least, one.grants), max(most, one.grants)
+		if one.grants == 0 {
+			starved++
+		}
+		handoffs, longest = append(handoffs, one.handoffs...), max(longest, one.longest)
+	}
+	mean, sec := float64(grants)/float64(r.size), d.wall.Seconds()
+	r.s["ops"], r.s["all"], r.s["mean"] = float64(len(handoffs))/sec, float64(grants)/sec, mean
+	r.s["least"], r.s["most"], r.s["starved"] = float64(least)/mean, float64(most)/mean, float64(starved)
+	r.s["wait-ms"] = float64(longest.Milliseconds())
+	r.s["overlaps"], r.s["errors"] = float64(b.overlaps.Load()), float64(b.errors.Load())
+	d.perOp(r.s, float64(grants))
+	r.s.latencies(handoffs)
+}
+
+func (r *runner) run(ctx context.Context, b *baton, c *client, name string, me int32) {
+	for b.phase.Load() < 2 {
+		began := time.Now()
+		h, err := c.lock(ctx, name)
+		if err != nil {
+			if ctx.Err() != nil {
+				r.waited(b, began)
+				return
+			}
+			b.errors.Add(1)
+			sleep(ctx, time.Millisecond)
+			continue
+		}
+		now := time.Since(b.start)
+		if b.inside.Add(1) != 1 {
+			b.overlaps.Add(1)
+		}
+		other := b.last.Swap(me) != me
+		if b.phase.Load() == 1 {
+			r.grants++
+			r.waited(b, began)
+			if from := b.released.Load(); other && from > 0 {
+				r.handoffs = append(r.handoffs, now-time.Duration(from))
+			}
+		}
+		b.inside.Add(-1)
+		b.released.Store(int64(time.Since(b.start)))
+		if err := h.unlock(ctx); err != nil && ctx.Err() == nil {
+			b.errors.Add(1)
+		}
+	}
+}
+
+// waited notes the longest wait; one that the end of the counted phase cut short counts as long as it was until then.
+func (r *runner) waited(b *baton, began time.Time) {
+	until := time.Since(b.start)
+	if ended := b.ended.Load(); ended > 0 {
+		until = min(until, time.Duration(ended))
+	}
+	if b.phase.Load() > 0 {
+		r.longest = max(r.longest, until-began.Sub(b.start))
+	}
+}
+
+// keep is what keeping locks costs: one client holds many over several renewal intervals.
+func keep(r *round, ttl, window time.Duration) {
+	if r.quick {
+		ttl, window = lossTTL, lossTTL/3
+	}
+	var t traffic
+	c := r.open(1, clientOptions{ttl: ttl, dial: t.dial})[0]
+	names, keys, holds := make([]string, r.size), make([]string, r.size), make([]hold, r.size)
+	for i := range names {
+		names[i] = r.name("hold")
+		keys[i] = r.peer.key(names[i])
+	}
+	foot, began := takeFootprint(), time.Now()
+	r.must(each(r.size, func(i int) (err error) {
+		if holds[i], err = c.lock(r.ctx, names[i]); err == nil {
+			holds[i].told() // a user wants to be told: what that takes counts
+		}
+		return err
+	}))
+	r.s["acquires"] = float64(r.size) / time.Since(began).Seconds()
+	takeFootprint().each(r.s, foot, r.size)
+
+	turned := t.turns.Load()
+	d := r.spend(func() { sleep(r.ctx, window) })
+	turned = t.turns.Load() - turned
+	expired, err := r.at.missing(r.ctx, keys)
+	r.must(err)
+	unnoticed := expired
+	for _, h := range holds {
+		if unnoticed > 0 && h.over() {
+			unnoticed--
+		}
+	}
+	began = time.Now()
+	if err := each(r.size, func(i int) error { return holds[i].unlock(r.ctx) }); expired == 0 {
+		r.must(err)
+	}
+	r.s["releases"] = float64(r.size) / time.Since(began).Seconds()
+	r.s["expired"], r.s["unnoticed"] = float64(expired), float64(unnoticed)
+	d.perSecond(r.s)
+	if r.peer.renewEvery == nil {
+		return
+	}
+	interval := r.peer.renewEvery(ttl)
+	intervals := d.wall.Seconds() / interval.Seconds()
+	r.s["interval-ms"], r.s["turns"] = float64(interval.Milliseconds()), float64(turned)/intervals
+	if turned == 0 { // the client dials by itself: what the server received
+		r.s["turns"] = d.trips / intervals
+	}
+	r.s["per-interval"], r.s["per-lock"] = d.commands/intervals, d.commands/intervals/float64(r.size)
+}
+
+// idle is what waiting costs while nothing happens: the waiters share one client, the holder is another client. Several
+// names are held for so long that nobody renews.
+func idle(r *round, names int) {
+	var t traffic
+	o := clientOptions{ttl: 12 * time.Second, dial: t.dial}
+	if names > 1 {
+		o.ttl = time.Hour
+	} else if r.peer.renewEvery == nil {
+		o.ttl = time.Minute // the hold must outlive the window without help
+	}
+	clients := r.open(2, o)
+	all, holds := make([]string, names), make([]hold, names)
+	for i := range all {
+		all[i] = r.name("idle")
+		holds[i] = r.lock(clients[0], all[i])
+	}
+	foot := takeFootprint()
+	waiting, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	var wg errgroup.Group
+	for i := range r.size {
+		wg.Go(func() error {
+			_, err := clients[1].lock(waiting, all[i%names])
+			if waiting.Err() != nil {
+				return nil
+			}
+			if err == nil {
+				err = errors.New("two holders of one lock")
+			}
+			return fmt.Errorf("a waiter returned: %w", err)
+		})
+	}
+	// Until all stand in the queue, and those who look whether they do, after 1.5 s at most, have looked.
+	entered := r.length(1500*time.Millisecond, 500*time.Millisecond) * time.Duration(max(1, r.size/200))
+	sleep(r.ctx, entered+r.length(2500*time.Millisecond, 0))
+	takeFootprint().each(r.s, foot, r.size) // before the window: collecting garbage uses CPU
+	passed := t.bytes.Load()
+	d := r.spend(func() { sleep(r.ctx, r.length(8*time.Second, time.Second)) })
+	passed = t.bytes.Load() - passed
+	began := time.Now()
+	cancel()
+	deaf := time.AfterFunc(5*time.Second, clients[1].end) // it knows no contexts
+	err := wg.Wait()
+	r.s["cancel-ms"] = float64(time.Since(began).Microseconds()) / 1000
+	if !deaf.Stop() {
+		r.s["cancel-ms"] = never
+	}
+	r.must(err)
+	d.perSecond(r.s)
+	if passed > 0 { // the peer dials as it is told
+		r.s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()
+	}
+	for _, h := range holds {
+		r.must(h.unlock(r.ctx))
+	}
+}
+
+// change is one change on its way to all watchers.
+type change struct {
+	began time.Time
+	late  []time.Duration // by who has heard of it, in their order
+	heard atomic.Int64
+	all   chan struct{} // closed when everybody has
+}
+
+// hear notes that one watcher has heard of it.
+func (c *change) hear() {
+	n := c.heard.Add(1)
+	if int(n) > len(c.late) {
+		return // heard twice, which the next change would show as heard by too few
+	}
+	c.late[n-1] = time.Since(c.began)
+	if int(n) == len(c.late) {
+		close(c.all)
+	}
+}
+
+// watching is how soon watchers of one name hear of a change: from just before the call that changes it until each of
+// them has the event.
+func watching(r *round) {
+	clients := r.open(min(r.size, 10), clientOptions{ttl: longTTL})
+	holder, name := r.open(1, clientOptions{ttl: longTTL})[0], r.name("watch")
+	var present atomic.Pointer[change]
+	ctx, stop := context.WithCancel(r.ctx)
+	var wg sync.WaitGroup
+	r.later(wg.Wait)
+	r.later(stop)
+	failed := make(chan error, r.size)
+	for i := range r.size {
+		wg.Go(func() {
+			failed <- r.peer.watch(ctx, watched{clients[i%len(clients)], name, func() {
+				if c := present.Load(); c != nil {
+					c.hear()
+				}
+			}})
+		})
+	}
+	// see makes a change and waits until everybody has heard of it, or for so long at most.
+	see := func(limit time.Duration, act func() error) *change {
+		c := &change{began: time.Now(), late: make([]time.Duration, r.size), all: make(chan struct{})}
+		present.Store(c)
+		r.must(act())
+		select {
+		case <-c.all:
+		case err := <-failed:
+			r.must(fmt.Errorf("a watch ended: %w", err))
+		case <-time.After(limit):
+		}
+		return c
+	}
+	var h hold
+	take := func() (err error) { h, err = holder.lock(r.ctx, name); return err }
+	cycle := func(limit time.Duration) []*change {
+		return []*change{see(limit, take), see(limit, func() error { return h.unlock(r.ctx) })}
+	}
+	everybody := func(c *change) bool { return int(c.heard.Load()) >= r.size }
+	for both := cycle(500 * time.Millisecond); !everybody(both[0]) || !everybody(both[1]); { // until all watches stand
+		sleep(r.ctx, 500*time.Millisecond) // what comes late must not count for the next change
+		r.must(r.ctx.Err())
+		both = cycle(500 * time.Millisecond)
+	}
+	var all, last []time.Duration
+	d := r.spend(func() {
+		for range r.length(50, 10) {
+			for _, c := range cycle(10 * time.Second) {
+				if !everybody(c) {
+					r.must(fmt.Errorf("%d of %d watchers heard of a change within 10 s", c.heard.Load(), r.size))
+				}
+				all, last = append(all, c.late...), append(last, c.late[r.size-1])
+			}
+		}
+	})
+	r.s.latencies(last)
+	r.s["last"] = r.s["p50"]
+	d.perOp(r.s, float64(len(all)))
+	r.s.latencies(all)
+	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is how many times faster than the floor
+}

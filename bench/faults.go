@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// ms is in milliseconds.
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// partition cuts the holder off while a rival on a good network waits. The holder must be told before the rival holds.
+func partition(r *round) {
+	ttl := r.ttl()
+	proxy, o := r.proxy()
+	cut, rival := r.open(1, o)[0], r.open(1, clientOptions{ttl: ttl})[0]
+	name := r.name("partition")
+	lost := r.lock(cut, name).told()
+	granted := granting(r.ctx, rival, name)
+	phase := ttl / 2 // somewhere between two renewals
+	if r.peer.renewEvery != nil {
+		phase = r.peer.renewEvery(ttl)
+	}
+	sleep(r.ctx, 200*time.Millisecond+rand.N(phase))
+	proxy.Drop(fault.Both)
+	began := time.Now()
+
+	r.s["told-s"], r.s["rival-s"] = never, never
+	for timeout := time.After(2*ttl + time.Second); timeout != nil && (lost != nil || granted != nil); {
+		select {
+		case <-lost:
+			r.s["told-s"], lost = time.Since(began).Seconds(), nil
+		case g := <-granted:
+			r.must(g.err)
+			r.s["rival-s"], granted = g.at.Sub(began).Seconds(), nil
+		case <-timeout:
+			timeout = nil
+		}
+	}
+	if granted != nil {
+		r.must(errors.New("the rival did not get the lock"))
+	}
+	r.s["margin-ms"], r.s["late"] = 1000*(r.s["rival-s"]-r.s["told-s"]), 0
+	if r.s["margin-ms"] < 0 {
+		r.s["late"] = 1
+	}
+}
+
+// wipe deletes the holder's record behind the library, as a failover that lost data does.
+func wipe(r *round) {
+	ttl, name := r.ttl(), r.name("wipe")
+	lost := r.lock(r.open(1, clientOptions{ttl: ttl})[0], name).told()
+	sleep(r.ctx, 200*time.Millisecond+rand.N(ttl/3))
+	began := time.Now()
+	r.must(r.at.erase(r.ctx, r.peer.key(name)))
+	select {
+	case <-lost:
+		r.s["told-s"] = time.Since(began).Seconds()
+	case <-time.After(2 * ttl):
+		r.s["told-s"] = never
+	}
+}
+
+// stop asks how long calls take whose context ends after 1 s, while the server is stopped with its sockets open.
+func stop(r *round) {
+	c := r.open(1, clientOptions{ttl: longTTL})[0]
+	h := r.lock(c, r.name("stop"))
+	r.later(r.at.resume) // before the client is closed
+	r.must(r.at.pause())
+	timed := func(call func(ctx context.Context) error) (took, ok float64) {
+		ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+		defer cancel()
+		began, done := time.Now(), make(chan error, 1)
+		go func() { done <- call(ctx) }()
+		select {
+		case err := <-done:
+			if err == nil {
+				ok = 1
+			}
+			return time.Since(began).Seconds(), ok
+		case <-time.After(r.length(8*time.Second, 4*time.Second)):
+			return never, 0
+		}
+	}
+	var took, ok float64
+	var all sync.WaitGroup
+	all.Go(func() { took, ok = timed(h.unlock) })
+	r.s["lock-s"], _ = timed(func(ctx context.Context) error {
+		_, err := c.lock(ctx, r.fresh("stop"))
+		return err
+	})
+	all.Wait()
+	r.s["unlock-s"], r.s["unlock-ok"] = took, ok
+}
+
+// crash kills the holder's process while another process waits.
+func crash(r *round) {
+	ttl, name := r.ttl(), r.name("crash")
+	holder := r.child(part{TTL: ttl, Name: name})
+	granted := granting(r.ctx, r.open(1, clientOptions{ttl: ttl})[0], name)
+	sleep(r.ctx, ttl/6+rand.N(ttl/2))
+	killed := time.Now()
+	holder.Close()
+	took := r.await(granted).Sub(killed)
+	r.s["grant-s"], r.s["beyond-ms"] = took.Seconds(), ms(took-ttl)
+}
+
+// dead is what waiters who have died cost those behind them.
+func dead(r *round) {
+	clients, name := r.open(2, clientOptions{ttl: longTTL}), r.name("dead")
+	held := r.lock(clients[0], name)
+	child := r.child(part{TTL: longTTL, Name: name, Waiters: r.size})
+	granted := granting(r.ctx, clients[1], name)
+	sleep(r.ctx, time.Second) // until it stands in the queue
+	child.Close()
+	released := time.Now()
+	r.must(held.unlock(r.ctx))
+	r.s["grant-s"] = r.await(granted).Sub(released).Seconds()
+}
+
+// listen has a stranger subscribe to everything, as monitoring tools do, so that Redis sees messages to the dead
+// received.
+func listen(r *round) {
+	for addr := range strings.SplitSeq(r.at.addr(), ",") {
+		c := goredis.NewClient(&goredis.Options{Addr: addr})
+		r.later(func() { c.Close() })
+		_, err := c.PSubscribe(r.ctx, "*").Receive(r.ctx)
+		r.must(err)
+	}
+}
+
+// failover ends the member that leads, at once or politely, and asks for the next grant.
+func failover(r *round, end func(*process)) {
+	c := r.open(1, clientOptions{addr: r.at.endpoints(), ttl: 10 * time.Second})[0]
+	leader, err := r.at.leader(r.ctx)
+	r.must(err)
+	server := r.at.servers[leader]
+	sleep(r.ctx, rand.N(100*time.Millisecond)) // somewhere between two heartbeats
+	began := time.Now()
+	end(server)
+	var succeeded, ended time.Time
+	var others sync.WaitGroup
+	others.Go(func() { server.awaitEnd(); ended = time.Now() })
+	others.Go(func() {
+		for next := leader; next == leader && r.ctx.Err() == nil; succeeded = time.Now() {
+			next, _ = r.at.leader(r.ctx)
+		}
+	})
+	r.s["grant-ms"] = ms(r.grantOne(c).Sub(began))
+	others.Wait()
+	r.s["leader-ms"], r.s["end-ms"] = ms(succeeded.Sub(began)), ms(ended.Sub(began))
+	r.must(server.start())
+	r.must(r.at.serving(r.ctx, leader))
+}
+
+// grantOne acquires a free name, and returns when it had it. Calls that fail are repeated, and counted.
+func (r *round) grantOne(c *client) time.Time {
+	name := r.name("failover")
+	for r.s["tries"] = 0; ; r.s["tries"]++ {
+		h, err := c.lock(r.ctx, name)
+		at := time.Now()
+		if err == nil {
+			r.must(h.unlock(r.ctx))
+			return at
+		}
+		r.must(r.ctx.Err())
+		sleep(r.ctx, 10*time.Millisecond)
+	}
+}

@@ -1,0 +1,368 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/conformance/fault"
+)
+
+// lab is where scenarios run.
+type lab struct {
+	system   *system
+	quick    bool
+	only     string        // the peers that were asked for
+	patience time.Duration // for how long rounds may be repeated, in all, because others used the processors meanwhile
+	names    atomic.Int64
+}
+
+// on returns the service that p runs on.
+func (l *lab) on(p peer) *system { return cmp.Or(p.at, l.system) }
+
+// fresh returns a name that nothing has used.
+func (l *lab) fresh(what string) string { return fmt.Sprintf("bench/%s/%d", what, l.names.Add(1)) }
+
+// length returns full, or quick in a quick run.
+func (l *lab) length(full, quick time.Duration) time.Duration {
+	if l.quick {
+		return quick
+	}
+	return full
+}
+
+// lossTTL is the TTL where a scenario waits for it to pass.
+const lossTTL = 3 * time.Second
+
+// ttl is lossTTL, or two seconds in a quick run.
+func (l *lab) ttl() time.Duration { return l.length(lossTTL, 2*time.Second) }
+
+// round is one measurement of one peer, by the phase of a scenario.
+type round struct {
+	scope
+	*lab
+	peer peer
+	at   *system // that the peer runs on
+	size int     // of the scenario
+	s    sample  // of the last row
+	rows []row
+}
+
+// row begins a row for which r.s is, beside the peer's own, which stays away if it is empty.
+func (r *round) row(name string, role role) {
+	r.s = sample{}
+	r.rows = append(r.rows, row{Name: name, Role: role, Rounds: []sample{r.s}})
+}
+
+// name returns a fresh one that is prepared for the peer.
+func (r *round) name(what string) string {
+	name := r.fresh(what)
+	if r.peer.seed != nil {
+		r.must(r.peer.seed(r.ctx, name))
+	}
+	return name
+}
+
+// open makes n clients and warms them by one cycle each, which opens connections and loads scripts.
+func (r *round) open(n int, o clientOptions) []*client {
+	o.addr = cmp.Or(o.addr, r.at.addr())
+	clients := make([]*client, 0, n)
+	r.later(func() {
+		var all sync.WaitGroup
+		for _, c := range clients {
+			all.Go(c.end)
+		}
+		all.Wait()
+	})
+	for range n {
+		c, err := r.peer.client(r.ctx, o)
+		r.must(err)
+		clients = append(clients, c)
+		r.must(c.cycle(r.ctx, r.name("warm")))
+	}
+	return clients
+}
+
+// proxy is a network between a client and the service.
+func (r *round) proxy() (*fault.Proxy, clientOptions) {
+	proxy, err := fault.NewProxy(r.at.addr())
+	r.must(err)
+	r.later(func() { proxy.Close() })
+	return proxy, clientOptions{addr: proxy.Addr(), proxied: true, ttl: r.ttl()}
+}
+
+func (r *round) lock(c *client, name string) hold {
+	h, err := c.lock(r.ctx, name)
+	r.must(err)
+	return h
+}
+
+// grant is when a lock was granted that was given back at once.
+type grant struct {
+	at  time.Time
+	err error
+}
+
+// granting waits for a lock that somebody else holds.
+func granting(ctx context.Context, c *client, name string) <-chan grant {
+	granted := make(chan grant, 1)
+	go func() {
+		h, err := c.lock(ctx, name)
+		at := time.Now()
+		if err == nil {
+			err = h.unlock(ctx)
+		}
+		granted <- grant{at, err}
+	}()
+	return granted
+}
+
+// await returns when the lock was granted.
+func (r *round) await(granted <-chan grant) time.Time {
+	g := <-granted
+	r.must(g.err)
+	return g.at
+}
+
+// once runs one round of one peer.
+func (sc scenario) once(ctx context.Context, l *lab, p peer) *round {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(sc.limit, time.Minute))
+	defer cancel()
+	r := &round{scope: scope{ctx: ctx}, lab: l, peer: p, at: l.on(p), size: sc.size}
+	r.row(p.name, p.role)
+	err := r.try(func() {
+		defer r.end()
+		if !sc.together { // an empty store is the start of every measurement
+			r.must(r.at.reset(ctx))
+		}
+		sc.phase(r)
+	})
+	if err != nil {
+		return &round{scope: scope{err: err}, rows: []row{{Name: p.name, Role: p.role, Rounds: []sample{{}}}}}
+	}
+	if len(r.rows) > 1 && len(r.rows[0].Rounds[0]) == 0 {
+		r.rows = r.rows[1:]
+	}
+	return r
+}
+
+// loud is how many cores others may use before a round counts as disturbed.
+const loud = 0.35
+
+// quiet repeats a round while it is disturbed and there is patience left, and returns the least disturbed one. What
+// counts is the load by others alone: the round's own figures must not decide whether they are kept.
+func (l *lab) quiet(measure func() *round) *round {
+	best := measure()
+	for best.err == nil && foreign(best.rows) > loud && l.patience > 0 {
+		began := time.Now()
+		again := measure()
+		l.patience -= time.Since(began)
+		if again.err != nil || foreign(again.rows) < foreign(best.rows) {
+			best = again
+		}
+	}
+	return best
+}
+
+// rows runs all rounds. Those that are not together go round by round, and in each round peer by peer (ABAB), so that a
+// machine whose speed drifts is as fast for one as for the other; each round begins with another peer. Rounds that are
+// together wait for a TTL and use no CPU.
+func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
+	rounds := sc.rounds
+	if l.quick {
+		rounds = sc.quick
+	}
+	found := make([][]row, len(peers))
+	var mu sync.Mutex
+	add := func(i, n int, r *round) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, got := range r.rows {
+			at := slices.IndexFunc(found[i], func(known row) bool { return known.Name == got.Name })
+			if at < 0 {
+				at = len(found[i])
+				found[i] = append(found[i], row{Name: got.Name, Role: got.Role, Rounds: make([]sample, rounds)})
+			}
+			known := &found[i][at]
+			known.Rounds[n] = got.Rounds[0]
+			if r.err != nil && known.Error == "" { // the figures of this round are missing
+				known.Error = r.err.Error()
+			}
+		}
+	}
+	if sc.together {
+		err := l.system.reset(ctx)
+		var all sync.WaitGroup
+		for i := range rounds * len(peers) {
+			all.Go(func() {
+				r := sc.once(ctx, l, peers[i/rounds])
+				if err != nil {
+					r.err = err
+				}
+				add(i/rounds, i%rounds, r)
+			})
+		}
+		all.Wait()
+		return slices.Concat(found...)
+	}
+	for n := range rounds {
+		for i := range peers {
+			if i = (i + n) % len(peers); ctx.Err() == nil {
+				add(i, n, l.quiet(func() *round { return sc.once(ctx, l, peers[i]) }))
+			}
+		}
+	}
+	return slices.Concat(found...)
+}
+
+// run measures one scenario; false if there is no peer for it.
+func (sc scenario) run(ctx context.Context, l *lab) (table, bool) {
+	peers := slices.DeleteFunc(slices.Clone(l.system.peers), func(p peer) bool {
+		return !selected(p.name, l.only) || !sc.suits(l.on(p), p)
+	})
+	if len(peers) == 0 {
+		return table{}, false
+	}
+	began := time.Now()
+	rows := sc.rows(ctx, l, peers)
+	sc.relate(rows)
+	return newTable(l.system, sc, rows, time.Since(began)), true
+}
+
+// relate adds each round's ratios to the same round of the floors.
+func (sc scenario) relate(rows []row) {
+	ratio := func(key, of string, yardsticks ...func(row) bool) {
+		base := -1
+		for _, is := range yardsticks {
+			if base < 0 {
+				base = slices.IndexFunc(rows, is)
+			}
+		}
+		if base < 0 {
+			return
+		}
+		for _, r := range rows {
+			for n, s := range r.Rounds {
+				v, ok := s[of]
+				if unit := rows[base].Rounds[n][of]; ok && unit > 0 {
+					s[key] = v / unit
+				}
+			}
+		}
+	}
+	if sc.floor != "" {
+		named, any := func(r row) bool { return r.Name == sc.floor }, func(r row) bool { return r.Role == roleFloor }
+		ratio("x", cmp.Or(sc.ratioOf, "ops"), named, any)
+		ratio("cpu-x", "client-us", named, any)
+	}
+	second := strings.Split(sc.second, ", ")
+	ratio("x2", "ops", func(r row) bool { return slices.Contains(second, r.Name) })
+}
+
+// foreign returns the highest load by others in any round, in cores.
+func foreign(rows []row) float64 {
+	most := math.NaN()
+	for _, r := range rows {
+		most = highest.of([]float64{most, r.figure(column{key: "foreign", pick: highest})})
+	}
+	return most
+}
+
+// scenario is one table.
+type scenario struct {
+	name    string // of the kind, all of its names
+	about   string // with {n} for the size
+	columns string
+	rounds  int
+	quick   int // rounds in a quick run
+
+	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Where
+	// there is none of that name, that is the first floor in the table. Empty: no ratio.
+	floor, ratioOf string
+	second         string // the peers of which the first one in the table is what x2 relates to
+
+	grows string // what the scenario is a point of a curve of; empty: nothing
+	along string // the keys that are shown along the curve
+
+	size     int           // the number in the name
+	limit    time.Duration // of a round; 0: a minute
+	together bool          // all rounds run at the same time
+	suits    func(s *system, p peer) bool
+	phase    func(r *round)
+}
+
+// find returns the scenario of a name. The number in it is its size: hold10k has 10,000.
+func find(name string) scenario {
+	for _, sc := range kinds {
+		if !slices.Contains(strings.Fields(sc.name), name) {
+			continue
+		}
+		digits := strings.Trim(name, "abcdefghijklmnopqrstuvwxyz-")
+		sc.name, sc.size = name, 1
+		if n, err := strconv.Atoi(digits); err == nil {
+			sc.size = n
+		}
+		if strings.HasSuffix(name, "k") {
+			sc.size *= 1000
+		}
+		sc.about = strings.ReplaceAll(sc.about, "{n}", strconv.Itoa(sc.size))
+		return sc
+	}
+	panic("no scenario " + name)
+}
+
+// column of a table.
+type column struct {
+	key   string
+	title string
+	pick  pick
+}
+
+// columns reads "key=title; key=title<; key": the lowest (<) or the highest (>) of the rounds, or else the median.
+func columns(text string) (all []column) {
+	for part := range strings.SplitSeq(text, "; ") {
+		c := column{pick: median}
+		switch text := part[:len(part)-1]; part[len(text):] {
+		case "<":
+			part, c.pick = text, lowest
+		case ">":
+			part, c.pick = text, highest
+		}
+		var titled bool
+		if c.key, c.title, titled = strings.Cut(part, "="); !titled {
+			c.title = c.key
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// target of performance.md, for ours on some systems in some scenarios.
+type target struct {
+	systems, scenarios string // lists
+	key, relation      string // <= or >=
+	value              float64
+	text               string
+}
+
+// targets returns those of a scenario on a system.
+func (sc scenario) targets(s *system) []target {
+	return slices.DeleteFunc(slices.Clone(targets), func(t target) bool {
+		return !slices.Contains(strings.Split(t.systems, ", "), s.name) || !slices.Contains(strings.Fields(t.scenarios), sc.name)
+	})
+}
+
+// selected reports whether name is asked for by a list of names or prefixes, separated by commas. Empty: all.
+func selected(name, only string) bool {
+	return only == "" || slices.ContainsFunc(strings.Split(only, ","), func(want string) bool {
+		want = strings.TrimSpace(want)
+		return want != "" && strings.HasPrefix(name, want)
+	})
+}
