@@ -117,8 +117,7 @@ func TestCountersLeaveOutThemselves(t *testing.T) {
 	if err := life.try(func() { s = startRedis(life) }); err != nil {
 		t.Fatal(err)
 	}
-	c := dialRedis(clientOptions{addr: s.addr()}, 1)
-	defer c.Close()
+	c := dialRedis(life, clientOptions{addr: s.addr()}, 1)
 	ping := func(times int) usage {
 		t.Helper()
 		for range times {

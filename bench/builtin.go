@@ -104,7 +104,8 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 			return args
 		}))
 		var err error
-		lines[i], err = grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		open := grpc.WithTransportCredentials(insecure.NewCredentials())
+		lines[i], err = grpc.NewClient("passthrough:///"+address, open)
 		life.must(err)
 		life.later(func() { lines[i].Close() })
 	}
@@ -183,8 +184,8 @@ func fencelockPeer(name string, s *system) peer {
 			c.later(func() { bounded(d.Close) })
 			c.must(each(n, func(i int) (err error) {
 				grants[i], err = d.Acquire(c.ctx, backend.Request{
-					Name: "session/" + backend.NewRequestID(), Owner: "bench", RequestID: backend.NewRequestID(), Fresh: true,
-					TTL: o.ttl + time.Duration(i)*time.Millisecond,
+					Name: "session/" + backend.NewRequestID(), Owner: "bench", RequestID: backend.NewRequestID(),
+					Fresh: true, TTL: o.ttl + time.Duration(i)*time.Millisecond,
 				})
 				return err
 			}))
@@ -248,16 +249,17 @@ func (r *round) measureState(n int) {
 		seq := uint64(i + 1)
 		result, _ := m.Apply(now, &machine.Command{
 			Op: machine.OpAcquire, Session: id, Seq: seq, Acked: seq - 1, Requests: []machine.Request{{
-				Name: fmt.Sprint("bench/restart/", i), ID: backend.NewRequestID(), Owner: "host.example/12345/0123456789abcdef",
+				Name: fmt.Sprint("bench/restart/", i), ID: backend.NewRequestID(),
+				Owner: "host.example/12345/0123456789abcdef",
 			}},
 		})
 		if result.Code != machine.CodeGranted {
 			r.must(fmt.Errorf("the state machine answers %d to acquire %d", result.Code, i))
 		}
 	}
-	now0 := sample{}
-	takeFootprint().each(now0, before, n)
-	r.s["live-kb"] = now0["kb"]
+	state := sample{}
+	takeFootprint().each(state, before, n)
+	r.s["live-kb"] = state["kb"]
 
 	var pauses []time.Duration
 	var frozen *machine.Frozen

@@ -162,8 +162,8 @@ func shuffled(random *rand.Rand) []breakage {
 	return all
 }
 
-// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. What kept a peer from
-// that is in its err.
+// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. What kept a peer
+// from that is in its err.
 func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) {
 	each := func(do func(*checked)) {
 		var work sync.WaitGroup
@@ -352,8 +352,8 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 // said is what an unlock has said. A library that says nothing has done it.
 func said(err error) check.Outcome {
 	var taken *redsync.ErrTaken
-	gone := []error{redsync.ErrLockAlreadyExpired, redislock.ErrLockNotHeld, concurrency.ErrLockReleased, zk.ErrNotLocked,
-		zk.ErrNoNode}
+	gone := []error{redsync.ErrLockAlreadyExpired, redislock.ErrLockNotHeld, concurrency.ErrLockReleased,
+		zk.ErrNotLocked, zk.ErrNoNode}
 	switch {
 	case err == nil:
 		return check.OK
@@ -377,8 +377,9 @@ func writeChecks(w io.Writer, all []checkResult) {
 			kinds = []string{"none"}
 		}
 		f := r.Figures
-		fmt.Fprintf(w, "| %s | %s | %d | %d | %d | %.1f | %d | %d | %d | %s |\n", r.System, r.Peer, f.Operations, f.Grants,
-			f.Doubled, f.Overrun.Seconds(), f.ToldBefore, f.ToldAfter, f.NeverTold, strings.Join(kinds, ", "))
+		fmt.Fprintf(w, "| %s | %s | %d | %d | %d | %.1f | %d | %d | %d | %s |\n",
+			r.System, r.Peer, f.Operations, f.Grants, f.Doubled, f.Overrun.Seconds(),
+			f.ToldBefore, f.ToldAfter, f.NeverTold, strings.Join(kinds, ", "))
 	}
 	for _, r := range all {
 		for _, err := range r.Errors {

@@ -15,7 +15,8 @@ func TestCheckOfPeers(t *testing.T) {
 	var out bytes.Buffer
 	dir := t.TempDir()
 	file := filepath.Join(dir, "check.json")
-	if err := runCheck(t.Context(), &out, options{backend: "redis", quick: true, seed: 1, json: file, dump: dir}); err != nil {
+	o := options{backend: "redis", quick: true, seed: 1, json: file, dump: dir}
+	if err := runCheck(t.Context(), &out, o); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(file)

@@ -38,7 +38,8 @@ func (d *instant) IssuesFencingTokens() backend.Driver { return d }
 
 func (d *instant) Describe() backend.Description {
 	return backend.Description{
-		Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1, Exclusion: backend.ExclusionInProcess,
+		Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1,
+		Exclusion: backend.ExclusionInProcess,
 	}
 }
 
@@ -64,7 +65,8 @@ func (d *instant) Close(context.Context) error                  { return nil }
 func core(r *round) {
 	r.row("the driver alone", roleFloor)
 	var d backend.Driver = &instant{} // the same two calls without the core
-	ask := backend.Request{Name: "x", Owner: "bench", RequestID: backend.NewRequestID(), Fresh: true, TTL: time.Hour, Wait: true}
+	ask := backend.Request{Name: "x", Owner: "bench", Fresh: true, Wait: true, TTL: time.Hour}
+	ask.RequestID = backend.NewRequestID()
 	r.timed(func() error {
 		g, err := d.Acquire(r.ctx, ask)
 		if err != nil {
@@ -114,6 +116,7 @@ func (r *round) timed(f func() error) {
 	runtime.ReadMemStats(&m1)
 	calls := float64(n)
 	r.s["foreign"] = d.foreign
-	r.s["ns"], r.s["cpu-ns"] = float64(d.wall.Nanoseconds())/calls, float64(d.client.Nanoseconds())/calls // the collector's, too
+	r.s["ns"] = float64(d.wall.Nanoseconds()) / calls
+	r.s["cpu-ns"] = float64(d.client.Nanoseconds()) / calls // the collector's, too
 	r.s["allocs"], r.s["bytes"] = float64(m1.Mallocs-m0.Mallocs)/calls, float64(m1.TotalAlloc-m0.TotalAlloc)/calls
 }

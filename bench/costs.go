@@ -17,6 +17,8 @@ import (
 // meter counts and times what callers do: a warm-up first, then what counts.
 type meter struct {
 	phase   atomic.Int32 // 0: warm-up, 1: counted, 2: over
+	ended   time.Time    // when phase 2 began; valid then
+	stop    func()       // ends what the callers wait for, once it is over; nil: they end by themselves
 	failed  atomic.Pointer[error]
 	callers sync.WaitGroup
 
@@ -45,10 +47,14 @@ func (m *meter) repeat(op func() error) {
 				mine = append(mine, time.Since(began))
 			}
 		}
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.latencies = append(m.latencies, mine...)
+		m.add(mine...)
 	})
+}
+
+func (m *meter) add(latencies ...time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.latencies = append(m.latencies, latencies...)
 }
 
 // once starts one operation of an open loop. It counts if it began while the measurement ran.
@@ -56,10 +62,8 @@ func (m *meter) once(op func() error) {
 	m.callers.Go(func() {
 		counts, began := m.counting(), time.Now()
 		m.note(op())
-		if took := time.Since(began); counts {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.latencies = append(m.latencies, took)
+		if counts {
+			m.add(time.Since(began))
 		}
 	})
 }
@@ -71,8 +75,12 @@ func (r *round) measure(m *meter, warmUp, length time.Duration) spent {
 	d := r.spend(func() {
 		m.phase.Store(1)
 		sleep(r.ctx, length)
+		m.ended = time.Now()
 		m.phase.Store(2)
 	})
+	if m.stop != nil {
+		m.stop()
+	}
 	m.callers.Wait()
 	if err := m.failed.Load(); err != nil {
 		r.must(*err)
@@ -92,7 +100,8 @@ func cycle(r *round) {
 		name := r.name("cycle")
 		m.repeat(func() error { return c.cycle(r.ctx, name) })
 	}
-	r.measure(m, r.length(150*time.Millisecond, 50*time.Millisecond), r.length(500*time.Millisecond, 200*time.Millisecond))
+	r.measure(m,
+		r.length(150*time.Millisecond, 50*time.Millisecond), r.length(500*time.Millisecond, 200*time.Millisecond))
 }
 
 // distance is the latency over a network: callers come at random, whatever became of those before them (an open loop),
@@ -114,8 +123,8 @@ func distance(r *round) {
 }
 
 // growth is what a name costs that was held often before, in a store that nobody compacts: the median of acquires and
-// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers what was
-// deleted may answer ever more slowly, to all its users.
+// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers what
+// was deleted may answer ever more slowly, to all its users.
 func growth(r *round) {
 	c, name := r.open(1, clientOptions{ttl: longTTL})[0], r.name("growth")
 	sizes := []int{0, 10_000, 30_000, 100_000}
@@ -139,7 +148,8 @@ func growth(r *round) {
 		done = size
 		m := &meter{}
 		m.repeat(func() error { return c.cycle(r.ctx, name) })
-		r.measure(m, r.length(200*time.Millisecond, 50*time.Millisecond), r.length(2*time.Second, 200*time.Millisecond))
+		r.measure(m,
+			r.length(200*time.Millisecond, 50*time.Millisecond), r.length(2*time.Second, 200*time.Millisecond))
 		if i == 0 {
 			first = r.s["p50"]
 		}
@@ -181,7 +191,8 @@ func renewals(r *round) {
 			}
 		})
 	}
-	d := r.measure(m, r.length(300*time.Millisecond, 200*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
+	d := r.measure(m,
+		r.length(300*time.Millisecond, 200*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
 	r.s["lock-ops"] = float64(locked.Load()) / d.wall.Seconds()
 }
 
@@ -205,23 +216,20 @@ func wake(r *round) {
 	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is how many times faster than the floor
 }
 
-// baton is what the workers of a hand-off see of each other.
+// baton is what the workers of a hand-off see of each other. A latency is that of a grant to another worker.
 type baton struct {
-	phase    atomic.Int32 // 0: warm-up, 1: counted, 2: over
-	inside   atomic.Int32
-	last     atomic.Int32 // worker + 1
-	released atomic.Int64 // when the last one began to release, in ns since start
-	overlaps atomic.Int64
-	errors   atomic.Int64
-	ended    atomic.Int64 // when phase 2 began, in ns since start
-	start    time.Time
+	meter
+	inside, last     atomic.Int32 // last: the number of the worker who had it
+	released         atomic.Int64 // when the last one began to release, in ns since start
+	overlaps, errors atomic.Int64
+	start            time.Time
 }
 
-// runner is one worker's record.
-type runner struct {
-	grants   int
-	handoffs []time.Duration // from another one
-	longest  time.Duration
+// worker is one worker's record.
+type worker struct {
+	number  int32
+	grants  int
+	longest time.Duration // wait
 }
 
 // handoff is contention: workers on so many clients that all want one name, hold it for no time and want it again at
@@ -229,84 +237,77 @@ type runner struct {
 // the releaser again and again is fast and starves the others.
 func handoff(r *round, n int) {
 	clients, name := r.open(n, clientOptions{ttl: 10 * time.Second}), r.name("handoff")
-	b, runners := &baton{start: time.Now()}, make([]runner, r.size)
 	waiting, cancel := context.WithCancel(r.ctx)
 	defer cancel()
-	var all sync.WaitGroup
-	for i := range runners {
-		all.Go(func() { runners[i].run(waiting, b, clients[i%n], name, int32(i+1)) })
+	b, workers := &baton{meter: meter{stop: cancel}, start: time.Now()}, make([]worker, r.size)
+	for i := range workers {
+		workers[i].number = int32(i + 1)
+		b.callers.Go(func() {
+			for b.running() {
+				workers[i].try(waiting, b, clients[i%n], name)
+			}
+		})
 	}
-	sleep(r.ctx, r.length(200*time.Millisecond, 100*time.Millisecond))
-	d := r.spend(func() {
-		b.phase.Store(1)
-		sleep(r.ctx, r.length(2*time.Second, 300*time.Millisecond))
-		b.ended.Store(int64(time.Since(b.start)))
-		b.phase.Store(2)
-	})
-	cancel()
-	all.Wait()
-
+	d := r.measure(&b.meter,
+		r.length(200*time.Millisecond, 100*time.Millisecond), r.length(2*time.Second, 300*time.Millisecond))
 	var grants, starved, most int
-	var handoffs []time.Duration
 	var longest time.Duration
-	least := runners[0].grants
-	for _, one := range runners {
-		grants, least, most = grants+one.grants, min(least, one.grants), max(most, one.grants)
-		if one.grants == 0 {
+	least := workers[0].grants
+	for _, w := range workers {
+		grants, longest = grants+w.grants, max(longest, w.longest)
+		least, most = min(least, w.grants), max(most, w.grants)
+		if w.grants == 0 {
 			starved++
 		}
-		handoffs, longest = append(handoffs, one.handoffs...), max(longest, one.longest)
 	}
-	mean, sec := float64(grants)/float64(r.size), d.wall.Seconds()
-	r.s["ops"], r.s["all"], r.s["mean"] = float64(len(handoffs))/sec, float64(grants)/sec, mean
-	r.s["least"], r.s["most"], r.s["starved"] = float64(least)/mean, float64(most)/mean, float64(starved)
-	r.s["wait-ms"] = float64(longest.Milliseconds())
+	mean := float64(grants) / float64(r.size)
+	r.s["all"], r.s["mean"], r.s["starved"] = float64(grants)/d.wall.Seconds(), mean, float64(starved)
+	r.s["least"], r.s["most"], r.s["wait-ms"] = float64(least)/mean, float64(most)/mean, float64(longest.Milliseconds())
 	r.s["overlaps"], r.s["errors"] = float64(b.overlaps.Load()), float64(b.errors.Load())
 	d.perOp(r.s, float64(grants))
-	r.s.latencies(handoffs)
 }
 
-func (r *runner) run(ctx context.Context, b *baton, c *client, name string, me int32) {
-	for b.phase.Load() < 2 {
-		began := time.Now()
-		h, err := c.lock(ctx, name)
-		if err != nil {
-			if ctx.Err() != nil {
-				r.waited(b, began)
-				return
-			}
-			b.errors.Add(1)
-			sleep(ctx, time.Millisecond)
-			continue
+// try waits for the lock once, and gives it back.
+func (w *worker) try(ctx context.Context, b *baton, c *client, name string) {
+	began := time.Now()
+	h, err := c.lock(ctx, name)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		w.waited(b, began)
+		return
+	default:
+		b.errors.Add(1)
+		sleep(ctx, time.Millisecond)
+		return
+	}
+	now := time.Since(b.start)
+	if b.inside.Add(1) != 1 {
+		b.overlaps.Add(1)
+	}
+	other := b.last.Swap(w.number) != w.number
+	if b.counting() {
+		w.grants++
+		w.waited(b, began)
+		if from := b.released.Load(); other && from > 0 {
+			b.add(now - time.Duration(from))
 		}
-		now := time.Since(b.start)
-		if b.inside.Add(1) != 1 {
-			b.overlaps.Add(1)
-		}
-		other := b.last.Swap(me) != me
-		if b.phase.Load() == 1 {
-			r.grants++
-			r.waited(b, began)
-			if from := b.released.Load(); other && from > 0 {
-				r.handoffs = append(r.handoffs, now-time.Duration(from))
-			}
-		}
-		b.inside.Add(-1)
-		b.released.Store(int64(time.Since(b.start)))
-		if err := h.unlock(ctx); err != nil && ctx.Err() == nil {
-			b.errors.Add(1)
-		}
+	}
+	b.inside.Add(-1)
+	b.released.Store(int64(time.Since(b.start)))
+	if err := h.unlock(ctx); err != nil && ctx.Err() == nil {
+		b.errors.Add(1)
 	}
 }
 
 // waited notes the longest wait; one that the end of the counted phase cut short counts as long as it was until then.
-func (r *runner) waited(b *baton, began time.Time) {
-	until := time.Since(b.start)
-	if ended := b.ended.Load(); ended > 0 {
-		until = min(until, time.Duration(ended))
+func (w *worker) waited(b *baton, began time.Time) {
+	until := time.Now()
+	if b.phase.Load() == 2 {
+		until = b.ended
 	}
 	if b.phase.Load() > 0 {
-		r.longest = max(r.longest, until-began.Sub(b.start))
+		w.longest = max(w.longest, until.Sub(began))
 	}
 }
 

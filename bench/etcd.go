@@ -32,9 +32,9 @@ func startEtcd(life *scope) *system {
 	return s
 }
 
-// etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args. Clients
-// use the member that leads, which is what is fastest. Its trips are the messages that it received: a unary call is one,
-// and so is each message of a stream (watches, keepalives). Its commands are raft entries.
+// etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args.
+// Clients use the member that leads, which is what is fastest. Its trips are the messages that it received: a unary
+// call is one, and so is each message of a stream (watches, keepalives). Its commands are raft entries.
 func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.Client) {
 	s := &system{name: "etcd", addresses: life.addrs(members)}
 	peers, cluster := life.addrs(members), ""
@@ -44,9 +44,10 @@ func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.C
 	for i := range peers {
 		client, peer := "http://"+s.addresses[i], "http://"+peers[i]
 		s.servers = append(s.servers, life.process("etcd", func(dir string) []string {
-			return append([]string{"--data-dir", dir + "/data", "--log-level", "error", "--name", fmt.Sprint("bench", i),
+			return append([]string{"--data-dir", dir + "/data", "--log-level", "error",
 				"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-				"--initial-advertise-peer-urls", peer, "--initial-cluster", cluster[1:]}, args...)
+				"--initial-advertise-peer-urls", peer, "--initial-cluster", cluster[1:],
+				"--name", fmt.Sprint("bench", i)}, args...)
 		}))
 	}
 	admin := dialEtcd(life, clientOptions{addr: s.endpoints()})
@@ -234,7 +235,8 @@ func openQueueEtcd(c *client, o clientOptions) lock {
 		}
 		own, revision := e.key(key, resp.Header.Revision), resp.Header.Revision
 		for {
-			before, err := e.Get(ctx, name+"/", append(clientv3.WithLastCreate(), clientv3.WithMaxCreateRev(revision-1))...)
+			earlier := append(clientv3.WithLastCreate(), clientv3.WithMaxCreateRev(revision-1))
+			before, err := e.Get(ctx, name+"/", earlier...)
 			if err == nil && len(before.Kvs) == 0 {
 				return own, nil
 			}
@@ -329,7 +331,7 @@ func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 	}
 }
 
-// troubled is an etcd of its own in a setting, or after an event, in which locks are easily lost: one client holds many.
+// troubled is an etcd of its own in a setting, or after an event, in which locks are easily lost: one client holds 200.
 func troubled(r *round, trouble string) {
 	args := map[string][]string{"nospace": {"--quota-backend-bytes", "16777216"}, "txnops": {"--max-txn-ops", "64"}}
 	s, admin := etcdMembers(&r.scope, 1, args[trouble]...)
@@ -381,9 +383,7 @@ func troubled(r *round, trouble string) {
 	before := called()
 	d := r.spend(func() { sleep(r.ctx, window) })
 	after := called()
-	for _, key := range []string{"lost", "history"} {
-		r.s[key] = 0
-	}
+	r.s["lost"], r.s["history"] = 0, 0
 	for _, h := range holds {
 		var why *fencelock.LostError
 		if !h.over() {

@@ -53,7 +53,7 @@ func openHTTP(c *client, o clientOptions, locks string) lock {
 		}
 		err := exchange(ctx, own, http.MethodPost, path+"/acquire", ask, &held)
 		return hold{free: func(ctx context.Context) error {
-			return exchange(ctx, own, http.MethodPost, path+"/release", map[string]any{"lockToken": held.LockToken}, nil)
+			return exchange(ctx, own, http.MethodPost, path+"/release", held, nil)
 		}}, err
 	}
 }

@@ -43,7 +43,7 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "`list` of rows, or the beginnings of their names. Default: all")
 	flag.BoolVar(&o.quick, "quick", false, "one short round of everything: shows that it works, the figures are rough")
 	flag.StringVar(&o.json, "json", "", "write everything to `file`, round by round")
-	flag.DurationVar(&o.patience, "patience", 0, "repeat rounds in which others used the processors, for so long in all")
+	flag.DurationVar(&o.patience, "patience", 0, "repeat rounds that others disturbed, for so long in all")
 	flag.BoolVar(&o.check, "check", false, "measure nothing: break the services, and check what the libraries did")
 	flag.Uint64Var(&o.seed, "seed", 0, "with -check: repeat its faults. Default: another one each time")
 	flag.StringVar(&o.dump, "dump", "", "with -check: write the histories below `folder`")
@@ -78,7 +78,8 @@ func run(ctx context.Context, w io.Writer, o options) error {
 		}
 		defer pprof.StopCPUProfile()
 	}
-	r := report{Date: time.Now().UTC().Truncate(time.Second), Command: strings.Join(os.Args[1:], " "), Machine: describeMachine()}
+	r := report{Date: time.Now().UTC().Truncate(time.Second), Machine: describeMachine()}
+	r.Command = strings.Join(os.Args[1:], " ")
 	fmt.Fprintf(w, "%s\n%s\n", r.Date.Format(time.RFC3339), r.Machine)
 	for name := range strings.SplitSeq(o.backend, ",") {
 		b, err := serviceNamed(strings.TrimSpace(name))

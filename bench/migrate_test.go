@@ -70,7 +70,8 @@ func TestRolloutSteps(t *testing.T) {
 			return err
 		},
 		"redislock": func(ctx context.Context, work func()) error {
-			lock, err := locker.Obtain(ctx, name, ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(2 * time.Millisecond)})
+			again := redislock.LinearBackoff(2 * time.Millisecond)
+			lock, err := locker.Obtain(ctx, name, ttl, &redislock.Options{RetryStrategy: again})
 			if err != nil {
 				return err
 			}

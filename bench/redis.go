@@ -1,12 +1,11 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"slices"
@@ -44,20 +43,15 @@ func redisServers(life *scope, name string, n int, args func(i int) []string) (*
 		life.must(server.answers(life.ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }))
 		s.servers, admins[i] = append(s.servers, server), admin
 	}
-	info, err := redisInfo(life.ctx, admins[0], "server")
-	life.must(err)
-	s.version = "redis " + info["redis_version"]
+	s.version = "redis " + admins[0].InfoMap(life.ctx, "server").Item("Server", "redis_version")
 	calls := 0.0
 	s.count = func(ctx context.Context) (commands, trips float64, err error) {
 		calls++
 		for _, admin := range admins {
-			info, err := redisInfo(ctx, admin, "stats")
-			if err != nil {
-				return 0, 0, err
-			}
-			executed, err := strconv.ParseFloat(info["total_commands_processed"], 64)
-			reads, err2 := strconv.ParseFloat(info["total_reads_processed"], 64)
-			if err := errors.Join(err, err2); err != nil {
+			info := admin.InfoMap(ctx, "stats")
+			executed, err := strconv.ParseFloat(info.Item("Stats", "total_commands_processed"), 64)
+			reads, err2 := strconv.ParseFloat(info.Item("Stats", "total_reads_processed"), 64)
+			if err := errors.Join(info.Err(), err, err2); err != nil {
 				return 0, 0, err
 			}
 			// Each call of this function is counted before the next one reads: one command in one read.
@@ -91,17 +85,6 @@ func redisServers(life *scope, name string, n int, args func(i int) []string) (*
 		return gone, nil
 	}
 	return s, admins
-}
-
-// redisInfo returns one section of INFO.
-func redisInfo(ctx context.Context, admin *goredis.Client, section string) (map[string]string, error) {
-	text, err := admin.Info(ctx, section).Result()
-	fields := map[string]string{}
-	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
-		key, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
-		fields[key] = value
-	}
-	return fields, err
 }
 
 func noArgs(int) []string { return nil }
@@ -139,10 +122,10 @@ func startRedisCluster(life *scope) *system {
 	for i, admin := range admins {
 		life.must(s.servers[i].answers(life.ctx, func(ctx context.Context) error {
 			text, err := admin.ClusterInfo(ctx).Result()
-			if err == nil && !(strings.Contains(text, "cluster_state:ok") && strings.Contains(text, "cluster_known_nodes:3")) {
-				err = errors.New("the cluster is not complete")
+			if strings.Contains(text, "cluster_state:ok") && strings.Contains(text, "cluster_known_nodes:3") {
+				return nil
 			}
-			return err
+			return cmp.Or(err, errors.New("the cluster is not complete"))
 		}))
 	}
 	return s
@@ -151,7 +134,7 @@ func startRedisCluster(life *scope) *system {
 func same(name string) string { return name }
 
 func redisPeers(s *system) []peer {
-	return append(redisFloors(func(o clientOptions) redisClient { return dialRedis(o, 0) }),
+	return append(redisFloors(),
 		peer{name: "token by BLPOP", role: roleFloor, waits: true, open: openToken,
 			seed: s.prepare},
 		peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedis,
@@ -165,16 +148,8 @@ func redisPeers(s *system) []peer {
 }
 
 func redisClusterPeers(*system) []peer {
-	dial := func(o clientOptions) *goredis.ClusterClient {
-		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: strings.Split(o.addr, ",")})
-	}
-	return append(redisFloors(func(o clientOptions) redisClient { return dial(o) }), peer{
-		name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: func(c *client, o clientOptions) lock {
-			cluster := dial(o)
-			c.later(func() { cluster.Close() })
-			return c.ours(fenceredis.New(cluster, nil), o.ttl)
-		},
-	})
+	return append(redisFloors(),
+		peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedis})
 }
 
 func redlockPeers(*system) []peer {
@@ -184,35 +159,26 @@ func redlockPeers(*system) []peer {
 	}
 }
 
-// dialRedis returns a client with go-redis' defaults, but for so many connections if that is not 0.
-func dialRedis(o clientOptions, connections int) *goredis.Client {
-	return goredis.NewClient(&goredis.Options{Addr: o.addr, Dialer: o.dial, PoolSize: connections})
-}
-
-// redisClient is a client of one server or of a cluster, redisCommands what a floor needs of it.
-type redisClient interface {
-	redisCommands
-	io.Closer
-	AutoPipeline() (*goredis.AutoPipeliner, error)
-}
-
-type redisCommands interface {
-	goredis.Scripter
-	SetNX(ctx context.Context, key string, value any, ttl time.Duration) *goredis.BoolCmd
+// dialRedis returns a client of one server, or of a cluster, with go-redis' defaults, but for so many connections if
+// that is not 0.
+func dialRedis(c *scope, o clientOptions, connections int) goredis.UniversalClient {
+	r := goredis.NewUniversalClient(&goredis.UniversalOptions{
+		Addrs: strings.Split(o.addr, ","), Dialer: o.dial, PoolSize: connections,
+	})
+	c.later(func() { r.Close() })
+	return r
 }
 
 // redisFloors are the fewest commands that Redis needs, with nothing added: on pooled connections, and on a shared one.
-func redisFloors(dial func(o clientOptions) redisClient) []peer {
+func redisFloors() []peer {
 	return []peer{
 		{name: "raw pooled", role: roleFloor, open: func(c *client, o clientOptions) lock {
-			pool := dial(o)
-			c.later(func() { pool.Close() })
-			return rawRedis(pool, o.ttl)
+			return rawRedis(dialRedis(&c.scope, o, 0), o.ttl)
 		}},
 		{name: "raw autopipelined", role: roleFloor, open: func(c *client, o clientOptions) lock {
-			pool := dial(o)
-			c.later(func() { pool.Close() })
-			pipe, err := pool.AutoPipeline()
+			pipe, err := dialRedis(&c.scope, o, 0).(interface {
+				AutoPipeline() (*goredis.AutoPipeliner, error)
+			}).AutoPipeline()
 			c.must(err)
 			return rawRedis(pipe, o.ttl)
 		}},
@@ -223,7 +189,7 @@ var compareDelete = goredis.NewScript(
 	`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
 // rawRedis locks with SET NX PX and unlocks with the usual script.
-func rawRedis(c redisCommands, ttl time.Duration) lock {
+func rawRedis(c goredis.Cmdable, ttl time.Duration) lock {
 	var count atomic.Uint64
 	return func(ctx context.Context, name string) (hold, error) {
 		value := "one-of-some-length-like-a-uuid-" + strconv.FormatUint(count.Add(1), 10)
@@ -239,8 +205,7 @@ func rawRedis(c redisCommands, ttl time.Duration) lock {
 
 // openToken passes a token on through a list: the server keeps the order of the waiters, each with a connection.
 func openToken(c *client, o clientOptions) lock {
-	pool := dialRedis(o, 512)
-	c.later(func() { pool.Close() })
+	pool := dialRedis(&c.scope, o, 512)
 	return func(ctx context.Context, name string) (hold, error) {
 		err := error(goredis.Nil)
 		for errors.Is(err, goredis.Nil) && ctx.Err() == nil {
@@ -254,21 +219,15 @@ func openToken(c *client, o clientOptions) lock {
 // the options, as it does from a URL. A client whose settings are fit for locks would be used as it is, and then a lone
 // caller cannot talk to the server in its own goroutine, which shows in the CPU of seq.
 func openOurRedis(c *client, o clientOptions) lock {
-	pool := dialRedis(o, 0)
-	c.later(func() { pool.Close() })
-	return c.ours(fenceredis.New(pool, nil), o.ttl)
+	return c.ours(fenceredis.New(dialRedis(&c.scope, o, 0), nil), o.ttl)
 }
 
 func openOurRedlock(c *client, o clientOptions) lock {
 	var clients []goredis.UniversalClient
-	for addr := range strings.SplitSeq(o.addr, ",") {
-		clients = append(clients, goredis.NewClient(&goredis.Options{Addr: addr}))
+	for o.addr = range strings.SplitSeq(o.addr, ",") {
+		clients = append(clients, dialRedis(&c.scope, o, 0)) // the driver makes its own from their options
 	}
-	d := redlock.New(clients, &redlock.Options{TrustFresh: true})
-	for _, one := range clients {
-		one.Close() // the driver makes its own from their options, and these have not connected
-	}
-	return c.ours(d, o.ttl)
+	return c.ours(redlock.New(clients, &redlock.Options{TrustFresh: true}), o.ttl)
 }
 
 // openRedsync is redsync on one node or several, with its defaults (tries again after a random 50 to 250 ms) and
@@ -276,9 +235,7 @@ func openOurRedlock(c *client, o clientOptions) lock {
 func openRedsync(c *client, o clientOptions) lock {
 	var pools []syncbackend.Pool
 	for o.addr = range strings.SplitSeq(o.addr, ",") {
-		pool := dialRedis(o, 0)
-		c.later(func() { pool.Close() })
-		pools = append(pools, syncredis.NewPool(pool))
+		pools = append(pools, syncredis.NewPool(dialRedis(&c.scope, o, 0)))
 	}
 	all := redsync.New(pools...)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -293,9 +250,8 @@ func openRedsync(c *client, o clientOptions) lock {
 
 // openRedislock tries again every 100 ms: it has no default, and its documentation shows this.
 func openRedislock(c *client, o clientOptions) lock {
-	pool := dialRedis(o, 0)
-	c.later(func() { pool.Close() })
-	lib, again := redislock.New(pool), &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
+	lib := redislock.New(dialRedis(&c.scope, o, 0))
+	again := &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
 	return func(ctx context.Context, name string) (hold, error) {
 		if _, ok := ctx.Deadline(); !ok { // without one the library gives up after one TTL
 			var cancel context.CancelFunc
@@ -319,9 +275,10 @@ func openRueidislock(c *client, o clientOptions) lock {
 		KeyMajority:  1, KeyValidity: o.ttl, NoLoopTracking: true, TryNextAfter: time.Second,
 	}
 	if o.dial != nil {
-		opt.ClientOption.DialCtxFn = func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			return o.dial(ctx, "tcp", addr)
-		}
+		opt.ClientOption.DialCtxFn =
+			func(ctx context.Context, addr string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				return o.dial(ctx, "tcp", addr)
+			}
 	}
 	l, err := rueidislock.NewLocker(opt)
 	c.must(err)

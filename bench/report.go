@@ -150,8 +150,9 @@ func (n number) String() string {
 
 func newTable(s *system, sc scenario, rows []row, took time.Duration) table {
 	t := table{
-		System: s.name, Scenario: sc.name, About: sc.about, Seconds: number(took.Seconds()), Foreign: number(foreign(rows)),
-		Rows: rows, Curve: sc.grows, Point: number(sc.size), along: strings.Fields(sc.along),
+		System: s.name, Scenario: sc.name, About: sc.about, Rows: rows,
+		Seconds: number(took.Seconds()), Foreign: number(foreign(rows)),
+		Curve: sc.grows, Point: number(sc.size), along: strings.Fields(sc.along),
 	}
 	all := columns(sc.columns)
 	for _, c := range all {
@@ -267,13 +268,13 @@ type report struct {
 func (r report) curves(w io.Writer) {
 	for i, first := range r.Tables {
 		same := func(t table) bool { return t.System == first.System && t.Curve == first.Curve }
-		if first.Curve == "" || slices.ContainsFunc(r.Tables[:i], same) {
-			continue
+		if slices.ContainsFunc(r.Tables[:i], same) {
+			continue // it is shown already
 		}
 		points := slices.DeleteFunc(slices.Clone(r.Tables), func(t table) bool { return !same(t) })
 		for _, key := range first.along {
-			if lines := alongCurve(points, key); len(points) > 1 && len(lines) > 1 {
-				fmt.Fprintf(w, "\n%s, by %s: %s\n", first.System, first.Curve, first.title(key))
+			if lines, title := alongCurve(points, key); first.Curve != "" && len(points) > 1 && len(lines) > 1 {
+				fmt.Fprintf(w, "\n%s, by %s: %s\n", first.System, first.Curve, title)
 				writeColumns(w, lines)
 			}
 		}
@@ -281,49 +282,27 @@ func (r report) curves(w io.Writer) {
 }
 
 // alongCurve returns the lines of one key: what grows, then the figures of each peer that has any.
-func alongCurve(points []table, key string) [][]string {
-	head := []string{""}
-	var names []string
-	for _, t := range points {
+func alongCurve(points []table, key string) (lines [][]string, title string) {
+	head, figures, names := []string{""}, map[string][]string{}, []string{}
+	for n, t := range points {
 		head = append(head, t.Point.String())
+		column := slices.Index(t.keys, key)
 		for _, r := range t.Rows {
-			if !slices.Contains(names, r.Name) {
-				names = append(names, r.Name)
+			if column < 0 || math.IsNaN(float64(r.Values[column])) {
+				continue
 			}
+			if title = t.Columns[column]; figures[r.Name] == nil {
+				names = append(names, r.Name)
+				figures[r.Name] = append([]string{r.Name}, slices.Repeat([]string{"-"}, len(points))...)
+			}
+			figures[r.Name][1+n] = r.Values[column].String()
 		}
 	}
-	lines := [][]string{head}
+	lines = [][]string{head}
 	for _, name := range names {
-		line, any := []string{name}, false
-		for _, t := range points {
-			v := t.figure(name, key)
-			any = any || !math.IsNaN(float64(v))
-			line = append(line, v.String())
-		}
-		if any {
-			lines = append(lines, line)
-		}
+		lines = append(lines, figures[name])
 	}
-	return lines
-}
-
-// title is that of the first column of key.
-func (t table) title(key string) string {
-	if i := slices.Index(t.keys, key); i >= 0 {
-		return t.Columns[i]
-	}
-	return key
-}
-
-// figure is what the row shows in the first column of key; NaN if nothing.
-func (t table) figure(name, key string) number {
-	column := slices.Index(t.keys, key)
-	for _, r := range t.Rows {
-		if r.Name == name && column >= 0 {
-			return r.Values[column]
-		}
-	}
-	return number(math.NaN())
+	return lines, title
 }
 
 // summary prints how many targets were reached, and which were not.

@@ -355,7 +355,8 @@ type target struct {
 // targets returns those of a scenario on a system.
 func (sc scenario) targets(s *system) []target {
 	return slices.DeleteFunc(slices.Clone(targets), func(t target) bool {
-		return !slices.Contains(strings.Split(t.systems, ", "), s.name) || !slices.Contains(strings.Fields(t.scenarios), sc.name)
+		return !slices.Contains(strings.Split(t.systems, ", "), s.name) ||
+			!slices.Contains(strings.Fields(t.scenarios), sc.name)
 	})
 }
 

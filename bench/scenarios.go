@@ -30,8 +30,8 @@ func init() {
 		{"etcd", startEtcd, etcdPeers, costs + contended + "idle200 hold1k" + faults + " growth" + troubles},
 		{"zookeeper", startZooKeeper, zooKeeperPeers, costs + contended + "idle200 idle2000 hold1k" + faults},
 		{"postgres", startPostgres, postgresPeers, "seq tput32 handoff16 wake1 hold1k hold10k"},
-		{"builtin", startBuiltin, builtinPeers, costs + contended + "renew256 renew1024 idle200 hold1k hold10k hold100k " +
-			"restart watch1 watch100 watch1000 failover handover" + faults},
+		{"builtin", startBuiltin, builtinPeers, costs + contended + "renew256 renew1024 idle200 hold1k hold10k " +
+			"hold100k restart watch1 watch100 watch1000 failover handover" + faults},
 		{"http-redis", startHTTPRedis, nil, costs},
 		{"http-builtin", startHTTPBuiltin, nil, costs},
 		{"memory", startMemory, nil, costs + contended},
@@ -51,8 +51,8 @@ const (
 		"interval-ms=interval ms; client-cpu=client CPU %; server-cpu=server CPU %; goroutines=goroutines/lock>; " +
 		"kb=KB/lock>; acquires=acquires/s; releases=releases/s; expired>; unnoticed>"
 	grantColumns    = "grant-s=grant s, min<; grant-s=median; grant-s=max>"
-	failoverColumns = "grant-ms=next grant ms, min<; grant-ms=median; grant-ms=max>; leader-ms=new leader ms, median; " +
-		"leader-ms=max>; tries=failed calls before>; end-ms=process ended ms, max>"
+	failoverColumns = "grant-ms=next grant ms, min<; grant-ms=median; grant-ms=max>; " +
+		"leader-ms=new leader ms, median; leader-ms=max>; tries=failed calls before>; end-ms=process ended ms, max>"
 
 	cycleCurve = "ops p99 client-us server-us"
 	holdCurve  = "kb turns client-cpu server-cpu acquires releases"
@@ -92,7 +92,8 @@ var kinds = []scenario{
 	{name: "dead200", columns: grantColumns, rounds: 3, quick: 1, suits: contending, phase: dead,
 		about: "{n} waiters whose process was killed, a live one behind them, TTL 30 s: release to grant"},
 	{name: "dead200p", columns: grantColumns, rounds: 3, quick: 1, suits: contending,
-		about: "{n} waiters whose process was killed, a live one behind them, TTL 30 s: release to grant, beside PSUBSCRIBE *",
+		about: "{n} waiters whose process was killed, a live one behind them, TTL 30 s: release to grant, " +
+			"beside PSUBSCRIBE *",
 		phase: func(r *round) { listen(r); dead(r) }},
 	{name: "hold1k", about: "one client holds {n} locks, TTL 3s; round trips and commands per renewal interval",
 		columns: holdColumns, grows: "locks held", along: holdCurve, rounds: 1, quick: 1, suits: keyed,
@@ -104,7 +105,8 @@ var kinds = []scenario{
 		columns: holdColumns, grows: "locks held", along: holdCurve, rounds: 1, quick: 1, suits: onlyOurs,
 		phase: func(r *round) { keep(r, 10*time.Second, 10*time.Second) }},
 	{name: "renew256 renew1024",
-		about: "{n} callers on 4 clients renew a session each; 64 callers acquire and release beside them, 10000 a second in all",
+		about: "{n} callers on 4 clients renew a session each; 64 callers acquire and release beside them, " +
+			"10000 a second in all",
 		columns: "x=x floor; ops=renewals/s; lock-ops=lock operations/s; p50=renewal p50 us; p95=p95 us; p99=p99 us; " +
 			"commands=entries/renewal; client-us=client CPU us/renewal; server-us=server CPU us/renewal",
 		floor: "etcd raw", rounds: 3, quick: 1, phase: renewals,
@@ -115,10 +117,12 @@ var kinds = []scenario{
 			"client-us=client CPU us/event; server-us=server CPU us/event",
 		floor: "etcd raw", grows: "watchers", along: "p50 p99 last", rounds: 3, quick: 1, phase: watching,
 		suits: func(_ *system, p peer) bool { return p.watch != nil }},
-	{name: "growth", about: "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
+	{name: "growth",
+		about:   "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
 		columns: "before; p50=p50 us; server-us=server CPU us/op; ratio=p50, x first; worst=worst x first>",
 		rounds:  1, quick: 1, limit: 20 * time.Minute, suits: onlyOurs, phase: growth},
-	{name: "restart", about: "locks held on one durable server: memory, snapshots, kill (SIGKILL) and start until the next grant",
+	{name: "restart",
+		about: "locks held on one durable server: memory, snapshots, kill (SIGKILL) and start until the next grant",
 		columns: "live-kb=state KB/lock; server-kb=server's resident KB/lock; pause-ms=snapshot pause ms; " +
 			"call-ms=longest call meanwhile ms; write-ms=write ms; mb=snapshot MB; read-ms=read ms; " +
 			"restart-s=start from snapshot s; replay-s=start from log s; gone=locks gone>",
@@ -129,7 +133,8 @@ var kinds = []scenario{
 	{name: "handover", about: "the leader is asked to end (SIGTERM): ms until the next acquire returns",
 		columns: failoverColumns, rounds: 5, quick: 1, suits: clustered,
 		phase: func(r *round) { failover(r, func(p *process) { _ = p.child.Terminate() }) }},
-	{name: "partition", about: "the holder's network falls silent, a rival waits; TTL 3 s; margin = rival holds - holder told",
+	{name: "partition",
+		about: "the holder's network falls silent, a rival waits; TTL 3 s; margin = rival holds - holder told",
 		columns: "rival-s=rival holds s, min<; rival-s=max>; told-s=told s, min<; told-s=max>; " +
 			"margin-ms=margin ms, worst<; margin-ms=median; late=told late or never>",
 		rounds: 5, quick: 2, together: true, suits: breakable, phase: partition},
@@ -139,12 +144,15 @@ var kinds = []scenario{
 	{name: "stop", about: "the server is stopped (SIGSTOP), contexts of 1 s: seconds until the calls return",
 		columns: "lock-s=Lock returned s>; unlock-s=Unlock returned s>; unlock-ok=Unlock said ok>",
 		rounds:  2, quick: 1, suits: breakable, phase: stop},
-	{name: "crash", about: "the holder's process is killed (SIGKILL) while it holds, TTL 3 s: seconds to the next grant",
+	{name: "crash",
+		about:   "the holder's process is killed (SIGKILL) while it holds, TTL 3 s: seconds to the next grant",
 		columns: grantColumns + "; beyond-ms=beyond TTL ms, worst>", rounds: 5, quick: 2, together: true,
 		suits: breakable, phase: crash},
-	{name: "core", about: "core overhead per acquire + release on a driver that costs nothing, beside what is held already",
-		columns: "ns=ns/op; beside-ns=beside the driver ns; cpu-ns=CPU ns/op; allocs=allocs/op; bytes=B/op; kb=KB/lease held",
-		rounds:  5, quick: 1, suits: onlyOurs, phase: core},
+	{name: "core",
+		about: "core overhead per acquire + release on a driver that costs nothing, beside what is held already",
+		columns: "ns=ns/op; beside-ns=beside the driver ns; cpu-ns=CPU ns/op; allocs=allocs/op; bytes=B/op; " +
+			"kb=KB/lease held",
+		rounds: 5, quick: 1, suits: onlyOurs, phase: core},
 	trouble("auth", "with user and password"), trouble("proxy", "behind etcd grpc-proxy"),
 	trouble("nospace", "the quota is used up (NOSPACE), then an election"),
 	trouble("txnops", "--max-txn-ops 64, then an election"),
@@ -195,7 +203,8 @@ var targets = []target{
 	{"etcd", "tput64", "x", ">=", 1, "cycles/s, x raw put + delete"},
 	{"zookeeper", "tput64", "x", ">=", 1, "cycles/s, x raw create and delete on one session"},
 	{"builtin", "tput64", "x", ">=", 5, "cycles/s, x raw etcd of three members"},
-	{"builtin", "tput256", "ops", ">=", 25_000, "cycles/s: 50 000 lock operations/s, an acquire and a release being two"},
+	{"builtin", "tput256", "ops", ">=", 25_000,
+		"cycles/s: 50 000 lock operations/s, an acquire and a release being two"},
 	{"builtin", "tput256", "p99", "<=", 50_000, "acquire + release, p99 us"},
 	{"redis", "rtt100 rtt400 rtt1000", "x", "<=", 1.1, "median, x pooled floor"},
 

@@ -20,8 +20,8 @@ import (
 // zooKeeperTick is the server's tickTime: sessions last between 1 s and 10 s, so that longer TTLs of scenarios are cut.
 const zooKeeperTick = 500 * time.Millisecond
 
-// startZooKeeper starts the server of Debian's package with its own settings, fsync and all, but the tick. Its trips are
-// the packets that it received, pings included; its commands are transactions.
+// startZooKeeper starts the server of Debian's package with its own settings, fsync and all, but the tick. Its trips
+// are the packets that it received, pings included; its commands are transactions.
 func startZooKeeper(life *scope) *system {
 	const classes = "/usr/share/java/zookeeper.jar"
 	if _, err := os.Stat(classes); err != nil {
