@@ -44,13 +44,6 @@ type checked struct {
 
 	name    string // that the holder takes, and the contenders want
 	another string // that the contenders want, too
-
-	// Of one round.
-	client *client
-	proxy  *fault.Proxy
-	held   *recorded
-	waits  chan *recorded // of the waiter
-	err    error
 }
 
 // recorded is a hold that is recorded: a lease of ours, or one of another library.
@@ -128,10 +121,9 @@ func (b service) check(ctx context.Context, o options) ([]checkResult, error) {
 	results := make([]checkResult, len(peers))
 	for n, b := range order {
 		length := l.ttl() + l.ttl()/5 + time.Duration(random.Int64N(int64(l.ttl())))
-		l.breakOnce(ctx, peers, b, length)
-		for i, p := range peers {
-			if p.err != nil {
-				results[i].Errors = append(results[i].Errors, fmt.Sprintf("round %d, %s: %v", n, b, p.err))
+		for i, err := range l.breakOnce(ctx, peers, b, length) {
+			if err != nil {
+				results[i].Errors = append(results[i].Errors, fmt.Sprintf("round %d, %s: %v", n, b, err))
 			}
 		}
 	}
@@ -162,101 +154,88 @@ func shuffled(random *rand.Rand) []breakage {
 	return all
 }
 
-// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. What kept a peer
-// from that is in its err.
-func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) {
-	each := func(do func(*checked)) {
-		var work sync.WaitGroup
-		for _, p := range peers {
-			work.Go(func() { do(p) })
-		}
-		work.Wait()
+// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. It returns what kept
+// each of them from that.
+func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) []error {
+	errs, healed := make([]error, len(peers)), make(chan struct{})
+	var begun, over sync.WaitGroup
+	begun.Add(len(peers))
+	for i, p := range peers {
+		over.Go(func() {
+			s := &scope{ctx: ctx}
+			begin := sync.OnceFunc(begun.Done)
+			errs[i] = s.try(func() {
+				defer s.end()
+				defer begin()
+				p.suffer(s, b, func() { begin(); begun.Wait() }, healed)
+			})
+		})
 	}
-	each(func(p *checked) { p.err = p.begin(ctx, b) })
-	each(func(p *checked) {
-		p.r.Fault(string(b))
-		if p.err == nil {
-			p.err = p.hurt(ctx, b)
-		}
-	})
+	begun.Wait()
+	var failed error
 	if b == serverStop {
-		if err := l.system.pause(); err != nil {
-			each(func(p *checked) { p.err = err })
-		}
+		failed = l.system.pause()
 	}
 	sleep(ctx, length)
 	l.system.resume()
-	for _, p := range peers {
-		if p.proxy != nil {
-			p.proxy.Pass()
-		}
-		p.r.Healed(string(b))
+	close(healed)
+	over.Wait()
+	for i := range errs {
+		errs[i] = errors.Join(errs[i], failed)
 	}
-	each(func(p *checked) { p.end(ctx) })
+	return errs
 }
 
-// begin makes a client with a link of its own. It holds the name, or waits for it in a round that breaks a waiter.
-func (p *checked) begin(ctx context.Context, b breakage) (err error) {
-	p.client, p.proxy, p.held, p.waits = nil, nil, nil, nil
-	if p.proxy, err = fault.NewProxy(p.at.addr()); err != nil {
+// suffer holds the name with a client that has a link of its own, or waits for it in a round that breaks a waiter. Once
+// all peers have begun it breaks what belongs to this one alone. When all is healed it gives back what the holder still
+// believes in, once it was told or has had the time to be.
+func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struct{}) {
+	proxy, err := fault.NewProxy(p.at.addr())
+	s.must(err)
+	s.later(func() { proxy.Close() })
+	c, err := p.peer.client(s.ctx, clientOptions{addr: proxy.Addr(), proxied: true, ttl: p.ttl})
+	s.must(err)
+	s.later(func() { patiently(10*time.Second, c.end) })
+	holds := make(chan *recorded, 1)
+	take := func(who string) error {
+		h, err := p.take(s.ctx, 5*p.ttl, c, who, p.name)
+		holds <- h // nil if it got nothing
 		return err
 	}
-	c, err := p.peer.client(ctx, clientOptions{addr: p.proxy.Addr(), proxied: true, ttl: p.ttl})
-	if err != nil {
-		return err
+	if b == waiterHeld {
+		go func() { _ = take("waiter") }() // recorded
+	} else {
+		s.must(take("holder"))
+		sleep(s.ctx, p.ttl/10)
 	}
-	p.client = c
-	if b != waiterHeld {
-		p.held, err = p.take(ctx, 5*p.ttl, c, "holder", p.name)
-		sleep(ctx, p.ttl/10)
-		return err
-	}
-	waits := make(chan *recorded, 1)
-	p.waits = waits
-	go func() {
-		h, _ := p.take(ctx, 5*p.ttl, c, "waiter", p.name)
-		waits <- h // nil if it got nothing
-	}()
-	return nil
-}
-
-// hurt breaks what belongs to this peer alone.
-func (p *checked) hurt(ctx context.Context, b breakage) error {
+	begun()
+	p.r.Fault(string(b))
 	switch b {
 	case linkHeld, waiterHeld:
-		p.proxy.Hold(fault.Both)
+		proxy.Hold(fault.Both)
 	case linkLost:
-		p.proxy.Drop(fault.Both)
+		proxy.Drop(fault.Both)
 	case keyDeleted:
-		call := p.r.Begin(ctx, "operator", check.OpForce, p.name)
-		err := p.at.erase(ctx, p.key(p.name))
+		call := p.r.Begin(s.ctx, "operator", check.OpForce, p.name)
+		err = p.at.erase(s.ctx, p.key(p.name))
 		call.Return(check.OK, err)
-		return err
 	}
-	return nil
-}
-
-// end gives back what the holder still believes in, once it was told or has had the time to be.
-func (p *checked) end(ctx context.Context) {
-	if p.waits != nil {
-		select {
-		case p.held = <-p.waits:
-		case <-time.After(6 * p.ttl):
+	<-healed
+	proxy.Pass()
+	p.r.Healed(string(b))
+	select {
+	case h := <-holds:
+		if h == nil {
+			break
 		}
-	}
-	if p.held != nil {
 		select {
-		case <-p.held.over:
+		case <-h.over:
 		case <-time.After(p.ttl / 2):
 		}
-		patiently(10*time.Second, func() { p.held.release(ctx) })
+		patiently(10*time.Second, func() { h.release(s.ctx) })
+	case <-time.After(6 * p.ttl):
 	}
-	if p.client != nil {
-		patiently(10*time.Second, p.client.end)
-	}
-	if p.proxy != nil {
-		p.proxy.Close()
-	}
+	s.must(err)
 }
 
 // patiently runs do, and goes on without it after a while: not every library returns.

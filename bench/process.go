@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -322,35 +323,26 @@ func (r *round) child(p part) *fault.Child {
 
 // play is the life of a child.
 func play(text string) error {
-	var me part
-	if err := json.Unmarshal([]byte(text), &me); err != nil {
-		return err
-	}
-	b, err := serviceNamed(me.System)
-	if err != nil {
-		return err
-	}
-	for _, p := range b.peers(&system{}) {
-		if p.name != me.Peer {
-			continue
-		}
-		c, err := p.client(context.Background(), clientOptions{addr: me.Addr, ttl: me.TTL})
-		if err != nil {
-			return err
-		}
+	life := &scope{ctx: context.Background()}
+	return life.try(func() {
+		var me part
+		life.must(json.Unmarshal([]byte(text), &me))
+		b, err := serviceNamed(me.System)
+		life.must(err)
+		peers := b.peers(&system{})
+		i := slices.IndexFunc(peers, func(p peer) bool { return p.name == me.Peer })
+		c, err := peers[i].client(life.ctx, clientOptions{addr: me.Addr, ttl: me.TTL})
+		life.must(err)
 		if me.Waiters == 0 {
-			_, err = c.lock(context.Background(), me.Name)
+			_, err = c.lock(life.ctx, me.Name)
+			life.must(err)
 		}
 		for range me.Waiters {
-			go func() { _, _ = c.lock(context.Background(), me.Name) }() // it is killed before
-		}
-		if err != nil {
-			return err
+			go func() { _, _ = c.lock(life.ctx, me.Name) }() // it is killed before
 		}
 		time.Sleep(time.Duration(min(me.Waiters, 1)) * time.Second) // until all stand in the queue
 		fmt.Println("ready")
 		_, err = io.Copy(io.Discard, os.Stdin)
-		return err
-	}
-	return fmt.Errorf("no peer %q", me.Peer)
+		life.must(err)
+	})
 }

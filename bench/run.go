@@ -131,17 +131,15 @@ func (r *round) await(granted <-chan grant) time.Time {
 	return g.at
 }
 
-// once runs one round of one peer.
-func (sc scenario) once(ctx context.Context, l *lab, p peer) *round {
+// once runs one round of one peer. An empty store is the start of every measurement.
+func (sc scenario) once(ctx context.Context, l *lab, p peer, reset func(context.Context) error) *round {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(sc.limit, time.Minute))
 	defer cancel()
 	r := &round{scope: scope{ctx: ctx}, lab: l, peer: p, at: l.on(p), size: sc.size}
 	r.row(p.name, p.role)
 	err := r.try(func() {
 		defer r.end()
-		if !sc.together { // an empty store is the start of every measurement
-			r.must(r.at.reset(ctx))
-		}
+		r.must(reset(ctx))
 		sc.phase(r)
 	})
 	if err != nil {
@@ -197,28 +195,20 @@ func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 			}
 		}
 	}
-	if sc.together {
-		err := l.system.reset(ctx)
-		var all sync.WaitGroup
-		for i := range rounds * len(peers) {
-			all.Go(func() {
-				r := sc.once(ctx, l, peers[i/rounds])
-				if err != nil {
-					r.err = err
-				}
-				add(i/rounds, i%rounds, r)
-			})
-		}
-		all.Wait()
-		return slices.Concat(found...)
-	}
+	empty := sync.OnceValue(func() error { return l.system.reset(ctx) })
+	var all sync.WaitGroup
 	for n := range rounds {
 		for i := range peers {
-			if i = (i + n) % len(peers); ctx.Err() == nil {
-				add(i, n, l.quiet(func() *round { return sc.once(ctx, l, peers[i]) }))
+			i = (i + n) % len(peers)
+			p := peers[i]
+			if sc.together {
+				all.Go(func() { add(i, n, sc.once(ctx, l, p, func(context.Context) error { return empty() })) })
+			} else if ctx.Err() == nil {
+				add(i, n, l.quiet(func() *round { return sc.once(ctx, l, p, l.on(p).reset) }))
 			}
 		}
 	}
+	all.Wait()
 	return slices.Concat(found...)
 }
 
