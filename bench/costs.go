@@ -404,13 +404,16 @@ func idle(r *round, names int) {
 	passed = t.bytes.Load() - passed
 	began := time.Now()
 	cancel()
-	deaf := time.AfterFunc(5*time.Second, clients[1].end) // it knows no contexts
-	err := wg.Wait()
-	r.s["cancel-ms"] = float64(time.Since(began).Microseconds()) / 1000
-	if !deaf.Stop() {
+	ended := make(chan error, 1)
+	go func() { ended <- wg.Wait() }()
+	select {
+	case err := <-ended:
+		r.must(err)
+		r.s["cancel-ms"] = ms(time.Since(began))
+	case <-time.After(5 * time.Second): // it knows no contexts, and may not even end with its client
 		r.s["cancel-ms"] = never
+		clients[1].end()
 	}
-	r.must(err)
 	d.perSecond(r.s)
 	if passed > 0 { // the peer dials as it is told
 		r.s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()

@@ -143,10 +143,14 @@ func failover(r *round, end func(*process)) {
 	r.must(err)
 	server := r.at.servers[leader]
 	sleep(r.ctx, rand.N(100*time.Millisecond)) // somewhere between two heartbeats
-	began := time.Now()
-	end(server)
 	var succeeded, ended time.Time
 	var others sync.WaitGroup
+	r.later(func() { // also if nobody is granted anything: the next round wants all members
+		others.Wait()
+		r.err = errors.Join(r.err, server.start(), r.at.serving(context.WithoutCancel(r.ctx), leader))
+	})
+	began := time.Now()
+	end(server)
 	others.Go(func() { server.awaitEnd(); ended = time.Now() })
 	others.Go(func() {
 		for next := leader; next == leader && r.ctx.Err() == nil; succeeded = time.Now() {
@@ -156,8 +160,6 @@ func failover(r *round, end func(*process)) {
 	r.s["grant-ms"] = ms(r.grantOne(c).Sub(began))
 	others.Wait()
 	r.s["leader-ms"], r.s["end-ms"] = ms(succeeded.Sub(began)), ms(ended.Sub(began))
-	r.must(server.start())
-	r.must(r.at.serving(r.ctx, leader))
 }
 
 // grantOne acquires a free name, and returns when it had it. Calls that fail are repeated, and counted.

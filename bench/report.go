@@ -250,7 +250,7 @@ func writeColumns(w io.Writer, lines [][]string) {
 	}
 	tab := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, cells := range lines {
-		fmt.Fprintf(tab, "  %-*s\t%s\t\n", width, cells[0], strings.Join(cells[1:], "\t"))
+		fmt.Fprintf(tab, "%-*s\t%s\t\n", width, cells[0], strings.Join(cells[1:], "\t"))
 	}
 	tab.Flush()
 }
