@@ -225,7 +225,7 @@ func TestCloseLeavesNoLease(t *testing.T) {
 	defer cancel()
 	for name, way := range dialers {
 		d := way.dial(t, server.Addr())
-		for _, ttl := range []time.Duration{2 * time.Second, time.Minute} {
+		for _, ttl := range []time.Duration{30 * time.Second, time.Minute} {
 			r := backend.Request{Name: name + ttl.String(), Owner: "test", RequestID: backend.NewRequestID(), TTL: ttl}
 			g, err := d.Acquire(ctx, r)
 			if err != nil {
