@@ -51,8 +51,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// acquire takes one name, or all of a set. When it returns, no call is left that could write the wishes' keys.
-// Transactions that are still under way are: landing accounts for them.
+// acquire takes one name, or all of a set. When it returns, no call is left that could write the wishes' keys;
+// transactions may still be under way, and landing accounts for them.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err

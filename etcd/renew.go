@@ -86,8 +86,8 @@ func (r *renewing) all(ctx context.Context) {
 		switch {
 		case h == nil, !h.stays(g.TTL):
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
-		// By the TTL that its session was asked for: the successor is that of the same TTL.
 		case h.session.isOutgrown():
+			// Its successor is the session of the TTL that was asked for, whatever the grant says.
 			ttl := h.session.asked()
 			byTTL[ttl] = append(byTTL[ttl], i)
 		default:

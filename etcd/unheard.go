@@ -93,10 +93,10 @@ func (c *connections) noteAnswer(q *question) {
 	}
 }
 
-// leave closes the connections to the member that owes the answer to q, if all of this is true: it has owed it for half
-// of what a server may be silent, or an eighth if it was left before and has not answered since; another member has
-// answered what was asked later; and this one has not, for one slow answer among others is no reason
-// (TestServerThatIsSlowOnceIsKept).
+// leave closes the connections to the member that owes the answer to q, and reports whether it did. Three things must
+// be true. The member has owed the answer for half of what a server may be silent, or for an eighth if it was left
+// before and has not answered since. Another member has answered what was asked later. And this one has not: one slow
+// answer among others is no reason (TestServerThatIsSlowOnceIsKept).
 func (c *connections) leave(q *question) (left bool) {
 	conn := q.on.Load()
 	if conn == nil {
