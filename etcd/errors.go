@@ -89,15 +89,16 @@ func fromLearner(err error) bool {
 	return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner)
 }
 
-// isOneOf reports whether err is one of etcd's errors. rpctypes.Error makes these of what gRPC returns. A nil err is
-// none.
+// isOneOf reports whether err is one of etcdErrors. What gRPC returns is read as an error of etcd's first
+// (rpctypes.Error).
 func isOneOf(err error, etcdErrors ...error) bool {
 	err = rpctypes.Error(err)
 	return slices.ContainsFunc(etcdErrors, func(e error) bool { return errors.Is(err, e) })
 }
 
 // transient reports whether another attempt may do better. The end of a context counts, since requests have bounds of
-// their own; the caller looks at its own context beside it. The loss of the past never does.
+// their own; the caller looks at its own context beside it. The loss of the past never does. gRPC's Unknown counts,
+// because servers answer so what they have no code for, and a repetition writes the same keys.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, backend.ErrHistoryLost):

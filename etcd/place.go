@@ -154,7 +154,7 @@ func (d *Driver) known(key string) bool {
 	return p != nil && (p.hold != nil || p.calls > 0)
 }
 
-// calling reports whether a call may write key, so that who wants it gone must wait for what the call makes of it.
+// calling reports whether a call may write key. If so, a removal waits for what the call makes of it.
 func (d *Driver) calling(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -13,11 +13,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Passwords. etcd gives a client a token for its password and wants the token with everything. The client library asks
-// for one for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a
-// processor. Servers that are busy would fall behind by as many as there are streams, answer nobody in time, and be
-// asked for more by those who left them. So here one is asked for when there is none, or when a server did not know the
-// last one; by one request at a time, which the end of the waiter's context does not end. All members know a token.
+// Passwords. etcd gives a client a token for its password, and all members know it. The client library asks for a token
+// for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a processor. Busy
+// servers would fall behind by as many as there are streams, answer nobody in time, and be asked for more by those who
+// left them. So this client asks only if it has no token, or a server did not know the last one. One request at a time
+// asks for all, and it goes on when the context of a caller that waits for it ends.
 
 // token is what the servers have given a client for its password. It takes the place of the library's requests for one,
 // as interceptors of the client that Open makes.
