@@ -14,30 +14,20 @@ import (
 
 // call is one Acquire.
 type call struct {
-	d        *Driver
-	r        backend.Request
-	keys     redisscript.Keys
-	metadata string
-	again    bool // the request may be in the server already
-	unknown  []outcome
+	d       *Driver
+	r       backend.Request
+	keys    redisscript.Keys
+	again   bool // the request may be in the server already
+	unknown []outcome
+}
+
+func (d *Driver) call(r backend.Request) *call {
+	return &call{d: d, r: r, keys: redisscript.KeysOf(d.prefix, r.Name), again: !r.Fresh}
 }
 
 // hold returns the hold that the next attempt asks for. Every attempt has a nonce of its own, so that a push for an
 // earlier one is not taken for its own; it tells when the attempt was made.
-func (c *call) hold() redisscript.Hold {
-	return redisscript.Hold{
-		PX:       max(c.r.TTL, c.r.MinHold),
-		Shared:   c.r.Kind == backend.KindShared,
-		Permits:  c.r.Permits,
-		Limit:    c.r.Limit,
-		Client:   c.d.identity,
-		Nonce:    c.d.nonce(),
-		Request:  c.r.RequestID,
-		ID:       c.r.HoldID,
-		Owner:    c.r.Owner,
-		Metadata: c.metadata,
-	}
-}
+func (c *call) hold() redisscript.Hold { return redisconn.HoldOf(c.r, c.d.identity, c.d.nonce()) }
 
 const nonceBase = 36
 
@@ -108,23 +98,30 @@ func (c *call) run(ctx context.Context, h redisscript.Hold, there bool, code str
 	answer any, sentAt backend.Instant, err error,
 ) {
 	s := newStep(code, c.keys, args...)
-	if err := c.d.batch.do(ctx, s); err != nil {
+	if answer, sentAt, err = c.d.batch.do(ctx, s); err != nil {
 		f := *redisconn.FailureOf(err)
 		f.Sent = f.Sent || there
 		return nil, 0, c.failed(s, h, &f)
 	}
-	answer, sentAt = s.answer, s.sentAt
-	s.free()
 	return answer, sentAt, nil
 }
 
-// kept is the answer to the caller if the request holds the name already, through another client or a later attempt.
-func (c *call) kept(answer any, h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
-	incarnation, ok := redisscript.ParseKept(answer, c.r.RequestID)
-	if !ok {
-		return backend.Grant{}, false
+// attempt asks for h once. Unless it won, or failed, lost is the answer of a step that granted nothing.
+func (c *call) attempt(ctx context.Context, h redisscript.Hold, wait bool) (g backend.Grant, won bool, lost any, err error) {
+	answer, sentAt, err := c.ask(ctx, h, wait)
+	switch {
+	case err != nil:
+		return g, false, nil, err
+	case answer == int64(1):
+		return c.grant(h, sentAt), true, nil, nil
+	case answer == int64(redisscript.Mismatch):
+		return g, false, nil, backend.ErrLimitMismatch
 	}
-	return c.grantOf(incarnation, h, sentAt), true
+	// The request may hold the name already, through another client or a later attempt.
+	if incarnation, ok := redisscript.ParseKept(answer, c.r.RequestID); ok {
+		return c.grantOf(incarnation, h, sentAt), true, nil, nil
+	}
+	return g, false, answer, nil
 }
 
 // grantOf is the answer to the caller whose request has another hold than h.
@@ -150,28 +147,22 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 			return g, err
 		}
 		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
-			return backend.Grant{}, c.giveUp(err)
+			return backend.Grant{}, c.d.giveUp(c.unknown, err)
 		}
 	}
 }
 
 // once asks once, and does not wait. An error that is a Failure is one of the exchange.
 func (c *call) once(ctx context.Context) (backend.Grant, error) {
-	h := c.hold()
-	answer, sentAt, err := c.ask(ctx, h, false)
-	if err != nil {
-		return backend.Grant{}, err
+	g, won, answer, err := c.attempt(ctx, c.hold(), false)
+	if won || err != nil {
+		return g, err
 	}
-	if g, ok := c.kept(answer, h, sentAt); ok {
-		return g, nil
+	s, ok := redisscript.ParseState(answer)
+	if !ok {
+		return g, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
 	}
-	switch answer {
-	case int64(1):
-		return c.grant(h, sentAt), nil
-	case int64(redisscript.Mismatch):
-		return backend.Grant{}, backend.ErrLimitMismatch
-	}
-	return backend.Grant{}, c.held(answer)
+	return g, redisconn.HeldError(c.r.Name, s)
 }
 
 // failed notes an attempt that ended with err and may have left something.
@@ -186,25 +177,4 @@ func (c *call) failed(s *step, h redisscript.Hold, err error) *redisconn.Failure
 		}
 	}
 	return f
-}
-
-// giveUp starts to tidy up what attempts may have left, and returns err, as ErrUnknown if there are any.
-func (c *call) giveUp(err error) error {
-	if len(c.unknown) == 0 {
-		return err
-	}
-	c.d.tidy(c.unknown)
-	if errors.Is(err, backend.ErrUnknown) {
-		return err
-	}
-	return &redisconn.Failure{Cause: err, Sent: true}
-}
-
-// held reads the answer to an attempt that lost.
-func (c *call) held(answer any) error {
-	s, ok := redisscript.ParseState(answer)
-	if !ok {
-		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
-	}
-	return redisconn.HeldError(c.r.Name, s)
 }

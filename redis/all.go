@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -82,12 +81,8 @@ func (a *allCall) prepare() error {
 		return err
 	}
 	for _, r := range a.rs {
-		metadata, err := redisconn.Metadata(r)
-		if err != nil {
-			return err
-		}
 		a.again = a.again || !r.Fresh
-		a.calls = append(a.calls, &call{d: a.d, r: r, keys: redisscript.KeysOf(a.d.prefix, r.Name), metadata: metadata})
+		a.calls = append(a.calls, a.d.call(r))
 	}
 	return nil
 }
@@ -100,10 +95,8 @@ func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
 			holds[i] = c.hold()
 		}
 		s := a.step(holds)
-		err := a.d.batch.do(ctx, s)
+		answer, sentAt, err := a.d.batch.do(ctx, s)
 		if err == nil {
-			answer, sentAt := s.answer, s.sentAt
-			s.free()
 			if grants := a.grants(answer, holds, sentAt); grants != nil {
 				return grants, nil
 			}
@@ -114,7 +107,7 @@ func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
 		}
 		f := a.failed(s, holds, err)
 		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
-			return nil, a.giveUp(err)
+			return nil, a.d.giveUp(a.unknown, err)
 		}
 	}
 }
@@ -190,16 +183,4 @@ func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *rediscon
 		a.unknown = append(a.unknown, o)
 	}
 	return f
-}
-
-// giveUp starts to tidy up what attempts may have left, and returns err, as ErrUnknown if there are any.
-func (a *allCall) giveUp(err error) error {
-	if len(a.unknown) == 0 {
-		return err
-	}
-	a.d.tidy(a.unknown)
-	if errors.Is(err, backend.ErrUnknown) {
-		return err
-	}
-	return &redisconn.Failure{Cause: err, Sent: true}
 }

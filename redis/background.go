@@ -2,8 +2,10 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -52,6 +54,18 @@ func (o *outcome) arrived(ctx context.Context) bool {
 	}
 }
 
+// giveUp starts to tidy up what attempts may have left, and returns err, as ErrUnknown if there are any.
+func (d *Driver) giveUp(left []outcome, err error) error {
+	if len(left) == 0 {
+		return err
+	}
+	d.tidy(left)
+	if errors.Is(err, backend.ErrUnknown) {
+		return err
+	}
+	return &redisconn.Failure{Cause: err, Sent: true}
+}
+
 // tidy removes in the background what attempts may have left. It waits for a step that is under way, also on a
 // connection that has failed, since removing first would leave what comes after, and no two connections keep an order.
 // One delivered still later is either handed a lock, and declines it, or holds the lock for one TTL; so is one on a
@@ -70,10 +84,8 @@ func (d *Driver) tidy(left []outcome) {
 		}
 		for _, o := range left {
 			for n := 1; ; n++ {
-				s := newStep(redisscript.Cancel, o.keys, o.hold.Value())
-				err := d.batch.do(ctx, s)
+				_, _, err := d.batch.do(ctx, newStep(redisscript.Cancel, o.keys, o.hold.Value()))
 				if err == nil {
-					s.free()
 					break
 				}
 				if redisconn.FailureOf(err).Fatal || !redisconn.Pause(ctx, n) {

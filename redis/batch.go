@@ -74,12 +74,18 @@ type batcher struct {
 	hooks *hooks // of a client that was handed in; nil without one
 }
 
-// do runs one step and returns within ctx. After a failure with Left set the step is still under way.
-func (b *batcher) do(ctx context.Context, s *step) error {
+// do runs one step and returns within ctx. A step that was answered goes back to the pool; after a failure with Left set
+// it is still under way.
+func (b *batcher) do(ctx context.Context, s *step) (answer any, sentAt backend.Instant, err error) {
 	for n := 1; ; n++ {
 		err := b.once(ctx, s)
+		if err == nil {
+			answer, sentAt = s.answer, s.sentAt
+			s.free()
+			return answer, sentAt, nil
+		}
 		if !moving(err) || n == movingTries || !redisconn.Pause(ctx, n) {
-			return err
+			return nil, 0, err
 		}
 		s.again()
 	}

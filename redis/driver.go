@@ -230,42 +230,30 @@ func (d *Driver) end() { d.gate.Leave() }
 // back), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
-	if err != nil {
-		return backend.Grant{}, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
-	}
-	return g, nil
+	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
 }
 
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	metadata, err := redisconn.Metadata(r)
-	if err != nil {
-		return backend.Grant{}, err
-	}
 	if err := redisconn.Begin(ctx, r.Wait, d.begin); err != nil {
 		return backend.Grant{}, err
 	}
 	defer d.end()
-	c := &call{d: d, r: r, keys: redisscript.KeysOf(d.prefix, r.Name), metadata: metadata, again: !r.Fresh}
-	attempt := c.try
+	c := d.call(r)
+	acquire := c.try
 	if r.Wait {
-		attempt = c.wait
+		acquire = c.wait
 	}
-	g, err := attempt(ctx)
+	g, err := acquire(ctx)
 	if err == nil {
 		err = d.confirmed(ctx, g)
 	}
-	return g, err
-}
-
-// pxOf returns the time to live that a renewal now asks for.
-func pxOf(g backend.Grant, now backend.Instant) time.Duration {
-	if g.MinHoldUntil.IsZero() {
-		return g.TTL
+	if err != nil {
+		return backend.Grant{}, err
 	}
-	return max(g.TTL, g.MinHoldUntil.Sub(now))
+	return g, nil
 }
 
 // Renew prolongs grants, and answers for each of them, in order: one script call for up to 128 grants, all calls in one
@@ -273,19 +261,16 @@ func pxOf(g backend.Grant, now backend.Instant) time.Duration {
 // is never made again; where the server did not answer the hold may live on, and the error wraps backend.ErrUnavailable
 // or ErrUnknown.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	answers := make([]backend.Renewal, len(grants))
 	if err := d.beginKnown(ctx); err != nil {
-		for i, g := range grants {
-			answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
-		}
-		return answers
+		return redisconn.Unrenewed(ctx, driverName, grants, err)
 	}
+	answers := make([]backend.Renewal, len(grants))
 	defer d.end()
 	now := d.clock.Now()
 	all := make([]*step, 0, len(grants))
 	for _, g := range grants {
 		all = append(all, newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g),
-			redisscript.Millis(pxOf(g, now))))
+			redisscript.Millis(redisconn.PXOf(g, now))))
 	}
 	var lost []*backend.NotHeldError // by grant; nil while none is
 	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
@@ -321,10 +306,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 // first waiter. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
 // queue. What is not held is backend.ErrNotHeld, and nothing is changed.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	if err := d.release(ctx, g); err != nil {
-		return redisconn.CallError(ctx, driverName, "release", g.Name, err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
 }
 
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
@@ -335,47 +317,26 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		return err
 	}
 	defer d.end()
-	now := d.clock.Now()
-	keys := redisscript.KeysOf(d.prefix, g.Name)
-	start := redisconn.StartOf(g)
-	closed := max(0, g.MinHoldUntil.Sub(now))
-	if g.MinHoldUntil.IsZero() {
-		closed = 0
-	}
-	var s *step
-	if start != "" && g.Kind == backend.KindExclusive && closed == 0 && !d.wanted.Has(keys.Lock) {
-		s = newStep(redisscript.Free, keys, start)
-		if err := d.batch.do(ctx, s); err != nil {
+	keys, start := redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g)
+	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
+	if start != "" && g.Kind == backend.KindExclusive && closed == "0" && !d.wanted.Has(keys.Lock) {
+		answer, _, err := d.batch.do(ctx, newStep(redisscript.Free, keys, start))
+		if err != nil || answer == int64(1) {
 			return err
-		}
-		done := s.answer == int64(1)
-		s.free()
-		if done {
-			return nil
 		}
 		d.wanted.Note(keys.Lock)
 	}
+	code, args := redisscript.Release, []string{start, closed}
 	switch {
 	case start == "":
-		s = newStep(redisscript.Remove, keys, g.RequestID)
+		code, args = redisscript.Remove, []string{g.RequestID}
 	case g.Kind != backend.KindExclusive:
-		s = newStep(redisscript.GroupRelease, keys, start, redisscript.Millis(closed))
-	default:
-		s = newStep(redisscript.Release, keys, start, redisscript.Millis(closed))
+		code = redisscript.GroupRelease
 	}
-	if err := d.batch.do(ctx, s); err != nil {
-		return err
-	}
-	n, ok := s.answer.(int64)
-	s.free()
+	ended, err := d.endHold(ctx, code, keys, args...)
 	switch {
-	case !ok:
-		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
-	case n == redisscript.Offered:
-		d.waiting.follow(d, keys)
-		return nil
-	case n > 0:
-		return nil
+	case ended || err != nil:
+		return err
 	case start == "":
 		return &backend.NotHeldError{Name: g.Name}
 	}
@@ -384,12 +345,26 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return lost
 }
 
+// endHold runs a step that ends a hold, and reports whether there was one. If somebody was offered the lock, it looks
+// after the offer.
+func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (ended bool, err error) {
+	answer, _, err := d.batch.do(ctx, newStep(code, keys, args...))
+	if err != nil {
+		return false, err
+	}
+	n, ok := answer.(int64)
+	switch {
+	case !ok:
+		return false, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	case n == redisscript.Offered:
+		d.waiting.follow(d, keys)
+	}
+	return n > 0, nil
+}
+
 // Expire implements backend.Expirer, in one round trip.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
-	if err := d.expire(ctx, g); err != nil {
-		return redisconn.CallError(ctx, driverName, "expire", g.Name, err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "expire", g.Name, d.expire(ctx, g))
 }
 
 func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
@@ -401,62 +376,42 @@ func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
 		return err
 	}
 	defer d.end()
-	closed := time.Duration(0)
-	if !g.MinHoldUntil.IsZero() {
-		closed = max(0, g.MinHoldUntil.Sub(d.clock.Now()))
+	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
+	ended, err := d.endHold(ctx, redisscript.Expire, redisscript.KeysOf(d.prefix, g.Name), start, closed)
+	if err == nil && !ended {
+		err = &backend.NotHeldError{Name: g.Name}
 	}
-	keys := redisscript.KeysOf(d.prefix, g.Name)
-	s := newStep(redisscript.Expire, keys, start, redisscript.Millis(closed))
-	if err := d.batch.do(ctx, s); err != nil {
-		return err
-	}
-	answer := s.answer
-	s.free()
-	switch answer {
-	case int64(1):
-	case int64(redisscript.Offered):
-		d.waiting.follow(d, keys)
-	default:
-		return &backend.NotHeldError{Name: g.Name}
-	}
-	return nil
+	return err
 }
 
 // Look tells who holds a name and how many wait for it, as the server saw it in one moment. Since is not known.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	info, err := d.holder(ctx, name)
-	if err != nil {
-		return backend.State{}, redisconn.CallError(ctx, driverName, "holder", name, err)
-	}
-	return info, nil
+	state, err := d.holder(ctx, name)
+	return state, redisconn.CallError(ctx, driverName, "holder", name, err)
 }
 
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
-	info := backend.State{Name: name}
 	if err := backend.ValidateName(name); err != nil {
-		return info, err
+		return backend.State{}, err
 	}
 	if err := d.beginKnown(ctx); err != nil {
-		return info, err
+		return backend.State{}, err
 	}
 	defer d.end()
-	s := newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, name))
-	if err := d.batch.do(ctx, s); err != nil {
-		return info, err
+	answer, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, name)))
+	if err != nil {
+		return backend.State{}, err
 	}
-	answer := s.answer
-	s.free()
 	return stateOf(name, answer)
 }
 
 // stateOf reads the answer to Inform.
 func stateOf(name string, answer any) (backend.State, error) {
-	info := backend.State{Name: name}
 	state, ok := redisscript.ParseState(answer)
 	if !ok {
-		return info, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+		return backend.State{}, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
 	}
-	info.Waiters = state.Waiters
+	info := backend.State{Name: name, Waiters: state.Waiters}
 	holds := state.Shares
 	if state.Held {
 		holds = []redisscript.State{state}
@@ -464,7 +419,7 @@ func stateOf(name string, answer any) (backend.State, error) {
 	for _, s := range holds {
 		holder, err := redisconn.HolderOf(s)
 		if err != nil {
-			return backend.State{Name: name}, err
+			return backend.State{}, err
 		}
 		info.Holders = append(info.Holders, holder)
 	}

@@ -208,7 +208,7 @@ func TestContextThatEndsBeforeSending(t *testing.T) {
 			ctx, cancel = context.WithCancel(t.Context())
 			cancel()
 		}
-		err := d.batch.do(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
+		_, _, err := d.batch.do(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
 		var f *redisconn.Failure
 		if !errors.Is(err, want) || !errors.As(err, &f) || f.Sent {
 			t.Errorf("%v: %+v, want a failure that sent nothing", want, err)

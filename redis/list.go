@@ -99,9 +99,7 @@ func question[T any](ctx context.Context, ask func(context.Context) (T, error)) 
 		if a.err == nil {
 			return a.value, nil
 		}
-		f := *redisconn.FailureOf(a.err)
-		f.Sent = false
-		return none, &f
+		return none, redisconn.Unsent(a.err)
 	case <-ctx.Done():
 		return none, &redisconn.Failure{Cause: ctx.Err()}
 	}
@@ -161,10 +159,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 // backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment, or if
 // the mark that says so was lost; reason is not stored.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	if err := d.forceRelease(ctx, name); err != nil {
-		return redisconn.CallError(ctx, driverName, "force-release", name, err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "force-release", name, d.forceRelease(ctx, name))
 }
 
 func (d *Driver) forceRelease(ctx context.Context, name string) error {
@@ -176,26 +171,14 @@ func (d *Driver) forceRelease(ctx context.Context, name string) error {
 	}
 	defer d.end()
 	keys := redisscript.KeysOf(d.prefix, name)
-	mark := newStep(redisscript.Mark, keys.Marks())
-	if err := d.batch.do(ctx, mark); err != nil {
+	if _, _, err := d.batch.do(ctx, newStep(redisscript.Mark, keys.Marks())); err != nil {
 		return err
 	}
-	mark.free()
-	s := newStep(redisscript.Force, keys)
-	if err := d.batch.do(ctx, s); err != nil {
-		return err
+	ended, err := d.endHold(ctx, redisscript.Force, keys)
+	if err == nil && !ended {
+		err = &backend.NotHeldError{Name: name}
 	}
-	n, ok := s.answer.(int64)
-	s.free()
-	switch {
-	case !ok:
-		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
-	case n == 0:
-		return &backend.NotHeldError{Name: name}
-	case n == redisscript.Offered:
-		d.waiting.follow(d, keys)
-	}
-	return nil
+	return err
 }
 
 // explain finds out why holds are gone that have not run out, and sets the reason of those that were force-released.
@@ -219,7 +202,7 @@ func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*ba
 		if err != nil {
 			return
 		}
-		if n, _ := s.answer.(int64); n == 1 {
+		if s.answer == int64(1) {
 			asked[i].Reason = backend.ReasonForceReleased
 		}
 	})

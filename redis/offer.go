@@ -28,14 +28,10 @@ func (d *Driver) settleOffer(keys redisscript.Keys) {
 	defer d.gate.Leave()
 	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
-	s := newStep(redisscript.Settle, keys)
-	err := d.batch.do(ctx, s)
+	answer, _, err := d.batch.do(ctx, newStep(redisscript.Settle, keys))
 	again := time.Duration(-1)
-	if err == nil {
-		if ms, ok := s.answer.(int64); ok {
-			again = time.Duration(ms) * time.Millisecond
-		}
-		s.free()
+	if ms, ok := answer.(int64); ok {
+		again = time.Duration(ms) * time.Millisecond
 	}
 	w := &d.waiting
 	w.mu.Lock()

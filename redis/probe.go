@@ -20,10 +20,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	if !d.gate.Closed() {
 		err = d.ask(ctx)
 	}
-	if err != nil {
-		return redisconn.CallError(ctx, driverName, "ping", "", err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "ping", "", err)
 }
 
 // known lets a call pass whose driver has seen its server: what is held can be kept and given back whatever became of
@@ -116,13 +113,10 @@ func (d *Driver) judge(ctx context.Context) error {
 
 // tryScript sees whether the server runs the script.
 func (d *Driver) tryScript(ctx context.Context) error {
-	s := newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe"))
-	if err := d.batch.do(ctx, s); err != nil {
-		f := *redisconn.FailureOf(err)
-		f.Sent = false // a question changes nothing
-		return &f
+	_, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe")))
+	if err != nil {
+		return redisconn.Unsent(err)
 	}
-	s.free()
 	return nil
 }
 
@@ -152,9 +146,7 @@ func (d *Driver) masters(ctx context.Context) ([]redisconn.Server, error) {
 		return nil
 	})
 	if err != nil {
-		f := *redisconn.FailureOf(err)
-		f.Sent = false // a question changes nothing
-		return nil, &f
+		return nil, redisconn.Unsent(err)
 	}
 	return all, nil
 }

@@ -87,10 +87,8 @@ func (d *Driver) heard(text string) {
 		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
-			s := newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce)
-			if d.batch.do(ctx, s) == nil {
-				s.free()
-			}
+			// Without an answer it is given back by the end of the offer.
+			_, _, _ = d.batch.do(ctx, newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce))
 		})
 	}
 }

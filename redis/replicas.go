@@ -125,7 +125,7 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	names := []string{keys.Lock, keys.Queue, keys.Seen}
 	args := []any{
 		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
-		redisscript.Millis(pxOf(g, d.clock.Now()) + 2*time.Millisecond), // more than it has, so that something is written
+		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond), // more than it has, so that something is written
 	}
 	patience := (r.within + time.Millisecond - 1).Milliseconds() // 0 would be for ever
 	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {

@@ -48,14 +48,14 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		}
 		var f *redisconn.Failure
 		if !errors.As(err, &f) || f.Fatal {
-			return backend.Grant{}, c.giveUp(err)
+			return backend.Grant{}, c.d.giveUp(c.unknown, err)
 		}
 		faults++
 		if !redisconn.Pause(ctx, faults) {
-			return backend.Grant{}, c.giveUp(err)
+			return backend.Grant{}, c.d.giveUp(c.unknown, err)
 		}
 		if c.d.gate.Closed() {
-			return backend.Grant{}, c.giveUp(backend.ErrClosed)
+			return backend.Grant{}, c.d.giveUp(c.unknown, backend.ErrClosed)
 		}
 	}
 }
@@ -90,21 +90,12 @@ var errGone = errors.New("the place in the queue is gone")
 
 // round is one attempt of wait.
 func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
-	answer, sentAt, err := c.ask(ctx, h, true)
-	if err != nil {
-		return backend.Grant{}, err
+	g, won, answer, err := c.attempt(ctx, h, true)
+	if won || err != nil {
+		return g, err
 	}
-	if g, ok := c.kept(answer, h, sentAt); ok {
-		return g, nil
-	}
-	n, ok := answer.(int64)
-	switch {
-	case !ok:
-		return backend.Grant{}, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
-	case n == 1:
-		return c.grant(h, sentAt), nil
-	case n == redisscript.Mismatch:
-		return backend.Grant{}, backend.ErrLimitMismatch
+	if answer != int64(0) {
+		return g, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
 	}
 	c.d.waiting.queued(c.d, w)
 	select {
@@ -129,13 +120,9 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 func (c *call) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
 	code := codesOf(c.r.Kind).accept
 	for n := 1; ; n++ {
-		s := newStep(code, c.keys, h.Start(), redisscript.Millis(h.PX))
-		err := c.d.batch.do(ctx, s)
+		answer, sentAt, err := c.d.batch.do(ctx, newStep(code, c.keys, h.Start(), redisscript.Millis(h.PX)))
 		if err == nil {
-			n, _ := s.answer.(int64)
-			sentAt := s.sentAt
-			s.free()
-			if n == 1 {
+			if answer == int64(1) {
 				return c.grant(h, sentAt), nil
 			}
 			return backend.Grant{}, errGone

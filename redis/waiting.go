@@ -334,8 +334,7 @@ func (d *Driver) tick(g *group) {
 
 // settle lets the server hand over after a hold has run out.
 func (d *Driver) settle(ctx context.Context, g *group) {
-	s := newStep(redisscript.Settle, g.keys)
-	err := d.batch.do(ctx, s)
+	answer, _, err := d.batch.do(ctx, newStep(redisscript.Settle, g.keys))
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -344,8 +343,7 @@ func (d *Driver) settle(ctx context.Context, g *group) {
 		g.soon(redisscript.Jitter(lookAgain))
 		return
 	}
-	ms, _ := s.answer.(int64)
-	s.free()
+	ms, _ := answer.(int64)
 	switch {
 	case ms >= 0 && !w.rough(g):
 		g.settleAfter(time.Duration(ms) * time.Millisecond)
@@ -368,18 +366,12 @@ func (g *group) soon(d time.Duration) {
 func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 	s := newStep(redisscript.Look, g.keys)
 	s.Args = append([]string{d.identity}, nonces...)
-	err := d.batch.do(ctx, s)
+	answer, sentAt, err := d.batch.do(ctx, s)
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err != nil {
-		g.look = time.Now().Add(redisscript.Jitter(lookAgain))
-		return
-	}
-	found, ok := redisscript.ParseLooked(s.answer, len(nonces))
-	sentAt := s.sentAt
-	s.free()
-	if !ok {
+	found, ok := redisscript.ParseLooked(answer, len(nonces))
+	if err != nil || !ok {
 		g.look = time.Now().Add(redisscript.Jitter(lookAgain))
 		return
 	}

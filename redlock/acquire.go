@@ -19,7 +19,6 @@ type call struct {
 	d        *Driver
 	r        backend.Request
 	keys     redisscript.Keys
-	metadata string
 	patience time.Duration // with silent nodes
 	again    bool          // the request may be in the servers already
 	unsure   error         // why it is not known what an attempt left somewhere
@@ -31,18 +30,11 @@ type call struct {
 // majority answered, nothing is left), ErrUnknown (something may be left), or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
-	if err != nil {
-		return backend.Grant{}, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
-	}
-	return g, nil
+	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
 }
 
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.valid(r); err != nil {
-		return backend.Grant{}, err
-	}
-	metadata, err := redisconn.Metadata(r)
-	if err != nil {
 		return backend.Grant{}, err
 	}
 	if err := redisconn.Begin(ctx, r.Wait, d.begin); err != nil {
@@ -50,7 +42,7 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	}
 	defer d.end()
 	c := &call{
-		d: d, r: r, keys: redisscript.KeysOf(d.o.KeyPrefix, r.Name), metadata: metadata, again: !r.Fresh,
+		d: d, r: r, keys: redisscript.KeysOf(d.o.KeyPrefix, r.Name), again: !r.Fresh,
 		patience: d.nodeTimeout(r.TTL),
 	}
 	if r.Wait {
@@ -77,15 +69,7 @@ func (d *Driver) valid(r backend.Request) error {
 // hold returns the hold that the next attempt asks for. Attempts have nonces of their own, so that giving one back does
 // not take from the next.
 func (c *call) hold() redisscript.Hold {
-	return redisscript.Hold{
-		PX:       max(c.r.TTL, c.r.MinHold),
-		Client:   c.d.identity,
-		Nonce:    strconv.FormatUint(c.d.nonces.Add(1), 10),
-		Request:  c.r.RequestID,
-		ID:       c.r.HoldID,
-		Owner:    c.r.Owner,
-		Metadata: c.metadata,
-	}
+	return redisconn.HoldOf(c.r, c.d.identity, strconv.FormatUint(c.d.nonces.Add(1), 10))
 }
 
 // ask returns an attempt's first step: once, or again if the request may be in the server already.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -57,7 +58,7 @@ func (n *node) settle(ctx context.Context) {
 		sink := make(chan *step, len(due))
 		steps := make([]*step, len(due))
 		for i, x := range due {
-			steps[i] = n.stepFor(sink, x.keys, quit, x.start, closedFor(x.closed, now))
+			steps[i] = n.stepFor(sink, x.keys, quit, x.start, redisconn.ClosedFor(x.closed, now))
 			steps[i].index = i
 		}
 		var again []debt
@@ -96,11 +97,3 @@ func (n *node) settle(ctx context.Context) {
 
 // quit is what a debt is paid with.
 const quit = redisscript.Quit
-
-// closedFor writes for how many milliseconds a name stays closed.
-func closedFor(until, now backend.Instant) string {
-	if until.IsZero() || until <= now {
-		return "0"
-	}
-	return redisscript.Millis(until.Sub(now))
-}

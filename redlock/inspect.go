@@ -13,10 +13,7 @@ import (
 // answers of a majority it is backend.ErrUnavailable.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
-	if err != nil {
-		return backend.State{}, redisconn.CallError(ctx, driverName, "holder", name, err)
-	}
-	return info, nil
+	return info, redisconn.CallError(ctx, driverName, "holder", name, err)
 }
 
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {

@@ -14,10 +14,7 @@ import (
 // votes, at once, and returns when a majority has given the hold back, or when that has become impossible (backend.ErrNotHeld if a majority does not have
 // it, ErrUnknown if too few answer); the rest goes on in the background.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	if err := d.release(ctx, g); err != nil {
-		return redisconn.CallError(ctx, driverName, "release", g.Name, err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
 }
 
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
@@ -60,7 +57,7 @@ func (e *ending) run(ctx context.Context) error {
 	e.sink = make(chan *step, 2*len(d.nodes))
 	e.open = make([]*step, len(d.nodes))
 	args := []string{e.start}
-	closed := closedFor(e.g.MinHoldUntil, d.clock.Now())
+	closed := redisconn.ClosedFor(e.g.MinHoldUntil, d.clock.Now())
 	if closed != "0" || d.waiters.contended(e.keys.Lock) {
 		e.code, args = quit, append(args, closed)
 	}

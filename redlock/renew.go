@@ -30,10 +30,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		return answers
 	}
 	if err := d.begin(ctx); err != nil {
-		for i, g := range grants {
-			answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, err)
-		}
-		return answers
+		return redisconn.Unrenewed(ctx, driverName, grants, err)
 	}
 	defer d.end()
 	for _, g := range grants {
@@ -54,7 +51,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for _, n := range d.nodes {
 		for i, g := range grants {
 			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Renew,
-				redisconn.StartOf(g), redisscript.Millis(pxOf(g, now)))
+				redisconn.StartOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.index = i*len(d.nodes) + n.index
 			if g.Incarnation == "" {
 				s.args[0] = "none" // no hold starts so
@@ -104,13 +101,6 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return answers
 }
 
-func pxOf(g backend.Grant, now backend.Instant) time.Duration {
-	if g.MinHoldUntil.IsZero() {
-		return g.TTL
-	}
-	return max(g.TTL, g.MinHoldUntil.Sub(now))
-}
-
 // refill gives nodes back what a majority has. Nobody waits for it: the lines keep a later release behind it.
 func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 	room := 0
@@ -130,7 +120,7 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 		}
 		for _, n := range held[i].lacking {
 			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Set,
-				redisconn.ValueOf(g), redisscript.Millis(pxOf(g, now)))
+				redisconn.ValueOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.deadline = time.Now().Add(d.nodeTimeout(g.TTL))
 			n.ask(s)
 		}

@@ -27,10 +27,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	case !d.gate.Closed():
 		err = d.survey(ctx)
 	}
-	if err != nil {
-		return redisconn.CallError(ctx, driverName, "ping", "", err)
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "ping", "", err)
 }
 
 func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, d.gate, d.ask) }

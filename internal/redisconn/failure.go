@@ -92,6 +92,13 @@ func FailureOf(err error) *Failure {
 	return &Failure{Cause: err, Fatal: true}
 }
 
+// Unsent is FailureOf for a question: it changes nothing, so that it does not matter whether the server has run it.
+func Unsent(err error) *Failure {
+	f := *FailureOf(err)
+	f.Sent = false
+	return &f
+}
+
 // codeOf finds the code in an error text: the first word in capitals. Old servers put the place in the script before
 // it.
 func codeOf(text string) string {
@@ -125,8 +132,11 @@ func Ended(ctx context.Context) error {
 }
 
 // CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of.
-// ctx is the caller's: its own error stays in the chain.
+// ctx is the caller's: its own error stays in the chain. A call that did not fail has no error.
 func CallError(ctx context.Context, driver, call, name string, err error) error {
+	if err == nil {
+		return nil
+	}
 	var f *Failure
 	if errors.As(err, &f) && !f.Fatal {
 		kind := backend.ErrUnavailable
@@ -139,4 +149,13 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
+}
+
+// Unrenewed is the answer to a Renew that err has kept from asking anything.
+func Unrenewed(ctx context.Context, driver string, grants []backend.Grant, err error) []backend.Renewal {
+	answers := make([]backend.Renewal, len(grants))
+	for i, g := range grants {
+		answers[i].Err = CallError(ctx, driver, "renew", g.Name, err)
+	}
+	return answers
 }

@@ -3,18 +3,40 @@ package redisconn
 import (
 	"encoding/json"
 	"strings"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Metadata writes a request's metadata for redisscript.Hold.
-func Metadata(r backend.Request) (string, error) {
-	if len(r.Metadata) == 0 {
-		return "", nil
+// HoldOf returns the hold that an attempt of client asks for, with a nonce that no other attempt of that client has.
+func HoldOf(r backend.Request, client, nonce string) redisscript.Hold {
+	h := redisscript.Hold{
+		PX:     max(r.TTL, r.MinHold),
+		Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
+		Client: client, Nonce: nonce, Request: r.RequestID, ID: r.HoldID, Owner: r.Owner,
 	}
-	text, err := json.Marshal(r.Metadata)
-	return string(text), err
+	if len(r.Metadata) > 0 {
+		text, _ := json.Marshal(r.Metadata) // which cannot fail for strings
+		h.Metadata = string(text)
+	}
+	return h
+}
+
+// PXOf returns the time to live that a renewal asks for now.
+func PXOf(g backend.Grant, now backend.Instant) time.Duration {
+	if g.MinHoldUntil.IsZero() {
+		return g.TTL
+	}
+	return max(g.TTL, g.MinHoldUntil.Sub(now))
+}
+
+// ClosedFor writes for how many milliseconds a name stays closed that a minimum hold closes until then; zero: not at all.
+func ClosedFor(until, now backend.Instant) string {
+	if until.IsZero() || until <= now {
+		return "0"
+	}
+	return redisscript.Millis(until.Sub(now))
 }
 
 // Grant is the answer to r, which got the hold h by what was sent at sentAt. A minimum hold counts from now, which is

@@ -36,9 +36,7 @@ type Server struct {
 func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	text, err := c.Info(ctx).Result()
 	if err != nil {
-		f := *FailureOf(err)
-		f.Sent = false // a question changes nothing
-		return Server{}, &f
+		return Server{}, Unsent(err)
 	}
 	s := parseInfo(text)
 	if !s.aof {
@@ -47,9 +45,7 @@ func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	got, err := c.ConfigGet(ctx, "*appendfsync*").Result()
 	var refused goredis.Error
 	if err != nil && !errors.As(err, &refused) {
-		f := *FailureOf(err)
-		f.Sent = false
-		return Server{}, &f
+		return Server{}, Unsent(err)
 	}
 	s.Durable = got["appendfsync"] == "always" && got["no-appendfsync-on-rewrite"] != "yes"
 	return s, nil
