@@ -170,7 +170,7 @@ func (c *call) failed(s *step, h redisscript.Hold, err error) *redisconn.Failure
 	f := redisconn.FailureOf(err)
 	if f.Sent {
 		c.again = true
-		c.d.waiting.abandon(h.Nonce)
+		c.d.waiting.ended.Note(h.Nonce)
 		c.unknown = append(c.unknown, outcomeOf(c.keys, h, s, f))
 		if len(c.unknown) > maxUnknown {
 			c.unknown = c.unknown[1:]

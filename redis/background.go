@@ -72,7 +72,7 @@ func (d *Driver) giveUp(left []outcome, err error) error {
 // connection of a client that is not the driver's own, see New.
 func (d *Driver) tidy(left []outcome) {
 	for _, o := range left {
-		d.waiting.abandon(o.hold.Nonce)
+		d.waiting.ended.Note(o.hold.Nonce)
 	}
 	d.gate.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, tidyTime)

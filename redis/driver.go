@@ -441,8 +441,5 @@ func (d *Driver) Close(ctx context.Context) error {
 	if first && d.own {
 		err = errors.Join(err, d.client.Close())
 	}
-	if err != nil {
-		return &backend.CallError{Driver: driverName, Call: "close", Err: err}
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "close", "", err)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -47,13 +48,11 @@ type waiting struct {
 	mu     sync.Mutex // protects the following fields, and those of the groups and waiters
 	nonces map[string]*waiter
 	groups map[string]*group      // by lock key
-	ended  map[string]bool        // nonces of attempts that ended without a hold and may still be handed one
+	ended  redisconn.Abandoned    // attempts that may still be handed a hold
 	offers map[string]*time.Timer // by lock key: when to see what became of an offer
 	peek   *time.Timer            // nil until there is something to peek at
 	shut   bool
 }
-
-const maxEnded = 10000 // then all are forgotten: what one of them is handed stays closed for a TTL
 
 // waiter is one attempt of one call.
 type waiter struct {
@@ -84,7 +83,6 @@ type group struct {
 func (w *waiting) init() {
 	w.nonces = map[string]*waiter{}
 	w.groups = map[string]*group{}
-	w.ended = map[string]bool{}
 	w.offers = map[string]*time.Timer{}
 }
 
@@ -150,17 +148,6 @@ func (w *waiting) close() {
 	}
 }
 
-// abandon says that an attempt has ended without a hold as far as its caller knows, and that the server may see it
-// otherwise.
-func (w *waiting) abandon(nonce string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.ended) >= maxEnded {
-		clear(w.ended)
-	}
-	w.ended[nonce] = true
-}
-
 // offered passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
 // attempt that is just not known any more is no reason for that: a look was faster, and the attempt may hold the lock.
 func (w *waiting) offered(nonce string) bool {
@@ -169,7 +156,7 @@ func (w *waiting) offered(nonce string) bool {
 	if x := w.nonces[nonce]; x != nil {
 		x.tell(event{})
 	}
-	return !w.ended[nonce]
+	return !w.ended.Has(nonce)
 }
 
 func (x *waiter) tell(e event) {

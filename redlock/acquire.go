@@ -80,13 +80,21 @@ func (c *call) ask(h redisscript.Hold, before bool, once, again string) (code st
 	return once, []string{h.Value(), redisscript.Millis(h.PX)}
 }
 
-// granted is grant for what a poll has won. The servers that it has not asked follow.
-func (c *call) granted(v *vote) (backend.Grant, bool) {
-	g, valid := c.grant(v.h, nth(v.proved, c.d.quorum))
-	if valid {
-		c.d.voteLater(c, v, g)
+// once makes one attempt without waiting. If it won, the servers that it has not asked follow; what it left otherwise is
+// given back.
+func (c *call) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
+	v = c.poll(ctx, c.hold())
+	if v.yes >= c.d.quorum {
+		if g, won = c.grant(v.h, nth(v.proved, c.d.quorum)); won {
+			c.d.voteLater(c, v, g)
+			return g, true, v
+		}
 	}
-	return g, valid
+	c.giveBack(v.h, v.left())
+	if v.fault != nil && v.fault.Sent && c.unsure == nil {
+		c.unsure = v.fault.Cause
+	}
+	return backend.Grant{}, false, v
 }
 
 // grant is the answer to the caller, whose validity counts from sentAt; or false if that is over.
@@ -104,18 +112,13 @@ const (
 // try makes one attempt without waiting. Faults are tried again, since the script makes that harmless; split votes too,
 // since an answer that the lock is held would be wrong: nobody holds it.
 func (c *call) try(ctx context.Context) (backend.Grant, error) {
-	h := c.hold()
 	for faults, splits := 0, 0; ; {
-		v := c.poll(ctx, h)
-		if v.yes >= c.d.quorum {
-			if g, valid := c.granted(v); valid {
-				return g, nil
-			}
-			c.giveBack(h, v.left())
-			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
-		}
-		c.giveBack(h, v.left())
+		g, won, v := c.once(ctx)
 		switch {
+		case won:
+			return g, nil
+		case v.yes >= c.d.quorum:
+			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
 		case v.top >= c.d.quorum:
 			return backend.Grant{}, v.held
 		case v.fault == nil || v.no > len(c.d.nodes)-c.d.quorum:
@@ -124,15 +127,11 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 				return backend.Grant{}, c.refused(ctx, v)
 			}
 		default:
-			if v.fault.Sent && c.unsure == nil {
-				c.unsure = v.fault.Cause
-			}
 			faults++
 			if v.fault.Fatal || faults == tries || !redisconn.Pause(ctx, faults) {
 				return backend.Grant{}, c.giveUp(ctx, v.fault)
 			}
 		}
-		h = c.hold()
 	}
 }
 
@@ -161,7 +160,7 @@ func (c *call) giveBack(h redisscript.Hold, nodes set) {
 	if nodes == 0 {
 		return
 	}
-	c.d.waiters.abandon(h.Nonce)
+	c.d.waiters.ended.Note(h.Nonce)
 	for i, n := range c.d.nodes {
 		if nodes.has(i) {
 			n.owe(debt{keys: c.keys, start: h.Start()})

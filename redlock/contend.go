@@ -21,18 +21,10 @@ const (
 // wait.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	if !c.d.waiters.contended(c.keys.Lock) {
-		h := c.hold()
-		v := c.poll(ctx, h)
-		if v.yes >= c.d.quorum {
-			if g, valid := c.granted(v); valid {
-				return g, nil
-			}
-		}
-		if v.fault != nil && v.fault.Sent {
-			c.unsure = v.fault.Cause
-		}
-		c.giveBack(h, v.left())
+		g, won, v := c.once(ctx)
 		switch {
+		case won:
+			return g, nil
 		case v.fault != nil && (v.fault.Fatal || ctx.Err() != nil):
 			return backend.Grant{}, c.giveUp(ctx, v.fault)
 		case ctx.Err() != nil:
@@ -88,8 +80,7 @@ type contender struct {
 	renewed bool      // votes are being renewed, since the oldest that counts is old
 	flying  int       // steps under way
 	looks   int       // at split votes
-	look    time.Time
-	settles time.Time // when a hold that is in the way should have run out; zero: not known
+	look    time.Time // when to look next: also soon after a hold that is in the way should have run out
 }
 
 // place is what a contender has on one node.
@@ -97,7 +88,6 @@ type place struct {
 	state   placeState
 	proved  backend.Instant // the place, or the vote, was there after this instant
 	early   bool            // the push for it was here before the answer
-	twice   bool            // it was asked for before: a push may be for the time before, and only a look tells
 	touched bool            // something may be there
 	unsure  bool            // and no answer tells
 	step    *step           // the last one that asked for it
@@ -186,9 +176,8 @@ func (x *contender) queue(i int) {
 		once, again = redisscript.Try, redisscript.TryAgain
 	}
 	p := &x.places[i]
-	p.twice = p.touched
+	code, args := c.ask(x.h, c.again || p.touched, once, again)
 	p.state, p.touched, p.unsure, p.early = asking, true, true, false
-	code, args := c.ask(x.h, c.again || p.twice, once, again)
 	p.step = n.stepFor(x.sink, c.keys, code, args...)
 	x.submit(i, p.step)
 }
@@ -204,7 +193,7 @@ func (x *contender) accept(i int) {
 
 func (x *contender) submit(i int, s *step) {
 	s.index = i
-	s.deadline = time.Now().Add(x.c.patience)
+	s.Deadline = time.Now().Add(x.c.patience)
 	x.flying++
 	x.c.d.nodes[i].ask(s)
 }
@@ -213,11 +202,11 @@ func (x *contender) submit(i int, s *step) {
 func (x *contender) answered(s *step) error {
 	i := s.index
 	p := &x.places[i]
-	if s.err != nil {
-		if s.err.Fatal {
-			return s.err
+	if s.Err != nil {
+		if s.Err.Fatal {
+			return s.Err
 		}
-		if s.err.Sent {
+		if s.Err.Sent {
 			p.unsure = true
 		} else if p.state == asking {
 			p.unsure = false
@@ -231,39 +220,29 @@ func (x *contender) answered(s *step) error {
 	if i == x.leader {
 		x.asked = time.Time{}
 	}
-	n, isNumber := s.answer.(int64)
-	switch s.code {
+	n, isNumber := s.Answer.(int64)
+	switch s.Code {
 	case redisscript.Wait, redisscript.WaitAgain, redisscript.Try, redisscript.TryAgain:
 		switch {
-		case isNumber && n == 1, isNumber && p.early && !p.twice:
-			p.state, p.proved = voted, s.sentAt
+		case isNumber && (n == 1 || p.early):
+			p.state, p.proved = voted, s.SentAt
 			if n != 1 {
 				x.accept(i)
 			}
 		case isNumber:
-			p.state, p.proved = queued, s.sentAt
-			if p.early {
-				x.soon(0)
-			}
+			p.state, p.proved = queued, s.SentAt
 		default:
 			p.state = absent
 		}
 	case redisscript.Renew, redisscript.Accept:
-		x.renewed = x.renewed && s.code == redisscript.Accept
+		x.renewed = x.renewed && s.Code == redisscript.Accept
 		if n == 1 {
-			p.state, p.proved = voted, s.sentAt
+			p.state, p.proved = voted, s.SentAt
 		} else {
 			p.state = absent
 		}
-	case redisscript.Settle:
-		switch {
-		case n >= 0:
-			x.settleAfter(time.Duration(n) * time.Millisecond)
-		case n == -2:
-			x.soon(0) // nobody holds and nobody waits there: the place is gone
-		}
 	case redisscript.Inform:
-		state, _ := redisscript.ParseState(s.answer)
+		state, _ := redisscript.ParseState(s.Answer)
 		p.holder = state.Hold.Request
 	case redisscript.Look:
 		x.looked(i, s)
@@ -271,7 +250,7 @@ func (x *contender) answered(s *step) error {
 	switch {
 	case p.state == voted:
 		x.turn(i)
-	case i == x.leader && p.state == absent && s.code != redisscript.Inform && s.code != redisscript.Settle:
+	case i == x.leader && p.state == absent && s.Code != redisscript.Inform:
 		if !x.enter() {
 			return &redisconn.Failure{Cause: errNobody}
 		}
@@ -281,26 +260,26 @@ func (x *contender) answered(s *step) error {
 
 // looked takes in the answer to a look.
 func (x *contender) looked(i int, s *step) {
-	found, ok := redisscript.ParseLooked(s.answer, 1)
+	found, ok := redisscript.ParseLooked(s.Answer, 1)
 	p := &x.places[i]
 	if !ok || p.state == asking {
 		return
 	}
-	if found.ExpiresIn >= 0 && p.state != voted {
-		x.settleAfter(found.ExpiresIn)
-	}
 	if i == x.leader && !x.reached && time.Until(x.look) > 0 {
 		x.lookIn(redisscript.NextLook(found.Length))
+	}
+	if found.ExpiresIn >= 0 && p.state != voted {
+		x.soon(redisscript.SettleIn(found.ExpiresIn)) // a look lets the node hand over, too
 	}
 	switch found.Places[0] {
 	case redisscript.PlaceGone:
 		p.state = absent
 	case redisscript.PlaceQueued:
 		if p.state != voted { // the push for it overtook the answer
-			p.state, p.proved = queued, s.sentAt
+			p.state, p.proved = queued, s.SentAt
 		}
 	case redisscript.PlaceHolds:
-		p.state, p.proved = voted, s.sentAt
+		p.state, p.proved = voted, s.SentAt
 	}
 }
 
@@ -308,8 +287,6 @@ func (x *contender) looked(i int, s *step) {
 func (x *contender) heard(e event) {
 	p := &x.places[e.node]
 	switch {
-	case e.offered && p.state == queued && p.twice:
-		x.soon(0)
 	case e.offered && p.state == queued:
 		p.state = voted
 		x.accept(e.node)
@@ -317,7 +294,7 @@ func (x *contender) heard(e event) {
 	case e.offered && p.state == asking:
 		p.early = true
 	case e.closed > 0:
-		x.settleAfter(e.closed)
+		x.soon(redisscript.SettleIn(e.closed))
 	case !e.offered && p.touched:
 		x.soon(0)
 	}

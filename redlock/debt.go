@@ -58,15 +58,15 @@ func (n *node) settle(ctx context.Context) {
 		sink := make(chan *step, len(due))
 		steps := make([]*step, len(due))
 		for i, x := range due {
-			steps[i] = n.stepFor(sink, x.keys, quit, x.start, redisconn.ClosedFor(x.closed, now))
+			steps[i] = n.stepFor(sink, x.keys, redisscript.Quit, x.start, redisconn.ClosedFor(x.closed, now))
 			steps[i].index = i
 		}
 		var again []debt
 		unpaid := 0
 		silent := d.poll(ctx, steps, sink, d.nodeTimeout(d.o.MaxTTL), func(s *step) bool {
-			if s.err != nil {
+			if s.Err != nil {
 				unpaid++
-				if !s.err.Fatal {
+				if !s.Err.Fatal {
 					again = append(again, due[s.index])
 				}
 			}
@@ -75,7 +75,7 @@ func (n *node) settle(ctx context.Context) {
 		for _, s := range silent {
 			unpaid++
 			again = append(again, due[s.index])
-			s.drop()
+			s.Drop()
 		}
 		n.debtMu.Lock()
 		n.debts = append(again, n.debts...)
@@ -94,6 +94,3 @@ func (n *node) settle(ctx context.Context) {
 		t.Stop()
 	}
 }
-
-// quit is what a debt is paid with.
-const quit = redisscript.Quit

@@ -263,8 +263,5 @@ func (d *Driver) Close(ctx context.Context) error {
 			err = errors.Join(err, n.client.Close())
 		}
 	}
-	if err != nil {
-		return &backend.CallError{Driver: driverName, Call: "close", Err: err}
-	}
-	return nil
+	return redisconn.CallError(ctx, driverName, "close", "", err)
 }

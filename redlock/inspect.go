@@ -31,8 +31,8 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	votes := map[string]int{}
 	var holder *redisscript.State
 	silent := d.poll(ctx, steps, sink, d.nodeTimeout(time.Second), func(s *step) bool {
-		state, ok := redisscript.ParseState(s.answer)
-		if s.err != nil || !ok {
+		state, ok := redisscript.ParseState(s.Answer)
+		if s.Err != nil || !ok {
 			t.count(s, 1)
 			return false
 		}
@@ -47,7 +47,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 		return false
 	})
 	for _, s := range silent {
-		s.drop()
+		s.Drop()
 	}
 	switch {
 	case holder != nil:
@@ -60,11 +60,5 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	case answered >= d.quorum:
 		return info, nil
 	}
-	t.yes = 0
-	err := d.undecided(ctx, &t, len(silent))
-	if f := redisconn.FailureOf(err); f.Sent {
-		f.Sent = false // a question changes nothing
-		return info, f
-	}
-	return info, err
+	return info, redisconn.Unsent(d.undecided(ctx, &t, len(silent)))
 }

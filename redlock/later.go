@@ -67,7 +67,7 @@ func (l *laterVotes) send() {
 	for i, n := range l.d.nodes {
 		if l.nodes.has(i) {
 			s := n.stepFor(sink, l.keys, redisscript.Set, value, px)
-			s.deadline = deadline
+			s.Deadline = deadline
 			n.ask(s)
 		}
 	}

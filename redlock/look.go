@@ -38,9 +38,6 @@ func (x *contender) majority() backend.Instant {
 // due is when to do something unasked.
 func (x *contender) due() time.Time {
 	at := x.look
-	if !x.settles.IsZero() && x.settles.Before(at) {
-		at = x.settles
-	}
 	if !x.asked.IsZero() {
 		if end := x.asked.Add(x.c.patience); end.Before(at) {
 			at = end
@@ -58,31 +55,13 @@ func (x *contender) soon(d time.Duration) {
 	}
 }
 
-// settleAfter plans a settlement for soon after a hold has run out in d.
-func (x *contender) settleAfter(d time.Duration) {
-	at := time.Now().Add(redisscript.SettleIn(d))
-	if x.settles.IsZero() || at.Before(x.settles) {
-		x.settles = at
-	}
-}
-
 // tick does what is due.
 func (x *contender) tick() error {
 	now := time.Now()
-	room := cap(x.sink) - x.flying
 	if !x.asked.IsZero() && now.Sub(x.asked) >= x.c.patience {
 		x.asked = time.Time{}
 		x.places[x.leader].state = absent
 		return x.failed(x.leader)
-	}
-	if !x.settles.IsZero() && !now.Before(x.settles) {
-		x.settles = time.Time{}
-		for i := range x.places {
-			if x.places[i].state == queued && room > 0 {
-				room--
-				x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Settle))
-			}
-		}
 	}
 	if now.Before(x.look) {
 		return nil
@@ -96,7 +75,7 @@ func (x *contender) tick() error {
 	} else {
 		x.lookIn(redisscript.NextLook(0))
 	}
-	if room < 2*len(x.places) {
+	if cap(x.sink)-x.flying < 2*len(x.places) {
 		return nil
 	}
 	for i := range x.places {
@@ -104,7 +83,9 @@ func (x *contender) tick() error {
 		switch {
 		case p.state == queued || p.state == voted:
 			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Look, x.c.d.identity, x.h.Nonce))
-			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
+			if x.reached { // who is in the way matters for split votes only
+				x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
+			}
 		case p.state == absent && x.reached && i != x.leader:
 			x.queue(i)
 		}
@@ -139,7 +120,7 @@ func (x *contender) unsure() bool {
 	unsure := false
 	for i := range x.places {
 		p := &x.places[i]
-		if p.state == asking && p.step.drop() {
+		if p.state == asking && p.step.Drop() {
 			p.unsure, p.state = false, absent
 		}
 		unsure = unsure || p.unsure

@@ -7,11 +7,12 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
 // stepFor writes one step for a node. Its sink must have room for it.
 func (n *node) stepFor(sink chan<- *step, keys redisscript.Keys, code string, args ...string) *step {
-	return &step{code: code, keys: keys, args: args, node: n, sink: sink}
+	return &step{Step: rediswire.Step{Code: code, Keys: keys, Args: args}, node: n, sink: sink}
 }
 
 // toAll writes the same step for every node, with the node's index. The sink has room for all.
@@ -69,20 +70,20 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	began := time.Now()
 	deadline := began.Add(patience)
 	for _, s := range steps {
-		s.deadline = deadline
+		s.Deadline = deadline
 	}
 	byNode(steps, func(n *node, group []*step) { n.ask(group...) })
 	answered := 0
 	if gather(ctx, sink, patience, patience, func(s *step) bool {
 		answered++
-		s.node = nil // marks it as answered; its node is known by index
+		s.answered = true
 		return each(s) || answered == len(steps)
 	}, nil) {
 		return nil
 	}
 	late := time.Since(began) >= patience
 	for _, s := range steps {
-		if s.node == nil {
+		if s.answered {
 			continue
 		}
 		if late {

@@ -89,7 +89,7 @@ func (p *push) start(n *node) {
 			p.up.Store(true)
 			p.failed.Store(false)
 			p.once.Do(func() { close(p.first) })
-			n.d.waiters.lookAll(n.index)
+			n.d.waiters.tell("", event{node: n.index}) // pushes may have been lost
 		},
 		Message: n.heard,
 		Lost: func(error) bool {
@@ -106,13 +106,13 @@ func (n *node) heard(text string) {
 	switch {
 	case !ok:
 	case m.Kind == redisscript.PushClosed:
-		n.d.waiters.closed(n.index, m.Lock, m.For)
+		n.d.waiters.tell(m.Lock, event{node: n.index, closed: m.For})
 	case m.Kind == redisscript.PushAsked:
-		n.d.waiters.look(n.index, m.Lock)
+		n.d.waiters.tell(m.Lock, event{node: n.index}) // a look tells the node that they live
 	case !n.d.waiters.offered(n.index, m.Nonce):
 		// The vote is of no use to anybody until it is given back.
 		s := n.stepFor(make(chan *step, 1), redisscript.KeysOfLock(m.Lock), redisscript.Decline, n.d.identity, m.Nonce)
-		s.deadline = time.Now().Add(time.Second)
+		s.Deadline = time.Now().Add(time.Second)
 		n.submit(s)
 	}
 }

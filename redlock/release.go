@@ -59,12 +59,12 @@ func (e *ending) run(ctx context.Context) error {
 	args := []string{e.start}
 	closed := redisconn.ClosedFor(e.g.MinHoldUntil, d.clock.Now())
 	if closed != "0" || d.waiters.contended(e.keys.Lock) {
-		e.code, args = quit, append(args, closed)
+		e.code, args = redisscript.Quit, append(args, closed)
 	}
 	patience := d.nodeTimeout(e.g.TTL)
 	began := time.Now()
 	for _, s := range d.to(e.asked, e.sink, e.keys, e.code, args...) {
-		s.closed, s.deadline = e.g.MinHoldUntil, began.Add(patience)
+		s.closed, s.Deadline = e.g.MinHoldUntil, began.Add(patience)
 		e.open[s.index] = s
 		e.left++
 		s.node.submit(s)
@@ -79,7 +79,7 @@ func (e *ending) run(ctx context.Context) error {
 		if time.Since(began) >= patience {
 			d.nodes[i].sick.Store(true)
 		}
-		if s.drop() {
+		if s.Drop() {
 			e.owe(i)
 			e.open[i] = nil
 		} else {
@@ -98,9 +98,9 @@ func (e *ending) run(ctx context.Context) error {
 
 // answered takes in one answer, and reports whether no more are needed.
 func (e *ending) answered(s *step) (done bool) {
-	if s.code == redisscript.Free && s.unpaid() && s.err == nil { // somebody waits, or it is not there
-		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, quit, e.start, "0")
-		next.index, next.deadline = s.index, s.deadline
+	if s.Code == redisscript.Free && s.unpaid() && s.Err == nil { // somebody waits, or it is not there
+		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, redisscript.Quit, e.start, "0")
+		next.index, next.Deadline = s.index, s.Deadline
 		e.open[s.index] = next
 		next.node.submit(next)
 		return false
@@ -108,7 +108,7 @@ func (e *ending) answered(s *step) (done bool) {
 	e.open[s.index] = nil
 	e.left--
 	e.count(s, 1)
-	if s.err != nil || e.code == quit && s.unpaid() {
+	if s.Err != nil || e.code == redisscript.Quit && s.unpaid() {
 		e.owe(s.index)
 	}
 	return e.yes >= e.d.quorum || e.impossible() || e.left == 0
@@ -153,10 +153,10 @@ type tally struct {
 }
 
 func (t *tally) count(s *step, yes int64) {
-	n, ok := s.answer.(int64)
+	n, ok := s.Answer.(int64)
 	switch {
-	case s.err != nil:
-		t.failed(s.err)
+	case s.Err != nil:
+		t.failed(s.Err)
 	case !ok:
 		t.failed(&redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true})
 	case n == yes:
@@ -195,7 +195,7 @@ func (d *Driver) remove(ctx context.Context, keys redisscript.Keys, g backend.Gr
 		return false
 	})
 	for _, s := range silent {
-		if !s.drop() {
+		if !s.Drop() {
 			t.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
 		}
 	}

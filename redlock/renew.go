@@ -54,7 +54,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 				redisconn.StartOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.index = i*len(d.nodes) + n.index
 			if g.Incarnation == "" {
-				s.args[0] = "none" // no hold starts so
+				s.Args[0] = "none" // no hold starts so
 			}
 			steps = append(steps, s)
 		}
@@ -66,8 +66,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		h.count(s, 1)
 		switch {
 		case h.yes > yes:
-			h.proved[n] = s.sentAt
-		case s.err == nil:
+			h.proved[n] = s.SentAt
+		case s.Err == nil:
 			h.lacking = append(h.lacking, d.nodes[n])
 		}
 		if !h.decided && (h.yes >= d.quorum || h.no >= d.quorum) {
@@ -80,7 +80,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for _, s := range silent {
 		i := s.index / len(d.nodes)
 		hanging[i]++
-		if !s.drop() {
+		if !s.Drop() {
 			held[i].failed(&redisconn.Failure{Cause: errSilent, Sent: true})
 		}
 	}
@@ -121,7 +121,7 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 		for _, n := range held[i].lacking {
 			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Set,
 				redisconn.ValueOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
-			s.deadline = time.Now().Add(d.nodeTimeout(g.TTL))
+			s.Deadline = time.Now().Add(d.nodeTimeout(g.TTL))
 			n.ask(s)
 		}
 	}

@@ -39,7 +39,7 @@ func (d *Driver) ask(ctx context.Context) error {
 	defer cancel()
 	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, "ping"), redisscript.Inform)
 	for _, s := range steps {
-		s.deadline = time.Now().Add(d.patience)
+		s.Deadline = time.Now().Add(d.patience)
 		s.node.submit(s)
 	}
 	well, errs := 0, []error(nil)
@@ -48,12 +48,12 @@ collect:
 	for range d.nodes {
 		select {
 		case s := <-sink:
-			if s.err == nil {
+			if s.Err == nil {
 				well++
 				break
 			}
-			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.err)
-			if s.err.Fatal {
+			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.Err)
+			if s.Err.Fatal {
 				return &redisconn.Failure{Cause: err, Fatal: true}
 			}
 			errs = append(errs, err)
@@ -105,9 +105,9 @@ func (n *node) ask(steps ...*step) {
 		return
 	}
 	for _, s := range steps {
-		switch s.code {
+		switch s.Code {
 		case redisscript.Set, redisscript.Try, redisscript.TryAgain, redisscript.Wait, redisscript.WaitAgain:
-			s.err = f
+			s.Err = f
 			s.sink <- s
 		default:
 			n.submit(s)

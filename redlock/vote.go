@@ -118,7 +118,7 @@ func (v *vote) rest() { v.ask(v.c.d.all() &^ v.asked) }
 func (v *vote) send(i int, code string, args ...string) {
 	n := v.c.d.nodes[i]
 	s := n.stepFor(v.sink, v.c.keys, code, args...)
-	s.index, s.deadline, v.steps[i] = i, v.deadline, s
+	s.index, s.Deadline, v.steps[i] = i, v.deadline, s
 	n.ask(s)
 }
 
@@ -136,36 +136,36 @@ func (v *vote) slow() (done bool) {
 // answered takes in one answer, and reports whether no more are needed.
 func (v *vote) answered(s *step) (done bool) {
 	d, i := v.c.d, s.index
-	n, isNumber := s.answer.(int64)
-	if s.err == nil && s.code == redisscript.Set && n != redisscript.TakeGranted {
+	n, isNumber := s.Answer.(int64)
+	if s.Err == nil && s.Code == redisscript.Set && n != redisscript.TakeGranted {
 		d.wanted.Note(v.c.keys.Lock)
 		v.send(i, redisscript.Try, v.args...) // which says who is in the way
 		return false
 	}
 	v.open &^= only(i)
 	switch {
-	case s.err != nil:
+	case s.Err != nil:
 		d.nodes[i].putAside()
-		if v.fault == nil || s.err.Fatal {
-			v.fault = s.err
+		if v.fault == nil || s.Err.Fatal {
+			v.fault = s.Err
 		}
-		if s.err.Sent {
+		if s.Err.Sent {
 			v.kept |= only(i)
 		}
 	case isNumber && n == 1:
-		v.proved[i] = s.sentAt
+		v.proved[i] = s.SentAt
 		v.kept |= only(i)
 		v.yes++
 	default:
 		v.kept &^= only(i)
-		v.refusal(v.c.r.Name, s.answer)
+		v.refusal(v.c.r.Name, s.Answer)
 	}
 	if v.certain() {
 		// A request that was here before may have left something on every node: the later grant replaces the earlier one
 		// on all that are known to answer, before the caller can go on.
 		return !v.c.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
 	}
-	if s.err != nil || v.open == 0 {
+	if s.Err != nil || v.open == 0 {
 		v.rest()
 	}
 	return v.open == 0
@@ -183,7 +183,7 @@ func (v *vote) silent(late bool) {
 		if late {
 			n.sick.Store(true)
 		}
-		if v.steps[i].drop() {
+		if v.steps[i].Drop() {
 			v.open &^= only(i)
 		} else {
 			taken = true

@@ -3,28 +3,23 @@ package redlock
 import (
 	"sync"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
 // waiters knows the contenders of one driver, for pushes.
 type waiters struct {
 	mu     sync.Mutex // protects the following fields
 	nonces map[string]*contender
-	names  map[string]int       // contenders by lock key
-	recent map[string]time.Time // when there was one last, by lock key
-	ended  map[string]bool      // nonces of attempts that ended without a hold and may still be handed a vote
-}
+	names  map[string]int // contenders by lock key
 
-const (
-	maxEnded   = 10000           // then all are forgotten: what one of them is handed stays closed for a TTL
-	maxRecent  = 10000           // likewise
-	recentTime = 1 * time.Second // for which a name counts as contended
-)
+	recent redisconn.Wanted    // names for which there was one just now
+	ended  redisconn.Abandoned // attempts that may still be handed a vote
+}
 
 func (w *waiters) init() {
 	w.nonces = map[string]*contender{}
 	w.names = map[string]int{}
-	w.recent = map[string]time.Time{}
-	w.ended = map[string]bool{}
 }
 
 func (w *waiters) add(x *contender) {
@@ -43,31 +38,14 @@ func (w *waiters) remove(x *contender) {
 		return
 	}
 	delete(w.names, lock)
-	if len(w.recent) >= maxRecent {
-		clear(w.recent)
-	}
-	w.recent[lock] = time.Now()
+	w.recent.Note(lock)
 }
 
 // contended reports whether somebody waits for a name, or did just now.
 func (w *waiters) contended(lock string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.names[lock] > 0 {
-		return true
-	}
-	at, ok := w.recent[lock]
-	return ok && time.Since(at) < recentTime
-}
-
-// abandon says that an attempt has ended without a hold.
-func (w *waiters) abandon(nonce string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.ended) >= maxEnded {
-		clear(w.ended)
-	}
-	w.ended[nonce] = true
+	return w.names[lock] > 0 || w.recent.Has(lock)
 }
 
 // offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned.
@@ -77,37 +55,17 @@ func (w *waiters) offered(node int, nonce string) bool {
 	if x := w.nonces[nonce]; x != nil {
 		x.tell(event{node: node, offered: true})
 	}
-	return !w.ended[nonce]
+	return !w.ended.Has(nonce)
 }
 
-// closed passes on that a name stays closed on one node for another d.
-func (w *waiters) closed(node int, lock string, d time.Duration) {
+// tell passes e on to the contenders for a lock, or for any if it is empty.
+func (w *waiters) tell(lock string, e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, x := range w.nonces {
-		if x.c.keys.Lock == lock {
-			x.tell(event{node: node, closed: d})
+		if lock == "" || x.c.keys.Lock == lock {
+			x.tell(e)
 		}
-	}
-}
-
-// look makes the contenders for one name look, which tells the node that they live.
-func (w *waiters) look(node int, lock string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, x := range w.nonces {
-		if x.c.keys.Lock == lock {
-			x.tell(event{node: node})
-		}
-	}
-}
-
-// lookAll makes every contender look: pushes of one node may have been lost.
-func (w *waiters) lookAll(node int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, x := range w.nonces {
-		x.tell(event{node: node})
 	}
 }
 

@@ -46,3 +46,29 @@ func (w *Wanted) Has(lock string) bool {
 	}
 	return ok
 }
+
+const maxAbandoned = 10000 // then all are forgotten: what one of them is handed stays closed until the offer ends
+
+// Abandoned knows by their nonces the attempts that have ended without a hold as far as their callers know, and that the
+// server may see otherwise. The zero Abandoned is ready.
+type Abandoned struct {
+	mu     sync.Mutex // protects the following field
+	nonces map[string]bool
+}
+
+// Note says that an attempt was abandoned.
+func (a *Abandoned) Note(nonce string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.nonces == nil || len(a.nonces) >= maxAbandoned {
+		a.nonces = map[string]bool{}
+	}
+	a.nonces[nonce] = true
+}
+
+// Has reports whether an attempt was abandoned.
+func (a *Abandoned) Has(nonce string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.nonces[nonce]
+}
