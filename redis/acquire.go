@@ -107,7 +107,9 @@ func (c *call) run(ctx context.Context, h redisscript.Hold, there bool, code str
 }
 
 // attempt asks for h once. Unless it won, or failed, lost is the answer of a step that granted nothing.
-func (c *call) attempt(ctx context.Context, h redisscript.Hold, wait bool) (g backend.Grant, won bool, lost any, err error) {
+func (c *call) attempt(ctx context.Context, h redisscript.Hold, wait bool) (
+	g backend.Grant, won bool, lost any, err error,
+) {
 	answer, sentAt, err := c.ask(ctx, h, wait)
 	switch {
 	case err != nil:

@@ -186,8 +186,8 @@ func (d *Driver) assume(s Server) {
 // Describe tells what the driver can do with the present server, without asking it. Exclusion is what the last probe
 // found (see the package comment), and that of a volatile server before the first one.
 func (d *Driver) Describe() backend.Description {
-	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata | backend.CapInspect |
-		backend.CapList | backend.CapForceRelease
+	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata |
+		backend.CapInspect | backend.CapList | backend.CapForceRelease
 	if !d.sharded() {
 		capabilities |= backend.CapMultiAcquire
 	}
@@ -198,8 +198,8 @@ func (d *Driver) Describe() backend.Description {
 		MinTTL:         minTTL,
 		MaxTTL:         maxTTL,
 		TTLGranularity: time.Millisecond,
-		NoFencing: "Redis replicates asynchronously and may evict, flush or lose what it stored in a restart, so that " +
-			"every counter in it can go back; and its TTLs follow the server's wall clock",
+		NoFencing: "Redis replicates asynchronously and may evict, flush or lose what it stored in a restart, so " +
+			"that every counter in it can go back; and its TTLs follow the server's wall clock",
 	}
 }
 
@@ -347,7 +347,9 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 
 // endHold runs a step that ends a hold, and reports whether there was one. If somebody was offered the lock, it looks
 // after the offer.
-func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (ended bool, err error) {
+func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (
+	ended bool, err error,
+) {
 	answer, _, err := d.batch.do(ctx, newStep(code, keys, args...))
 	if err != nil {
 		return false, err

@@ -36,11 +36,14 @@ type lines struct {
 
 func newLines(client goredis.UniversalClient, clock backend.Clock, prefix string, suspect func()) *lines {
 	ls := &lines{nodes: map[string]*rediswire.Line{}, dialled: suspect}
-	ls.options = rediswire.Options{Clock: clock, Channels: prefix, Sharded: ls.sharded.Load, Report: func(f *redisconn.Failure) {
-		if f != nil && !f.Fatal {
-			suspect()
-		}
-	}}
+	ls.options = rediswire.Options{
+		Clock: clock, Channels: prefix, Sharded: ls.sharded.Load,
+		Report: func(f *redisconn.Failure) {
+			if f != nil && !f.Fatal {
+				suspect()
+			}
+		},
+	}
 	switch c := client.(type) {
 	case *goredis.ClusterClient:
 		ls.cluster = c
@@ -76,13 +79,18 @@ func (ls *lines) of(ctx context.Context, lock string) (*rediswire.Line, error) {
 	if l := ls.slots[slot].Load(); l != nil {
 		return l, nil
 	}
-	node, err := question(ctx, func(ctx context.Context) (*goredis.Client, error) { return ls.cluster.MasterForKey(ctx, lock) })
+	node, err := masterOf(ctx, ls.cluster, lock)
 	if err != nil {
 		return nil, err
 	}
 	l := ls.to(*node.Options())
 	ls.slots[slot].Store(l)
 	return l, nil
+}
+
+// masterOf asks which node of a cluster has a lock.
+func masterOf(ctx context.Context, cluster *goredis.ClusterClient, lock string) (*goredis.Client, error) {
+	return question(ctx, func(ctx context.Context) (*goredis.Client, error) { return cluster.MasterForKey(ctx, lock) })
 }
 
 // to returns the line to one node of a cluster.

@@ -192,7 +192,8 @@ func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*ba
 		if lost[i] == nil || lost[i].Reason != backend.ReasonEvicted || g.Incarnation == "" {
 			continue
 		}
-		all = append(all, newStep(redisscript.Marked, redisscript.KeysOf(d.prefix, g.Name).Marks(), redisconn.StartOf(g)))
+		marks := redisscript.KeysOf(d.prefix, g.Name).Marks()
+		all = append(all, newStep(redisscript.Marked, marks, redisconn.StartOf(g)))
 		asked = append(asked, lost[i])
 	}
 	if len(all) == 0 {

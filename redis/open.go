@@ -167,8 +167,9 @@ func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClien
 		return nil, errors.New("it has a path, and a cluster has one database without a number")
 	}
 	return goredis.NewClusterClient(&goredis.ClusterOptions{
-		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
-		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
+		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol,
+		PoolSize: opt.PoolSize,
+		Dialer:   opt.Dialer, DialTimeout: opt.DialTimeout,
 		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
 	}), nil
 }

@@ -73,10 +73,7 @@ func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	var master goredis.Cmdable = c.d.client
 	if cluster, ok := c.d.client.(*goredis.ClusterClient); ok {
 		var err error
-		master, err = question(ctx, func(ctx context.Context) (*goredis.Client, error) {
-			return cluster.MasterForKey(ctx, redisscript.KeysOf(c.d.prefix, g.Name).Lock)
-		})
-		if err != nil {
+		if master, err = masterOf(ctx, cluster, redisscript.KeysOf(c.d.prefix, g.Name).Lock); err != nil {
 			return err
 		}
 	}
@@ -125,7 +122,8 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	names := []string{keys.Lock, keys.Queue, keys.Seen}
 	args := []any{
 		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
-		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond), // more than it has, so that something is written
+		// More than it has, so that something is written.
+		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond),
 	}
 	patience := (r.within + time.Millisecond - 1).Milliseconds() // 0 would be for ever
 	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {
@@ -139,9 +137,13 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 		_, _ = pipe.Exec(ctx) // each has its own error
 		return wrote, waited
 	}
-	wrote, waited := ask(func(p goredis.Pipeliner) *goredis.Cmd { return p.EvalSha(ctx, redisscript.SHA, names, args...) })
+	wrote, waited := ask(func(p goredis.Pipeliner) *goredis.Cmd {
+		return p.EvalSha(ctx, redisscript.SHA, names, args...)
+	})
 	if goredis.HasErrorPrefix(wrote.Err(), "NOSCRIPT") {
-		wrote, waited = ask(func(p goredis.Pipeliner) *goredis.Cmd { return p.Eval(ctx, redisscript.Source, names, args...) })
+		wrote, waited = ask(func(p goredis.Pipeliner) *goredis.Cmd {
+			return p.Eval(ctx, redisscript.Source, names, args...)
+		})
 	}
 	answers, err := wrote.Slice()
 	switch {

@@ -60,7 +60,8 @@ func (d *Driver) valid(r backend.Request) error {
 	if r.MinHold < 0 || r.MinHold > d.o.MaxTTL {
 		return &backend.InvalidError{
 			Kind: backend.ErrInvalidOption, What: "MinHold", Value: r.MinHold.String(),
-			Why: fmt.Sprintf("it is negative, or longer than MaxTTL %v, for which a restarted server has no vote", d.o.MaxTTL),
+			Why: fmt.Sprintf("it is negative, or longer than MaxTTL %v, for which a restarted server has no vote",
+				d.o.MaxTTL),
 		}
 	}
 	return nil

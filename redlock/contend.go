@@ -187,7 +187,8 @@ func (x *contender) queue(i int) {
 func (x *contender) accept(i int) {
 	x.places[i].proved = 0
 	if x.flying < cap(x.sink) {
-		x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Accept, x.h.Start(), redisscript.Millis(x.h.PX)))
+		x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Accept,
+			x.h.Start(), redisscript.Millis(x.h.PX)))
 	}
 }
 

@@ -182,7 +182,8 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	case *goredis.Client:
 		opt := *c.Options()
 		if opt.Addr == "FailoverClient" { // what go-redis writes for a client of Sentinel
-			return nil, refuse("a client of Sentinel", "a failover replaces the server by one that may not know its locks")
+			return nil, refuse("a client of Sentinel",
+				"a failover replaces the server by one that may not know its locks")
 		}
 		return &opt, nil
 	case *goredis.ClusterClient:
@@ -202,8 +203,8 @@ func (d *Driver) Describe() backend.Description {
 		MaxTTL:         d.o.MaxTTL,
 		TTLGranularity: time.Millisecond,
 		Margin:         ownMargin,
-		NoFencing: "Redlock's servers share no order of events, so no number that grows with every grant comes out of a " +
-			"majority of them; and its exclusion rests on their clocks",
+		NoFencing: "Redlock's servers share no order of events, so no number that grows with every grant comes out " +
+			"of a majority of them; and its exclusion rests on their clocks",
 	}
 }
 

@@ -15,7 +15,9 @@ func init() { kit.Register(Open, "redlock", "redlocks") }
 
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"redlock"}, Secure: []string{"redlocks"}, Port: "6379",
-	Options: []string{"node-timeout", "max-ttl", "trust-fresh", "wait-for-all", "allow-volatile-eviction", "assume-version"},
+	Options: []string{
+		"node-timeout", "max-ttl", "trust-fresh", "wait-for-all", "allow-volatile-eviction", "assume-version",
+	},
 }
 
 // Open connects to the servers that rawURL names, looks at them, and returns a driver whose Close closes the
@@ -81,7 +83,8 @@ func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options,
 		}
 	}
 	for name, on := range map[string]*bool{
-		"trust-fresh": &o.TrustFresh, "wait-for-all": &o.WaitForAll, "allow-volatile-eviction": &o.AllowVolatileEviction,
+		"trust-fresh": &o.TrustFresh, "wait-for-all": &o.WaitForAll,
+		"allow-volatile-eviction": &o.AllowVolatileEviction,
 	} {
 		if *on, err = u.Bool(name); err != nil {
 			return nil, nil, err

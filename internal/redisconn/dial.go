@@ -59,13 +59,16 @@ func handshakeFailure(addr string, err error) *Failure {
 	var stranger tls.RecordHeaderError
 	switch {
 	case errors.As(err, &untrusted):
-		config.Setting, config.Value, config.Want = "TLS certificate", "not trusted", "signed by an authority of ca, for server-name"
+		config.Setting, config.Value = "TLS certificate", "not trusted"
+		config.Want = "signed by an authority of ca, for server-name"
 		config.Why = "the server at " + addr + " cannot be told from an impostor"
 	case errors.As(err, &stranger):
 		config.Setting, config.Value, config.Want = "TLS", "asked for", "left out for a port without it"
 		config.Why = "the server at " + addr + " does not speak TLS on this port"
 	default:
-		return &Failure{Cause: fmt.Errorf("TLS handshake with %s: %w: it does not speak TLS on this port, or is too slow", addr, err)}
+		return &Failure{
+			Cause: fmt.Errorf("TLS handshake with %s: %w: it does not speak TLS on this port, or is too slow", addr, err),
+		}
 	}
 	return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
 }

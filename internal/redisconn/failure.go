@@ -50,14 +50,15 @@ var refusals = map[string]bool{
 // are known by their text.
 var settings = []struct{ code, text, setting, value, want, why string }{
 	{"WRONGTYPE", "", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
-	{"NOPERM", "", "ACL", "restricted", "INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
-		"the user may not run what locks need"},
+	{"NOPERM", "", "ACL", "restricted",
+		"INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix", "the user may not run what locks need"},
 	{"NOAUTH", "", "credentials", "missing", "those of a user of the server", "the server asks for authentication"},
 	{"WRONGPASS", "", "credentials", "refused", "those of a user of the server", "the server does not know them"},
 	{"CROSSSLOT", "", "key prefix", "with a hash tag", "free of braces", "the keys of one name are in different slots"},
 	{"", "unknown command 'sentinel'", "client", "one of Sentinel", "one of a single server, such as redis://",
 		"the server is no Sentinel"},
-	{"", "DB index is out of range", "database", "too great a number", "one that the server has", "see its setting databases"},
+	{"", "DB index is out of range", "database", "too great a number", "one that the server has",
+		"see its setting databases"},
 	{"", "SELECT is not allowed in cluster mode", "database", "not 0", "0", "the server is a node of a cluster"},
 	{"", "cluster support disabled", "client", "one of a cluster", "one of a single server, such as redis://",
 		"the server is not a node of a cluster (cluster-enabled no)"},

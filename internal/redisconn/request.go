@@ -71,7 +71,8 @@ func StartOf(g backend.Grant) string {
 // ValueOf is Hold.Value for a grant that came back with an incarnation.
 func ValueOf(g backend.Grant) string {
 	incarnation, metadata, _ := strings.Cut(g.Incarnation, metadataMark)
-	return redisscript.ValueOf(incarnation, g.RequestID, redisscript.Hold{ID: g.HoldID, Owner: g.Owner, Metadata: metadata})
+	shown := redisscript.Hold{ID: g.HoldID, Owner: g.Owner, Metadata: metadata}
+	return redisscript.ValueOf(incarnation, g.RequestID, shown)
 }
 
 // HolderOf tells about one hold.

@@ -3,7 +3,6 @@ package redisconn
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -126,7 +125,7 @@ func (s Server) Fit() error {
 	case s.Evicts() && !(s.Tolerated && strings.HasPrefix(s.policy, "volatile-")):
 		return &backend.ConfigError{
 			Setting: "maxmemory-policy", Value: s.policy, Want: "noeviction",
-			Why: fmt.Sprintf("with maxmemory %s the server throws held locks away to make room", s.maxmemory) + s.advice(),
+			Why: "with maxmemory " + s.maxmemory + " the server throws held locks away to make room" + s.advice(),
 		}
 	}
 	return nil

@@ -79,7 +79,9 @@ func (s *Subscription) run(ctx context.Context, client Subscriber, channel strin
 }
 
 // listen is the life of one connection.
-func (s *Subscription) listen(ctx context.Context, client Subscriber, channel string, l Listener) (confirmed bool, err error) {
+func (s *Subscription) listen(ctx context.Context, client Subscriber, channel string, l Listener) (
+	confirmed bool, err error,
+) {
 	sub := client.Subscribe(ctx) // no channel yet, so no I/O yet
 	s.mu.Lock()
 	if s.closed {

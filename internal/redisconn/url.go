@@ -70,7 +70,8 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 // when the time was over, and what the URL's author may have overlooked.
 func (u *URL) Explain(err error) error {
 	last := u.failed.Load()
-	if last != nil && !errors.Is(err, *last) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+	timeOver := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	if last != nil && timeOver && !errors.Is(err, *last) {
 		return fmt.Errorf("%w (the last attempt to connect failed: %w)", err, *last)
 	}
 	if u.TLS != nil || !errors.Is(err, io.EOF) {

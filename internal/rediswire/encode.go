@@ -47,7 +47,7 @@ func (k kind) native() bool { return k <= takes }
 // The beginnings of the calls of a script.
 var verbs = [kinds][2][]byte{
 	frees:   {verb("evalsha", redisscript.FreeSHA), verb("eval", redisscript.FreeSource)},
-	scripts: {verb("evalsha", redisscript.SHA), verb("eval", redisscript.Source)}, // the source travels along, and the server keeps it
+	scripts: {verb("evalsha", redisscript.SHA), verb("eval", redisscript.Source)},
 }
 
 func verb(name, script string) []byte { return bulk(bulk(nil, name), script) }
