@@ -1,5 +1,9 @@
 package redis
 
+// This file is AcquireAll: several names in one call of the script, which grants all or none. The script runs a call as
+// a whole while nobody else is served, so no lock order and no undoing is needed; the price is that all keys must be on
+// one server, and that a set never waits.
+
 import (
 	"context"
 	"fmt"
@@ -12,22 +16,26 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// maxAll bounds the names of one AcquireAll: it bounds how long one call of the script keeps the server from others.
+// maxAll bounds the names of one AcquireAll, and with them how long one call of the script keeps the server from
+// others.
 const maxAll = maxSteps
 
-// sharded reports whether the names of a set may be on different servers.
+// sharded reports whether two names may be on different servers: the client is one of a cluster, or the probe or
+// Options.Assume says that a cluster is behind it.
 func (d *Driver) sharded() bool {
 	_, cluster := d.client.(*goredis.ClusterClient)
 	return cluster || d.batch.lines.sharded.Load()
 }
 
-// AcquireAll implements backend.MultiAcquirer: one call of the script grants all names, of whatever kinds, or none. On
-// a cluster it is ErrUnsupported, as it is for more than 128 names.
+// AcquireAll grants all names, of whatever kinds, in one round trip, or none of them. On a cluster it is
+// ErrUnsupported, as it is for more than 128 names. The grants are in the order of the requests. The error says which
+// name is in the way: backend.ErrHeld with its holder, ErrLimitMismatch, ErrUnavailable (nothing was sent), ErrUnknown
+// (what was granted may not have been given back), or ctx's error.
 //
 // It never waits: where a set with Wait cannot be granted at once it is ErrUnsupported, with nothing done. Waiting in
 // the queues of several names at the same time would close some of them for others while the rest is awaited, or let
 // those sets starve that never find all names free in one instant; names that are taken one after the other in one
-// order do neither.
+// order do neither, and the core does that.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	at := 0 // whose name to put into the error
 	grants, err := d.acquireAll(ctx, rs, &at)
@@ -41,6 +49,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, nil
 }
 
+// acquireAll is AcquireAll without the words of its error. at says which request the error is about: the first until
+// the server has named another.
 func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) ([]backend.Grant, error) {
 	if d.sharded() {
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
@@ -56,7 +66,9 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 		return nil, err
 	}
 	defer d.end()
-	if d.sharded() { // as the probe has found out
+	// Whether a proxy hides a cluster is known once the first probe has passed, which begin awaits: hence the second
+	// check.
+	if d.sharded() {
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
 	}
 	grants, err := a.try(ctx, at)
@@ -66,16 +78,18 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 	return grants, err
 }
 
-// allCall is one AcquireAll.
+// allCall is one AcquireAll. Like call it belongs to its caller's goroutine.
 type allCall struct {
-	d       *Driver
-	rs      []backend.Request
-	calls   []*call
-	again   bool // the requests may be in the server already
+	d     *Driver
+	rs    []backend.Request
+	calls []*call
+	// Some request may be in the server already; the script then looks for all of them, each under its own id.
+	again   bool
 	unknown []outcome
 }
 
-// prepare refuses a set that cannot be meant, and makes a call of each request.
+// prepare refuses a set that cannot be meant, such as one name twice, and makes a call of each request. Only the holds
+// and the keys of these calls are used: they never ask by themselves.
 func (a *allCall) prepare() error {
 	if err := kit.ValidateSet(a.d.Describe(), a.rs); err != nil {
 		return err
@@ -87,7 +101,9 @@ func (a *allCall) prepare() error {
 	return nil
 }
 
-// try makes one attempt. Faults are tried again, since the script makes that harmless.
+// try makes one attempt for the whole set. A fault is tried again, as in call.try. An attempt that lost is an answer,
+// but an earlier one without an outcome may still be delivered and granted, so that what it would leave is tidied up
+// before the answer is returned.
 func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
 	for n := 1; ; n++ {
 		holds := make([]redisscript.Hold, len(a.calls))
@@ -112,7 +128,8 @@ func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
 	}
 }
 
-// step asks for all holds.
+// step asks for all holds. The step stands on the first name's keys, and carries the other names' keys beside them: one
+// step, hence one atomic part of the script's call.
 func (a *allCall) step(holds []redisscript.Hold) *step {
 	s := newStep(redisscript.TryAll, a.calls[0].keys)
 	again := "0"
@@ -129,7 +146,8 @@ func (a *allCall) step(holds []redisscript.Hold) *step {
 	return s
 }
 
-// grants returns nil for an attempt that lost.
+// grants returns the answers to the callers, or nil for an attempt that lost. A request that has its name already keeps
+// the hold that it has, while the others of the set are granted anew in the same call.
 func (a *allCall) grants(answer any, holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
 	var kept []string
 	if answer != int64(1) {
@@ -152,7 +170,7 @@ func (a *allCall) grants(answer any, holds []redisscript.Hold, sentAt backend.In
 	return grants
 }
 
-// refused reads the answer to an attempt that lost.
+// refused reads the answer to an attempt that lost, and sets at to the request that is in the way.
 func (a *allCall) refused(answer any, at *int) error {
 	r, ok := redisscript.ParseRefused(answer, len(a.rs))
 	if !ok {
@@ -168,7 +186,9 @@ func (a *allCall) refused(answer any, at *int) error {
 	return redisconn.HeldError(a.rs[r.Index].Name, r.State)
 }
 
-// failed notes an attempt that ended with err and may have left something.
+// failed notes an attempt that ended with err and may have left holds. The step carried all of them, but only the first
+// outcome refers to it: whether the server has run the step is signalled once, and tidy awaits every outcome before it
+// removes the first hold.
 func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *redisconn.Failure {
 	f := redisconn.FailureOf(err)
 	if !f.Sent {

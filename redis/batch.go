@@ -1,5 +1,15 @@
 package redis
 
+// This file carries steps to the servers and back to the goroutines that wait for them. A step is one operation of the
+// lock script on one name. Its life:
+//
+// 	newStep ─► submit ─► a line of internal/rediswire ─► Ended (on the line's goroutine) ─► done ─► await ─► free
+//
+// Between submit and the signal on done the step belongs to the line, whatever its caller does meanwhile: a caller
+// whose context ends leaves the step behind and never touches it again. Steps that are submitted while a connection is
+// being written to leave together, so concurrent calls share round trips without waiting for each other. lines.go says
+// which line a name has.
+
 import (
 	"context"
 	"errors"
@@ -14,29 +24,37 @@ import (
 )
 
 const (
-	maxSteps   = 128             // names in one step: bounds how long it keeps the server from others
+	// maxSteps bounds the names in one step, and with them how long it keeps the server from others. Redis serves
+	// nobody else while a script runs.
+	maxSteps = 128 // names in one step: bounds how long it keeps the server from others
+	// answerTime is for a question that changes nothing, whatever its caller's context allows.
 	answerTime = 3 * time.Second // for a question that changes nothing
 )
 
-// step is one step on its way to the server and back.
+// step is one step on its way to the server and back. The embedded Step is what the line reads and writes.
 type step struct {
 	rediswire.Step
-	b    *batcher
-	few  [3]string // memory of most steps' arguments
-	hops int       // from node to node of a cluster
+	b *batcher
+	// Memory for the arguments of most steps, so that they need no allocation.
+	few [3]string
+	// How often a cluster's nodes have sent it on; at most maxHops.
+	hops int
 	line *rediswire.Line
 
-	// Set before done is signalled.
-	sentAt  backend.Instant // before the first byte left
-	answer  any
-	err     error
-	drained <-chan struct{} // of a failed step: closed when the server has run it or never will; may be nil
-	done    chan struct{}   // buffered: nobody may be listening any more
+	// The instant before the first byte left: what a grant's validity counts from.
+	sentAt backend.Instant
+	answer any
+	err    error
+	// Of a failed step: closed when the server has run it or never will. It may be nil.
+	drained <-chan struct{}
+	// Signalled once by Ended. It has room for one: nobody may be listening any more.
+	done chan struct{}
 }
 
+// steps are pooled: a step with its channel is most of what an exchange allocates.
 var steps = sync.Pool{New: func() any { return &step{done: make(chan struct{}, 1)} }}
 
-// newStep takes a step from the pool. Only a caller that has seen done may give it back.
+// newStep takes a step from the pool. Only a goroutine that has seen done may give it back, see free.
 func newStep(code string, keys redisscript.Keys, args ...string) *step {
 	s := steps.Get().(*step)
 	s.Code, s.Keys, s.Others = code, keys, nil
@@ -53,10 +71,13 @@ func (s *step) again() {
 	s.sentAt, s.answer, s.err, s.drained = 0, nil, nil, nil
 }
 
-// free gives a step back to the pool: only after its end was seen, since a line may hold it until then.
+// free gives a step back to the pool, after its end was seen. A step that was left behind is never freed: its line may
+// still write to it, and the garbage collector takes it afterwards.
 func (s *step) free() { steps.Put(s) }
 
-// Ended implements rediswire.Owner.
+// Ended is called by the line, once, when the step was answered or has failed. It must not block, as it runs on the
+// goroutine that reads the connection. A step that a cluster sends elsewhere has not ended for its caller: redirect
+// submits it to the other node.
 func (s *step) Ended() {
 	if s.Err != nil && s.b.redirect(s) {
 		return
@@ -68,14 +89,19 @@ func (s *step) Ended() {
 	s.done <- struct{}{}
 }
 
-// batcher carries the steps of concurrent calls to the servers.
+// batcher carries the steps of concurrent calls to the servers. It has no goroutine and no lock of its own: the lines
+// have both.
 type batcher struct {
 	lines *lines
 	hooks *hooks // of a client that was handed in; nil without one
 }
 
-// do runs one step and returns within ctx. A step that was answered goes back to the pool; after a failure with Left set
-// it is still under way.
+// do runs one step and returns within ctx. A step that was answered goes back to the pool; after a failure with Left
+// set it is still under way, and the caller may only pass it on to outcomeOf.
+//
+// A step that did nothing because its keys are on the way from one node of a cluster to another is sent again: the
+// nodes answer TRYAGAIN as long as the move lasts. Otherwise calls on such a name would fail for no reason that
+// concerns their callers, releases among them.
 func (b *batcher) do(ctx context.Context, s *step) (answer any, sentAt backend.Instant, err error) {
 	for n := 1; ; n++ {
 		err := b.once(ctx, s)
@@ -91,17 +117,17 @@ func (b *batcher) do(ctx context.Context, s *step) (answer any, sentAt backend.I
 	}
 }
 
-// movingTries bounds how often a step is tried while its keys are moved between two nodes of a cluster: for about two
-// seconds.
+// movingTries bounds how often a step is sent while its keys are moved between two nodes: for at most two seconds, by
+// the pauses of redisconn.Backoff.
 const movingTries = 9
 
-// moving reports whether a step did nothing for that reason.
+// moving reports whether a step did nothing because its keys are being moved.
 func moving(err error) bool {
 	var f *redisconn.Failure
 	return errors.As(err, &f) && f.Moving
 }
 
-// once makes one attempt.
+// once makes one attempt, and shows it to the hooks of a client that was handed in.
 func (b *batcher) once(ctx context.Context, s *step) error {
 	if err := ctx.Err(); err != nil {
 		return &redisconn.Failure{Cause: err, Fatal: true}
@@ -112,6 +138,8 @@ func (b *batcher) once(ctx context.Context, s *step) error {
 	return b.carry(ctx, s)
 }
 
+// carry sends a step and waits for its end. The line gets the caller's deadline, since a connection with nothing to
+// answer for is told by its read deadline and not by a timer for each step.
 func (b *batcher) carry(ctx context.Context, s *step) error {
 	s.Deadline, _ = ctx.Deadline()
 	if err := b.submit(ctx, s); err != nil {
@@ -131,7 +159,8 @@ func (b *batcher) submit(ctx context.Context, s *step) error {
 	return nil
 }
 
-// submitAll sends steps together. Those that have no line have ended when it returns.
+// submitAll sends steps together: each line gets its own in one piece, and they leave in one write. Those that have no
+// line have ended when it returns.
 func (b *batcher) submitAll(ctx context.Context, all []*step) {
 	together := map[*rediswire.Line][]*rediswire.Step{}
 	for _, s := range all {
@@ -149,7 +178,9 @@ func (b *batcher) submitAll(ctx context.Context, all []*step) {
 	}
 }
 
-// doAll runs steps together and calls each, in order, with the outcome of every one.
+// doAll runs steps together and calls each, in order, with the outcome of every one, on the caller's goroutine. Steps
+// that were moving are repeated without the others. Hooks see the whole as one command, named for the first step.
+// Afterwards the steps are free, but for those left behind, so each must copy what it wants to keep.
 func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *step, err error)) {
 	if len(all) == 0 {
 		return
@@ -199,7 +230,12 @@ func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *st
 	}
 }
 
-// await waits for the end of a step or of ctx.
+// await waits for the end of a step or of ctx. When ctx ends first there are three cases: the line has not taken the
+// step, so that it is dropped and nothing was sent; the step has ended in the same moment; or it is under way, and its
+// outcome is unknown.
+//
+// In the last case the connection is doubted: the answer may just be late, but what other callers send next had better
+// not stand behind it. Where the deadline is near the connection gives up by itself.
 func await(ctx context.Context, s *step) error {
 	select {
 	case <-s.done:
@@ -221,8 +257,8 @@ func await(ctx context.Context, s *step) error {
 }
 
 // contextFirst returns the error of a step that has ended. If its connection gave up because the caller's time was
-// over, the context's error is the one to report; on a busy machine the connection may learn that before the context
-// does.
+// over, the context's error is the one to report, with the connection's beside it; on a busy machine the connection may
+// learn that before the context does, see redisconn.Ended.
 func contextFirst(ctx context.Context, s *step) error {
 	if s.err == nil {
 		return nil

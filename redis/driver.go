@@ -19,6 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
+// driverName is the driver's name in errors and descriptions.
 const driverName = "redis"
 
 // The bounds of a TTL. Below the lower one the round trips eat the validity; the upper one catches mistakes of unit.
@@ -27,7 +28,8 @@ const (
 	maxTTL = 30 * 24 * time.Hour
 )
 
-// Options configure a Driver. The zero value is ready to use.
+// Options configure a Driver. The zero value is ready to use. New copies what it needs, so they may be changed
+// afterwards.
 type Options struct {
 	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
 	// "fencelock:".
@@ -68,30 +70,41 @@ type Server struct {
 }
 
 // Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or
-// Open. All methods are safe for concurrent use.
+// Open. All methods are safe for concurrent use, and return within their context but for the pauses that their docs
+// name. Close it when no client uses it any more.
 type Driver struct {
-	client   goredis.UniversalClient
-	own      bool  // Close closes client
-	unfit    error // what New found wrong, answered by every call
-	prefix   string
-	clock    backend.Clock
-	identity string       // names this driver's channel and marks its holds
-	nonces   atomic.Int64 // the last one
+	client goredis.UniversalClient
+	// Close closes client: Open made it, or fit did.
+	own bool
+	// What New found wrong. Every call answers it, as New does no I/O and has no error of its own.
+	unfit  error
+	prefix string
+	clock  backend.Clock
+	// identity names this driver's channel and marks its holds and places. It is random, so that no two drivers share
+	// one, and new for each driver: a process that starts again is another client.
+	identity string
+	// The last nonce, see Driver.nonce.
+	nonces atomic.Int64
 
-	probe    redisconn.Probe
-	patience time.Duration // with one probe
-	follow   sync.Once     // starts lines.follow, behind Sentinels
+	probe redisconn.Probe
+	// For one probe.
+	patience time.Duration
+	// Starts lines.follow, behind Sentinels.
+	follow sync.Once
 
 	evictable bool    // Options.AllowVolatileEviction
 	assumed   *Server // Options.Assume
 	replicas  replicas
 
+	// A backend.Exclusion, as the last probe has found.
 	exclusion atomic.Uint32 // backend.Exclusion, as the probe has found
 	batch     *batcher
-	wanted    redisconn.Wanted // names that others want, or did just now
-	push      push
-	waiting   waiting
-	gate      *kit.Gate
+	// Names that others want, or did within the last second: their requests go to the script at once.
+	wanted  redisconn.Wanted
+	push    push
+	waiting waiting
+	// gate counts calls and background work in, and refuses them after Close.
+	gate *kit.Gate
 }
 
 var (
@@ -131,6 +144,8 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 	return d
 }
 
+// newDriver makes the driver on a client that is fit. What is wrong with the options is kept in unfit; the last check
+// that finds something wins, as each is enough to refuse every call.
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), client: client, own: own, unfit: unfit,
@@ -166,7 +181,7 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 	return d
 }
 
-// assume takes s for the server's own word.
+// assume takes s for the server's own word, so that the probe asks nothing of it.
 func (d *Driver) assume(s Server) {
 	stated, err := redisconn.ParseVersion(s.Version)
 	if err == nil && d.unfit == nil {
@@ -207,9 +222,10 @@ func (d *Driver) Describe() backend.Description {
 // end, unless begin fails.
 func (d *Driver) begin(ctx context.Context) error { return d.enter(ctx, d.ready) }
 
-// beginKnown is what all other calls do first.
+// beginKnown starts every other call. The server need only have been fit once.
 func (d *Driver) beginKnown(ctx context.Context) error { return d.enter(ctx, d.known) }
 
+// enter counts a call in and waits until ready lets it pass.
 func (d *Driver) enter(ctx context.Context, ready func(context.Context) error) error {
 	if d.gate.Enter() != nil {
 		return backend.ErrClosed
@@ -221,18 +237,22 @@ func (d *Driver) enter(ctx context.Context, ready func(context.Context) error) e
 	return err
 }
 
+// end counts a call out. Close waits for that.
 func (d *Driver) end() { d.gate.Leave() }
 
 // Acquire takes a lock: one round trip for a free name. With Wait the request stands in the name's queue until it is
 // granted or ctx ends, and leaves nothing there. The same RequestID again gets the same hold; once that was so through
-// two drivers, only a release by one of them, or its time, ends the hold. Errors wrap
-// backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (what the request may have taken could not be given
-// back), or ctx's error.
+// two drivers, only a release by one of them, or its time, ends the hold. Validity counts from Grant.SentAt.
+//
+// Errors wrap backend.ErrHeld (with the holder's id and the time that its hold has left), ErrUnavailable (nothing was
+// sent), ErrUnknown (what the request may have taken could not be given back yet), ErrMisconfigured, ErrLimitMismatch,
+// ErrClosed, or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
 }
 
+// acquire is Acquire without the words of its error.
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
@@ -257,9 +277,10 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 }
 
 // Renew prolongs grants, and answers for each of them, in order: one script call for up to 128 grants, all calls in one
-// pipeline (on a cluster, one call a grant and one pipeline a node). A hold that is gone is a backend.NotHeldError and
+// pipeline (on a cluster, one call a grant and one pipeline a node). It never shortens: a renewal that arrives late, or
+// asks for less than the hold has, changes nothing. A hold that is gone is a backend.NotHeldError with its reason and
 // is never made again; where the server did not answer the hold may live on, and the error wraps backend.ErrUnavailable
-// or ErrUnknown.
+// or ErrUnknown. With Options.Replicas a renewal that too few replicas have is a ReplicasError.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	if err := d.beginKnown(ctx); err != nil {
 		return redisconn.Unrenewed(ctx, driverName, grants, err)
@@ -309,6 +330,9 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
 }
 
+// release is Release without the words of its error. An exclusive hold of a name that nobody is known to want ends by
+// the short script, which does nothing where somebody waits: then the whole script is asked, in a second round trip.
+// That holds for Release by request id, shares and minimum holds from the start.
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits {
 		return fmt.Errorf("%v: %w", g.Kind, backend.ErrUnsupported)
@@ -345,8 +369,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return lost
 }
 
-// endHold runs a step that ends a hold, and reports whether there was one. If somebody was offered the lock, it looks
-// after the offer.
+// endHold runs a step that ends a hold, and reports whether there was one. If somebody was offered the lock, it sees to
+// it that the offer is looked after.
 func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (
 	ended bool, err error,
 ) {
@@ -364,11 +388,14 @@ func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys
 	return n > 0, nil
 }
 
-// Expire implements backend.Expirer, in one round trip.
+// Expire ends a hold as its time would, in one round trip: unlike Release it leaves a hold that another driver was
+// answered with, so that what one of two gateways gives up does not take it from the other. With a minimum hold the
+// name stays closed until that is over. What is not held, or was granted to others too, is backend.ErrNotHeld.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 	return redisconn.CallError(ctx, driverName, "expire", g.Name, d.expire(ctx, g))
 }
 
+// expire is Expire without the words of its error.
 func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
 	start := redisconn.StartOf(g)
 	if start == "" {
@@ -386,12 +413,15 @@ func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// Look tells who holds a name and how many wait for it, as the server saw it in one moment. Since is not known.
+// Look tells who holds a name and how many wait for it, in one round trip, as the server saw it in one moment. Since is
+// not known. A name that nobody holds is a State that is not Held, and no error. Errors wrap backend.ErrUnavailable,
+// ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	state, err := d.holder(ctx, name)
 	return state, redisconn.CallError(ctx, driverName, "holder", name, err)
 }
 
+// holder is Look without the words of its error.
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
@@ -407,7 +437,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	return stateOf(name, answer)
 }
 
-// stateOf reads the answer to Inform.
+// stateOf reads the answer to Inform: an exclusive hold, or the shares of a name that is held in shares.
 func stateOf(name string, answer any) (backend.State, error) {
 	state, ok := redisscript.ParseState(answer)
 	if !ok {
@@ -430,7 +460,11 @@ func stateOf(name string, answer any) (backend.State, error) {
 }
 
 // Close ends waiters with backend.ErrClosed and gives their places in the queues back, as far as ctx and the server
-// allow. It releases no holds, and closes the client only if Open made it. Close may be called again.
+// allow. It releases no holds, and closes the client only if Open made it. Close may be called again, and beside other
+// calls, which fail with backend.ErrClosed from then on.
+//
+// The order matters: calls and background work end first, since they need the lines; then the timers, the subscription
+// and the lines. If ctx ends before that, the goroutines are left to end with their connections.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

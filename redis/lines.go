@@ -1,5 +1,12 @@
 package redis
 
+// This file finds the connection for a name. On one server all names share one line (internal/rediswire); on a cluster
+// every node has its own, and the slot of a name says which. The table of slots starts empty and is filled as names are
+// used: from the client's own view of the cluster at first, and from MOVED answers afterwards.
+//
+// A slot whose line fails is forgotten, so that the next step asks the client where it is now. Behind Sentinels the
+// master can change while its old connection still answers; follow watches for that.
+
 import (
 	"context"
 	"net"
@@ -16,24 +23,36 @@ import (
 	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
-// lines are the connections on which steps go: one line to the server, or one to each node of a cluster. They are the
-// driver's own, made from the client's options; the client itself finds the nodes, asks INFO, and subscribes.
+// lines are the connections on which steps go. They are the driver's own, made from the client's options: retries and
+// pooling of the client would hide whether a command was sent, which is the difference between ErrUnavailable and
+// ErrUnknown. The client itself finds the nodes, answers INFO, and subscribes.
 type lines struct {
-	options rediswire.Options // without Connect
-	one     *rediswire.Line   // nil on a cluster
+	// For every line, without Connect.
+	options rediswire.Options
+	// The one line; nil on a cluster.
+	one     *rediswire.Line
 	cluster *goredis.ClusterClient
-	sharded atomic.Bool // names may be on different servers; one may be a proxy before a cluster
-	used    atomic.Bool // since follow has looked
-	dialled func()      // told of each new connection
+	// Names may be on different servers: the client is one of a cluster, or the server is a proxy before one. It
+	// decides how the script pushes and how steps are grouped.
+	sharded atomic.Bool
+	// Whether a step was sent since follow has looked last: a driver that does nothing asks Sentinels for nothing.
+	used atomic.Bool
+	// Told of each new connection, which may lead to another server than the last one.
+	dialled func()
 
-	mu     sync.Mutex // protects the following fields
-	nodes  map[string]*rediswire.Line
-	node   goredis.Options // of any one
+	mu    sync.Mutex // protects the following fields
+	nodes map[string]*rediswire.Line
+	// The options of any one node: MOVED and ASK name an address, and the rest is the same for all.
+	node goredis.Options
+	// Lines made from now on are closed at once.
 	closed bool
 
-	slots [redisscript.Slots]atomic.Pointer[rediswire.Line] // as far as they are known
+	// The line of each slot, as far as it is known. Atomic, since every step of a cluster reads one.
+	slots [redisscript.Slots]atomic.Pointer[rediswire.Line]
 }
 
+// newLines prepares the lines for client, and connects to nothing. suspect is called when a server answers something
+// that casts doubt on it, and with every new connection.
 func newLines(client goredis.UniversalClient, clock backend.Clock, prefix string, suspect func()) *lines {
 	ls := &lines{nodes: map[string]*rediswire.Line{}, dialled: suspect}
 	ls.options = rediswire.Options{
@@ -67,9 +86,10 @@ func (ls *lines) line(opt goredis.Options) *rediswire.Line {
 	return rediswire.NewLine(o)
 }
 
-// of returns the line for a lock.
+// of returns the line for a lock. Without one on record it asks the cluster, for answerTime at most.
 func (ls *lines) of(ctx context.Context, lock string) (*rediswire.Line, error) {
 	if ls.one != nil {
+		// A store only where it changes something: all callers write to the same cache line otherwise.
 		if !ls.used.Load() {
 			ls.used.Store(true)
 		}
@@ -88,12 +108,12 @@ func (ls *lines) of(ctx context.Context, lock string) (*rediswire.Line, error) {
 	return l, nil
 }
 
-// masterOf asks which node of a cluster has a lock.
+// masterOf asks the client which node of a cluster has a lock.
 func masterOf(ctx context.Context, cluster *goredis.ClusterClient, lock string) (*goredis.Client, error) {
 	return question(ctx, func(ctx context.Context) (*goredis.Client, error) { return cluster.MasterForKey(ctx, lock) })
 }
 
-// to returns the line to one node of a cluster.
+// to returns the line to one node of a cluster, and makes it if there is none.
 func (ls *lines) to(opt goredis.Options) *rediswire.Line {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -109,7 +129,8 @@ func (ls *lines) to(opt goredis.Options) *rediswire.Line {
 	return l
 }
 
-// forget has the slots of a line that fails looked up again.
+// forget has the slots of a line that failed looked up again, by the client as well: it reloads its own table in the
+// background. All slots of the line are searched, 16,384 compare-and-swaps, which happens once for a failed connection.
 func (ls *lines) forget(l *rediswire.Line) {
 	for i := range ls.slots {
 		ls.slots[i].CompareAndSwap(l, nil)
@@ -117,11 +138,17 @@ func (ls *lines) forget(l *rediswire.Line) {
 	ls.cluster.ReloadState(context.Background()) // in the background
 }
 
-// maxHops bounds how often a step is sent on from node to node.
+// maxHops bounds how often one step is sent on from node to node. More than two hops need a cluster that is being
+// rearranged while its nodes disagree.
 const maxHops = 8
 
-// redirect sends a step that has failed to the node that has its keys, if the answer says which. Where no answer came
-// the nodes are looked up again, for the next attempt.
+// redirect sends a step that has failed to the node that has its keys, if the answer says which, and reports whether it
+// did. MOVED is for good, so the slot's line changes; ASK is for this one step, which then goes with ASKING. Where no
+// answer came at all, the nodes are looked up again for the next attempt.
+//
+// It runs on the goroutine that reads the old node's connection. The step is submitted on a goroutine of its own, which
+// ends with that call: submitting may write to the other connection, and two readers that wait for each other's writes
+// would never end.
 func (b *batcher) redirect(s *step) bool {
 	ls := b.lines
 	if ls.cluster == nil {
@@ -141,6 +168,7 @@ func (b *batcher) redirect(s *step) bool {
 		return false
 	}
 	ls.mu.Lock()
+	// A node that does not know its own name answers MOVED without a host, and means the address at which it was asked.
 	opt := ls.node
 	for addr, l := range ls.nodes {
 		if l == s.line && host == "" { // the node does not know its own name
@@ -160,13 +188,14 @@ func (b *batcher) redirect(s *step) bool {
 	return true
 }
 
-// serverError returns the text of an answer.
+// serverError returns the text of a server's error answer, which is what tells MOVED and ASK from a broken connection.
 func serverError(f *redisconn.Failure) (text string, answered bool) {
 	answer, ok := f.Cause.(redisconn.ServerError)
 	return string(answer), ok
 }
 
-// close ends all lines, and returns when they have ended, or with ctx.
+// close ends all lines and returns when they have ended, or with ctx. A line made later by a step under way is closed
+// by to.
 func (ls *lines) close(ctx context.Context) error {
 	ls.mu.Lock()
 	ls.closed = true
@@ -192,11 +221,17 @@ func (ls *lines) close(ctx context.Context) error {
 	return nil
 }
 
-// masterEvery is how often the master is looked up behind Sentinels while there are calls: one that was replaced may
-// still answer.
+// masterEvery is how often the master is looked up behind Sentinels while there are calls. A master that was replaced
+// by a manual failover answers until it has become a replica: seconds, in which it would grant locks that nobody else
+// sees.
 const masterEvery = time.Second
 
-// follow keeps the line to the master that Sentinels tell of, whom the dialer of opt finds, until ctx ends.
+// follow keeps the line on the master that the Sentinels name, until ctx ends. go-redis 9 asks the Sentinels inside the
+// dialer of a failover client, so each look is a connection that is closed again; only its remote address counts.
+// Subscribing to the Sentinels' +switch-master was rejected: a message may be lost, and then nothing would ever correct
+// the line.
+//
+// It is one goroutine for each driver behind Sentinels, started by the first probe, and it ends when Close begins.
 func (ls *lines) follow(ctx context.Context, opt goredis.Options) {
 	tick := time.NewTicker(masterEvery)
 	defer tick.Stop()

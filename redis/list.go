@@ -1,5 +1,9 @@
 package redis
 
+// This file looks at many names and takes holds away: List, ForceRelease, and the question why a hold is gone. None of
+// it is on the path of Acquire or Release, and none of it makes them dearer: there is no index of names, and the mark
+// of a force-release is written by the one who forces it.
+
 import (
 	"context"
 	"iter"
@@ -15,7 +19,10 @@ import (
 )
 
 const (
-	scanCount  = 1000        // keys that one SCAN looks at
+	// scanCount is how many keys one SCAN looks at: the server does nothing else meanwhile.
+	scanCount = 1000 // keys that one SCAN looks at
+	// markedTime is for asking why a hold is gone. The loss itself is told in any case; only its reason would be less
+	// exact.
 	markedTime = time.Second // for asking why a hold is gone
 )
 
@@ -23,7 +30,8 @@ const (
 // a cluster those of each master in turn, 1000 at a time, since an index would cost every acquire: on a server that is
 // used for much else it is slow, and the server serves others meanwhile. Names that are held from its beginning to its
 // end are yielded once, except those whose keys move to another node of a cluster meanwhile, which may be missing;
-// others may be yielded or not. State.Revision is 0.
+// others may be yielded or not. State.Revision is 0. After an error, which is yielded last, nothing more comes: ctx's,
+// ErrUnavailable, ErrMisconfigured, or ErrClosed. It may run beside other calls.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(s backend.State) bool { return yield(s, nil) }); err != nil {
@@ -32,6 +40,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
+// list is List without the words of its error. The names that were seen are remembered, because SCAN may show a key
+// twice while the server rearranges its table.
 func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
 	nodes, err := d.nodes(ctx)
 	if err != nil {
@@ -57,7 +67,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	return nil
 }
 
-// nodes returns a client of each server that has locks.
+// nodes returns a client of each server that has locks: every master of a cluster, otherwise the one client.
 func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
 	if err := d.beginKnown(ctx); err != nil {
 		return nil, err
@@ -80,7 +90,9 @@ func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
 	})
 }
 
-// question asks what changes nothing and returns within ctx, which go-redis does for deadlines only.
+// question asks what changes nothing and returns within ctx. go-redis 9.23 ends a command with its context's deadline
+// but not with its cancellation, so the question is asked on a goroutine of its own, which ends after answerTime at the
+// latest. A step cannot be left behind like that: its outcome would matter.
 func question[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -105,8 +117,11 @@ func question[T any](ctx context.Context, ask func(context.Context) (T, error)) 
 	}
 }
 
-// page reads one page of keys and what is held under them. Each page is a call of its own: a reader that takes its time
-// does not keep Close waiting.
+// page reads one page of keys, and what is held under them in one pipeline. Each page is a call of its own at the gate,
+// so that a reader that takes its time between pages does not keep Close waiting.
+//
+// SCAN shows lock keys, queues and other people's keys that happen to match: NameOf tells which are ours, since the
+// pattern cannot.
 func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, cursor uint64, seen map[string]bool) (
 	held []backend.State, next uint64, err error,
 ) {
@@ -154,14 +169,18 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	return held, found.next, err
 }
 
-// ForceRelease ends all holds of name that it finds, and offers the lock to the first waiter. A minimum hold ends with
-// its hold; a name that only a minimum hold keeps closed is backend.ErrNotHeld. The victims learn
-// backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment, or if
-// the mark that says so was lost; reason is not stored.
+// ForceRelease ends all holds of name that it finds, and offers the lock to the first waiter, in two round trips. A
+// minimum hold ends with its hold; a name that only a minimum hold keeps closed is backend.ErrNotHeld. The victims
+// learn backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment,
+// or if the mark that says so was lost; reason is not stored. Until that renewal they believe in their holds, for as
+// long as the TTL at most.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return redisconn.CallError(ctx, driverName, "force-release", name, d.forceRelease(ctx, name))
 }
 
+// forceRelease marks the holds first and ends them afterwards. The other order would leave a moment in which a victim
+// renews, finds its hold gone, and finds no mark. A mark without an end, when the second step fails, says nothing to
+// anybody: it is read only by those whose hold is gone.
 func (d *Driver) forceRelease(ctx context.Context, name string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -181,8 +200,9 @@ func (d *Driver) forceRelease(ctx context.Context, name string) error {
 	return err
 }
 
-// explain finds out why holds are gone that have not run out, and sets the reason of those that were force-released.
-// If the service does not tell at once, they stay as they are.
+// explain finds out why holds are gone that have not run out, and sets the reason of those that were force-released. It
+// takes markedTime at most; if the service does not tell by then the reasons stay as they are, and the losses are told
+// anyway. The mark is removed by reading it, so a reason is told once, to the one who lost the hold.
 func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*backend.NotHeldError) {
 	ctx, cancel := context.WithTimeout(ctx, markedTime)
 	defer cancel()

@@ -1,5 +1,12 @@
 package redis
 
+// This file looks after offers. A release hands the lock to the first waiter as an offer of one second. If that waiter
+// is dead, nobody would end the offer but the next look of somebody behind it; so the driver whose release made the
+// offer settles it when it has run out, and the one after it, until somebody accepts.
+//
+// That is one timer for each name that was offered, in waiting.offers under waiting.mu. A timer ends when the offer was
+// accepted or the queue is empty, and all of them end with Close.
+
 import (
 	"context"
 	"time"
@@ -7,10 +14,13 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
+// maxOffers bounds the offers that are looked after at a time. A waiter behind one more finds out by its client's own
+// look.
 const maxOffers = 10000 // that are looked after; who waits behind one more finds out by a look
 
-// follow looks after an offer that this driver's release has made: if it is not accepted, the next in line gets it.
-// Those who wait would find out by themselves, with their next look.
+// follow looks after an offer that this driver has made for keys. If the name has a timer already, that one sees the
+// new offer too. Waiting for the answer of the offered client was rejected: it would cost every contended release a
+// second, and the releaser is not the one who waits.
 func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -20,7 +30,9 @@ func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	w.offers[keys.Lock] = time.AfterFunc(redisscript.SettleIn(redisscript.OfferTime), func() { d.settleOffer(keys) })
 }
 
-// settleOffer has the server take back an offer that has run out, and goes on as long as the next one stands.
+// settleOffer has the server take back an offer that has run out, and goes on as long as the next one stands. The
+// server answers with the time that the present hold has left: more than an offer's second says that it was accepted.
+// It runs on its timer's goroutine and counts as a call at the gate.
 func (d *Driver) settleOffer(keys redisscript.Keys) {
 	if d.gate.Enter() != nil {
 		return

@@ -1,5 +1,9 @@
 package redis
 
+// This file makes a driver from a URL (Open), and a client with fitting settings from the one that New was given (fit).
+// One server, Sentinels and a cluster differ here, in lines.go, and in whether AcquireAll is offered; the rest of the
+// driver does not tell them apart.
+
 import (
 	"context"
 	"errors"
@@ -15,10 +19,12 @@ import (
 )
 
 var (
+	// Each topology is a scheme, so that a URL of the wrong one is refused before anything is dialled.
 	plain  = []string{"redis", "redis+sentinel", "redis+cluster"}
 	secure = []string{"rediss", "rediss+sentinel", "rediss+cluster"}
 )
 
+// init registers the schemes for fencelock.OpenURL.
 func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 
 // Open connects to the server, Sentinels or cluster that rawURL names, probes it, and returns a driver whose Close
@@ -68,7 +74,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
-// optionsOf reads the options of a URL that are the driver's.
+// optionsOf reads the options of a URL that are the driver's. The first mistake is the error.
 func optionsOf(u *redisconn.URL) (o *Options, err error) {
 	o = &Options{KeyPrefix: u.Options.Get("prefix")}
 	flag := func(name string) (on bool) {
@@ -97,7 +103,8 @@ func optionsOf(u *redisconn.URL) (o *Options, err error) {
 	return o, err
 }
 
-// dial makes the client for a URL. It does no I/O.
+// dial makes the client for a URL. It does no I/O. What a topology has no use for, such as a path with a cluster, is an
+// error and not passed over: it is a sign that the URL leads elsewhere than its author thinks.
 func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
@@ -131,6 +138,7 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	return u, client, nil
 }
 
+// dialServer makes the client of one server; the path is the number of its database.
 func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
 	if len(u.Addresses) > 1 {
 		return nil, fmt.Errorf("it has several addresses: write %s+sentinel or %s+cluster", u.Scheme, u.Scheme)
@@ -144,6 +152,7 @@ func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClie
 	return goredis.NewClient(opt), nil
 }
 
+// dialSentinels makes a client that asks the Sentinels for the master of the path's name.
 func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
 	if u.Path == "" || strings.Contains(u.Path, "/") {
 		return nil, errors.New("its path is to be the name of the Sentinels' master, such as mymaster")
@@ -162,6 +171,7 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 	}), nil
 }
 
+// dialCluster makes the client of a cluster, which has one database.
 func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClient, error) {
 	if u.Path != "" {
 		return nil, errors.New("it has a path, and a cluster has one database without a number")
@@ -174,7 +184,10 @@ func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClien
 	}), nil
 }
 
-// fit returns a client with settings that locks can rest on: client itself, or one made from its options.
+// fit returns a client with settings that locks can rest on: client itself, or one made from its options, which the
+// driver then owns and closes. go-redis 9 repeats a command up to three times by default, and waits up to 3 s for an
+// answer whatever the context says; either would turn one question into several or hold a call beyond its context.
+// Refusing such clients was rejected: they are the default, and everybody's first try would fail.
 func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own bool, err error) {
 	if err := redisconn.CheckClient(client); err != nil {
 		return nil, false, err

@@ -1,5 +1,10 @@
 package redis
 
+// This file decides whether the server may be used for locks, and what can be said of its exclusion. The first call
+// asks INFO and runs the script once; later looks are made in the background, after a fault, with a new connection, and
+// every half minute (redisconn.Probe). What a look finds holds from the next Acquire on. Renew and Release go on in any
+// case: a hold on a server that has become unfit is still best kept and given back.
+
 import (
 	"context"
 	"sync"
@@ -11,10 +16,14 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
+// probeTime is for one probe, unless a URL says otherwise. It does not depend on the contexts of the calls that wait
+// for it: one impatient caller would fail the probe for all of them.
 const probeTime = redisconn.ConnectTime // for one probe, unless a URL says otherwise, whatever the callers' contexts allow
 
 // Ping asks every master for INFO and refuses a server that evicts keys, a replica, and versions before 6.0, with an
-// error that wraps backend.ErrMisconfigured; backend.ErrUnavailable if one does not answer.
+// error that wraps backend.ErrMisconfigured; backend.ErrUnavailable if one does not answer, backend.ErrClosed after
+// Close. It returns within ctx and may be called beside other calls, which share one look if they come at the same
+// time.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := backend.ErrClosed
 	if !d.gate.Closed() {
@@ -23,8 +32,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return redisconn.CallError(ctx, driverName, "ping", "", err)
 }
 
-// known lets a call pass whose driver has seen its server: what is held can be kept and given back whatever became of
-// the server since.
+// known lets a call pass whose driver has seen its server once. It is for calls on what is held: that can be kept and
+// given back whatever became of the server since.
 func (d *Driver) known(ctx context.Context) error {
 	if d.probe.Passed() {
 		return nil
@@ -32,7 +41,8 @@ func (d *Driver) known(ctx context.Context) error {
 	return d.ask(ctx)
 }
 
-// ready runs the probe unless it has passed.
+// ready lets an acquire pass if the server was fit when it was looked at last, and has a first or a failed look made
+// (again) before.
 func (d *Driver) ready(ctx context.Context) error {
 	if d.unfit != nil {
 		return d.unfit
@@ -40,9 +50,10 @@ func (d *Driver) ready(ctx context.Context) error {
 	return d.probe.Ready(ctx, d.gate, d.inspect)
 }
 
-// suspect has the server looked at again with the next call.
+// suspect has the server looked at again with the next call: it may be another one, or have other settings.
 func (d *Driver) suspect() { d.probe.Suspect(d.clock.Now()) }
 
+// ask joins the look that is under way, or makes one.
 func (d *Driver) ask(ctx context.Context) error {
 	if d.unfit != nil {
 		return d.unfit
@@ -50,7 +61,9 @@ func (d *Driver) ask(ctx context.Context) error {
 	return d.probe.Join(ctx, d.gate, d.inspect)
 }
 
-// inspect asks the servers, and notes what it has found.
+// inspect is one look: it asks the servers and notes what it has found. It runs on a goroutine of the gate's and ends
+// after the driver's patience. The first look behind Sentinels also starts the goroutine that follows the master,
+// because New promises to do no I/O and start nothing.
 func (d *Driver) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
@@ -65,7 +78,11 @@ func (d *Driver) inspect(ctx context.Context) error {
 	return err
 }
 
-// judge asks the servers and draws the conclusions.
+// judge asks the servers and draws the conclusions: whether they are fit, whether names may be on different servers,
+// and how much exclusion they can promise. On a cluster the weakest master decides.
+//
+// With Options.Assume nothing is asked but whether the script runs: INFO may be refused or answered by a proxy about
+// itself.
 func (d *Driver) judge(ctx context.Context) error {
 	if d.assumed != nil {
 		d.batch.lines.sharded.Store(d.assumed.Cluster)
@@ -96,12 +113,14 @@ func (d *Driver) judge(ctx context.Context) error {
 	}
 	d.batch.lines.sharded.Store(cluster)
 	if !d.probe.Passed() {
+		// A lock is taken without the script, by SET NX, and could not be given back if the script may not run.
 		if err := d.tryScript(ctx); err != nil { // a lock is taken without it, and could not be given back
 			return err
 		}
 	}
 	switch {
-	case !durable: // which a replica does not mend: it is emptied by a master that comes back empty
+	// A replica does not mend this: it is emptied by a master that comes back empty.
+	case !durable:
 		d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
 	case replicas:
 		d.exclusion.Store(uint32(backend.ExclusionAsyncReplica))
@@ -111,7 +130,7 @@ func (d *Driver) judge(ctx context.Context) error {
 	return nil
 }
 
-// tryScript sees whether the server runs the script.
+// tryScript sees whether the server runs the script, with a question about a name that nobody needs.
 func (d *Driver) tryScript(ctx context.Context) error {
 	_, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe")))
 	if err != nil {
@@ -120,13 +139,14 @@ func (d *Driver) tryScript(ctx context.Context) error {
 	return nil
 }
 
-// isSentinel reports whether client finds its server through Sentinel.
+// isSentinel reports whether client finds its server through Sentinel. go-redis 9 shows that nowhere but in the
+// address, for which it writes FailoverClient.
 func isSentinel(client goredis.UniversalClient) bool {
 	c, ok := client.(*goredis.Client)
 	return ok && c.Options().Addr == "FailoverClient" // what go-redis writes for one
 }
 
-// masters reads INFO of every master.
+// masters reads INFO of every master. One that does not answer is an error: what it would say is not known.
 func (d *Driver) masters(ctx context.Context) ([]redisconn.Server, error) {
 	cluster, ok := d.client.(*goredis.ClusterClient)
 	if !ok {

@@ -1,5 +1,13 @@
 package redis
 
+// This file is the driver's one subscription. Each driver has a channel of its own, named by its random identity, on
+// which the script tells it three things: a waiter of yours is offered the lock, the lock stays closed for so long, and
+// waiters of yours are asked whether they live.
+//
+// A message of Redis' PUBLISH is delivered at most once and can be lost with the connection, so a push is never the
+// only way to learn something: waiting.go looks for itself, more often where no push can come. redisconn.Subscription
+// owns the connection and the goroutine that reads it, and calls the functions of this file on it.
+
 import (
 	"context"
 	"sync"
@@ -8,20 +16,25 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// push is the one subscription of a driver. It is made for the first waiter and stays until Close. As long as there is
-// none, waiters poll.
+// push is the one subscription of a driver. It is made for the first waiter, since a driver that only tries needs no
+// second connection, and stays until Close. As long as it is not confirmed, waiters poll.
 type push struct {
 	subscription redisconn.Subscription
 
 	mu   sync.Mutex // protects the following fields
 	isUp bool
-	up   chan struct{} // closed while the subscription is confirmed
+	// Closed while the subscription is confirmed, and made anew when it is lost. Pollers wait for it.
+	up chan struct{}
 }
 
+// init makes up; the rest is ready as it is.
 func (p *push) init() { p.up = make(chan struct{}) }
 
-// start makes the subscription, unless there is one, and returns what is closed when it is confirmed: a release that
-// finds nobody listening passes a waiter by.
+// start makes the subscription unless there is one, and returns the channel that is closed when it is confirmed. A
+// waiter has to be in no queue before that: a release that finds nobody listening passes it by.
+//
+// With every confirmation, the first and each later one, the server is looked at anew, as it may be another one; and
+// every group looks at once, because pushes may have been lost in between.
 func (p *push) start(d *Driver) (up <-chan struct{}) {
 	p.subscription.Start(d.client, redisscript.Channel(d.prefix, d.identity), redisconn.Listener{
 		Confirmed: func() {
@@ -44,6 +57,7 @@ func (p *push) stands() bool {
 	return p.isUp
 }
 
+// confirmed lets waiters stand in queues from now on.
 func (p *push) confirmed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +67,8 @@ func (p *push) confirmed() {
 	}
 }
 
-// lost notes the end of a connection.
+// lost notes the end of a connection, or that none came about. refused says that trying again soon cannot help, such as
+// for a user that may not subscribe: redisconn then asks again every half minute, and waiters poll.
 func (p *push) lost(err error) (refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +88,9 @@ func (p *push) close(ctx context.Context) error {
 	}
 }
 
-// heard acts on one message.
+// heard acts on one message. It runs on the goroutine that reads the subscription and must not wait for the server: the
+// answer to an offer that nobody takes is sent from a goroutine of the gate's, which ends after lookTime. Messages that
+// this version does not understand are ignored.
 func (d *Driver) heard(text string) {
 	m, ok := redisscript.ParsePush(text)
 	switch {
@@ -82,6 +99,7 @@ func (d *Driver) heard(text string) {
 		d.waiting.closed(m.Lock, m.For)
 	case m.Kind == redisscript.PushAsked:
 		d.waiting.asked(m.Lock)
+	// The attempt was abandoned, and the lock is of no use to anybody until it is given back.
 	case !d.waiting.offered(m.Nonce):
 		// The lock is of no use to anybody until it is given back.
 		d.gate.Go(func(ctx context.Context) {

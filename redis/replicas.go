@@ -1,5 +1,13 @@
 package redis
 
+// This file has replicas confirm what was granted: Options.Replicas. After a grant, and after each renewal, the driver
+// prolongs the hold by a little and sends WAIT (or WAITAOF) behind it on one connection, in one pipeline. The write is
+// needed because WAIT speaks of what its own connection has written: without one it answers at once, whatever the
+// replicas have.
+//
+// What is not confirmed is given back, and the call fails with a ReplicasError. doc.go says what this buys and what it
+// does not.
+
 import (
 	"context"
 	"errors"
@@ -15,7 +23,9 @@ import (
 )
 
 const (
+	// replicaTime is for the replicas to confirm, unless Options.ReplicaTimeout says otherwise.
 	replicaTime = 500 * time.Millisecond // for the replicas to confirm, unless Options.ReplicaTimeout says otherwise
+	// maxReplicas catches mistakes: a number that no server has.
 	maxReplicas = 100
 )
 
@@ -23,11 +33,15 @@ const (
 // Options.Replicas. Beside it in the chain stands backend.ErrUnavailable, or ErrUnknown if it is not certain that what
 // was granted could be given back.
 type ReplicasError struct {
-	Want, Got int           // replicas
-	Within    time.Duration // that time
-	Disk      bool          // and on disk: Options.ReplicaDisk
+	// Replicas that were asked for, and that have confirmed.
+	Want, Got int
+	// How long they had for it.
+	Within time.Duration
+	// They were to have it on disk: Options.ReplicaDisk.
+	Disk bool
 }
 
+// Error says how many replicas have confirmed in how much time.
 func (e *ReplicasError) Error() string {
 	where := ""
 	if e.Disk {
@@ -36,7 +50,8 @@ func (e *ReplicasError) Error() string {
 	return fmt.Sprintf("%d replicas have it%s after %v, %d are asked for", e.Got, where, e.Within, e.Want)
 }
 
-// checkReplicas refuses options that cannot be meant.
+// checkReplicas refuses options that cannot be meant: a negative number or time, and ways to confirm without a number
+// of replicas that do.
 func (o *Options) checkReplicas() error {
 	invalid := func(what, value, why string) error {
 		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
@@ -59,13 +74,15 @@ type replicas struct {
 	disk   bool
 }
 
-// confirmation asks the replicas of each server once, for all that one call was granted there.
+// confirmation asks the replicas of each server once for all that one call was granted there, since WAIT covers
+// whatever the server wrote before. It belongs to one call.
 type confirmation struct {
 	d     *Driver
 	asked map[goredis.Cmdable]error
 }
 
-// of waits until replicas have what was granted or renewed in g. nil if nothing is asked for.
+// of waits until replicas have what was granted or renewed in g. It is nil if nothing is asked of replicas. On a
+// cluster the replicas of the name's own master count, so that each master is asked for itself.
 func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	if c.d.replicas.want == 0 {
 		return nil
@@ -89,7 +106,8 @@ func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// confirmed waits until replicas have what was just granted, or gives it back.
+// confirmed waits until replicas have what was just granted, and gives all of it back if they do not: a set is granted
+// as a whole or not at all.
 func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 	c := confirmation{d: d}
 	for _, g := range grants {
@@ -100,8 +118,8 @@ func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 	return nil
 }
 
-// replicated prolongs one hold on master and waits for the replicas to have that. WAIT is about what its own connection
-// has written, and all that the server wrote before.
+// replicated prolongs one hold on master and waits for the replicas to have that, for half of the TTL at most: a grant
+// that took longer would be worth little to its caller.
 func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backend.Grant) error {
 	r := d.replicas
 	r.within = min(r.within, max(g.TTL/2, time.Millisecond))
@@ -112,7 +130,9 @@ func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backe
 	return err
 }
 
-// waitFor returns how many replicas have what it writes.
+// waitFor returns how many replicas have what it writes. The write is the script's accept step with a little more time
+// than the hold has, because a prolongation that changes nothing is not replicated. It goes by the client and not by a
+// line: WAIT blocks its connection for as long as the replicas take, and everybody's steps with it.
 func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.Grant, r replicas) (int, error) {
 	keys := redisscript.KeysOf(d.prefix, g.Name)
 	sharded := "0"
@@ -122,10 +142,11 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	names := []string{keys.Lock, keys.Queue, keys.Seen}
 	args := []any{
 		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
-		// More than it has, so that something is written.
+		// More than the hold has left, so that something is written.
 		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond),
 	}
-	patience := (r.within + time.Millisecond - 1).Milliseconds() // 0 would be for ever
+	// Rounded up to a millisecond: 0 would be for ever.
+	patience := (r.within + time.Millisecond - 1).Milliseconds()
 	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {
 		pipe := master.Pipeline()
 		wrote = write(pipe)
@@ -163,7 +184,9 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	return int(both[1]), nil
 }
 
-// refuse gives back what was granted and not confirmed because of err, and says so.
+// refuse gives back what was granted and not confirmed because of err, and returns the call's error. It uses Expire,
+// which leaves a hold that another driver was answered with. What cannot be given back at once is tidied up in the
+// background, and makes the outcome unknown.
 func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) error {
 	var left []outcome
 	var all []*step
@@ -188,7 +211,8 @@ func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) 
 	return &f
 }
 
-// canWait refuses a server that cannot ask its replicas.
+// canWait refuses a server that cannot ask its replicas whether they have something on disk: WAITAOF came with Redis
+// 7.2.
 func (d *Driver) canWait(s redisconn.Server) error {
 	if !d.replicas.disk || s.AtLeast(7, 2) {
 		return nil

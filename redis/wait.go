@@ -1,5 +1,12 @@
 package redis
 
+// This file is one Acquire that waits. A round of it asks for a place in the name's queue and waits for one of four
+// things: the push that offers the lock, a look that finds the place gone or turned into the hold, the end of the
+// context, or Close. Without a confirmed subscription a round is an attempt and a pause.
+//
+// The waiter's goroutine does nothing while it waits: pushes and looks are waiting.go's, which end the wait through
+// waiter.event.
+
 import (
 	"context"
 	"errors"
@@ -10,7 +17,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Polling: the first pause, and the longest.
+// Polling: the first pause, and the longest. 50 ms keeps a short section's next user close behind it; once a second is
+// what a server bears from many who wait for long.
 const (
 	pollFirst = 50 * time.Millisecond
 	pollMost  = time.Second
@@ -20,7 +28,12 @@ const (
 // become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
 //
 // Without a subscription a round is an attempt that does not wait, and a pause: a free lock must not depend on more
-// than the server's answer, and some servers, proxies and users have no subscriptions at all.
+// than the server's answer, and some servers, proxies and users have no subscriptions at all. Subscribing before the
+// first attempt was rejected for that: an Acquire of a free name took 2.00 s at a server that took no more connections,
+// against 0.36 ms for a TryAcquire.
+//
+// Faults are repeated with growing pauses as long as the context lasts; what they may have left is given back in the
+// end.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	for faults, polls := 0, 0; ; {
 		var g backend.Grant
@@ -60,11 +73,12 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	}
 }
 
-// errPoll: the lock is held, and it is time to ask again.
+// errPoll says that the lock is held and that it is time to ask again.
 var errPoll = errors.New("held")
 
-// poll pauses until the next attempt: longer each time, up to a second, but not much longer than the hold lasts, nor
-// than there is no subscription.
+// poll pauses until the next attempt. The pause doubles from 50 ms to about a second, with a fifth of jitter so that
+// waiters who came together part. It is cut short to just behind the time that the present hold has left, and ends when
+// the subscription stands, since the next round can then take a place.
 func (c *call) poll(ctx context.Context, n int, held error) error {
 	up := c.d.push.start(c.d)
 	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
@@ -85,10 +99,13 @@ func (c *call) poll(ctx context.Context, n int, held error) error {
 	return errPoll
 }
 
-// errGone: the place in the queue, or the hold that came of it, does not exist any more.
+// errGone says that the place in the queue, or the hold that came of it, does not exist any more. The next round asks
+// again, as a request that may have been there.
 var errGone = errors.New("the place in the queue is gone")
 
-// round is one attempt of wait.
+// round is one attempt of wait that takes a place. The waiter w was made known before the request left, as the push may
+// overtake the answer. When the context or the driver ends, the place is given back in the background: a place that
+// stays would be offered the lock and keep it closed for a second.
 func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
 	g, won, answer, err := c.attempt(ctx, h, true)
 	if won || err != nil {
@@ -103,6 +120,7 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 		if e.gone {
 			return backend.Grant{}, errGone
 		}
+		// A look has found that the place is the hold already, and renewed it.
 		if !e.at.IsZero() {
 			return c.grant(h, e.at), nil
 		}
@@ -116,7 +134,9 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 	}
 }
 
-// accept answers an offer.
+// accept answers an offer, by which the hold gets its whole TTL. Validity counts from this exchange, not from the push:
+// how long that was under way nobody knows. An answer that the hold is gone means that the offer had ended, which sends
+// the waiter to the end of the queue.
 func (c *call) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
 	code := codesOf(c.r.Kind).accept
 	for n := 1; ; n++ {
