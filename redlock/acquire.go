@@ -1,5 +1,13 @@
 package redlock
 
+// This file is one Acquire, as far as it does not wait: rounds of votes (vote.go) until the lock is granted, somebody
+// else has a majority, or too many rounds have met faults. contend.go is the part that waits, debt.go what gives back
+// the votes of rounds that were not won.
+//
+// Two things tell a Redlock attempt from one on a single server. Votes can split, so that nobody has the lock although
+// no server is free; such a round is repeated after a random pause. And an answer that comes late may be worthless: the
+// grant counts from the instant before the oldest of the votes that it needs was asked for.
+
 import (
 	"context"
 	"errors"
@@ -14,25 +22,33 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// call is one Acquire.
+// call is one Acquire. It belongs to the goroutine of its caller.
 type call struct {
-	d        *Driver
-	r        backend.Request
-	keys     redisscript.Keys
-	patience time.Duration // with silent nodes
-	again    bool          // the request may be in the servers already
-	unsure   error         // why it is not known what an attempt left somewhere
+	d    *Driver
+	r    backend.Request
+	keys redisscript.Keys
+	// How long silent nodes are waited for, where the outcome depends on them: Driver.nodeTimeout.
+	patience time.Duration
+	// Servers may have seen the request, in an earlier round or before this Acquire: they are asked to look for it
+	// first.
+	again bool
+	// Why it is not known what a round left somewhere; nil if it is. It makes the outcome of the call unknown.
+	unsure error
 }
 
-// Acquire takes a lock when a majority of the servers has voted for the request. With Wait it stands in the queues of
-// all servers until it is granted or ctx ends; what it left anywhere is taken back then, in the background where a
-// server does not answer. The same RequestID again gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no
-// majority answered, nothing is left), ErrUnknown (something may be left), or ctx's error.
+// Acquire takes a lock when a majority of the servers has voted for the request: one parallel round for a free name.
+// With Wait it stands in the queue of the first server that is well until its turn comes or ctx ends; what it left
+// anywhere is taken back then, in the background where a server does not answer. The same RequestID again gets the same
+// hold. Validity counts from Grant.SentAt and is shorter than the TTL, see Describe.
+//
+// Errors wrap backend.ErrHeld (with the holder that a majority has named, if one has), ErrUnavailable (no majority
+// answered, nothing is left), ErrUnknown (something may be left), ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
 }
 
+// acquire is Acquire without the words of its error.
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.valid(r); err != nil {
 		return backend.Grant{}, err
@@ -51,8 +67,9 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return c.try(ctx)
 }
 
-// valid refuses what the core has refused already, for those who use the driver directly, and minimum holds that a
-// server could forget and vote again.
+// valid refuses what the core has refused already, for those who use the driver directly, and minimum holds longer than
+// MaxTTL: a server that restarts has no vote for MaxTTL, and one that closed the name for longer would vote before it
+// has ended.
 func (d *Driver) valid(r backend.Request) error {
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return err
@@ -68,12 +85,13 @@ func (d *Driver) valid(r backend.Request) error {
 }
 
 // hold returns the hold that the next attempt asks for. Attempts have nonces of their own, so that giving one back does
-// not take from the next.
+// not take from the next: the debts of the last round may still be under way when the next one has the lock.
 func (c *call) hold() redisscript.Hold {
 	return redisconn.HoldOf(c.r, c.d.identity, strconv.FormatUint(c.d.nonces.Add(1), 10))
 }
 
-// ask returns an attempt's first step: once, or again if the request may be in the server already.
+// ask returns the code and arguments of an attempt's first step: once, or again if the request may be in the server
+// already.
 func (c *call) ask(h redisscript.Hold, before bool, once, again string) (code string, args []string) {
 	if before {
 		return again, []string{h.Value(), redisscript.Millis(h.PX), c.r.RequestID}
@@ -81,8 +99,9 @@ func (c *call) ask(h redisscript.Hold, before bool, once, again string) (code st
 	return once, []string{h.Value(), redisscript.Millis(h.PX)}
 }
 
-// once makes one attempt without waiting. If it won, the servers that it has not asked follow; what it left otherwise is
-// given back.
+// once makes one attempt without waiting. If it won, the servers that it has not asked follow later (later.go). What it
+// left otherwise is given back, also by a majority that answered so late that nothing of the validity is left: won is
+// false then, and v.yes says that there was a majority.
 func (c *call) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
 	v = c.poll(ctx, c.hold())
 	if v.yes >= c.d.quorum {
@@ -98,7 +117,8 @@ func (c *call) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
 	return backend.Grant{}, false, v
 }
 
-// grant is the answer to the caller, whose validity counts from sentAt; or false if that is over.
+// grant is the answer to the caller, whose validity counts from sentAt; false if that is over. The margin for clock
+// drift and the resolution of Redis' expiry is part of Describe().Validity.
 func (c *call) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
 	now := c.d.clock.Now()
 	g := redisconn.Grant(c.r, h, sentAt, now)
@@ -106,12 +126,17 @@ func (c *call) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant,
 }
 
 const (
-	tries      = 3  // rounds of one attempt that meets faults
-	splitTries = 12 // rounds of one attempt in which nobody gets a majority
+	// tries bounds the rounds of one attempt that meets faults.
+	tries = 3
+	// splitTries bounds the rounds of one attempt in which nobody gets a majority.
+	splitTries = 12
 )
 
 // try makes one attempt without waiting. Faults are tried again, since the script makes that harmless; split votes too,
 // since an answer that the lock is held would be wrong: nobody holds it.
+//
+// A round whose refusals alone rule out a majority was split, whatever faults it has met beside. Only a round that more
+// answers could have decided counts as a fault.
 func (c *call) try(ctx context.Context) (backend.Grant, error) {
 	for faults, splits := 0, 0; ; {
 		g, won, v := c.once(ctx)
@@ -136,7 +161,7 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 	}
 }
 
-// refused is the error of an attempt that met other contenders only.
+// refused is the error of an attempt that met other contenders only: who has most of the votes, if anybody was named.
 func (c *call) refused(ctx context.Context, v *vote) error {
 	switch {
 	case ctx.Err() != nil:
@@ -147,7 +172,7 @@ func (c *call) refused(ctx context.Context, v *vote) error {
 	return &backend.HeldError{Name: c.r.Name}
 }
 
-// giveUp returns f, as an unknown outcome if any attempt may have left something.
+// giveUp returns f with the context's error, as an unknown outcome if any round may have left something.
 func (c *call) giveUp(ctx context.Context, f *redisconn.Failure) error {
 	cause := f.Cause
 	if err := ctx.Err(); err != nil && !errors.Is(cause, err) {
@@ -156,7 +181,9 @@ func (c *call) giveUp(ctx context.Context, f *redisconn.Failure) error {
 	return &redisconn.Failure{Cause: cause, Sent: f.Sent || c.unsure != nil, Fatal: f.Fatal && c.unsure == nil}
 }
 
-// giveBack removes in the background what one attempt left, or will leave, on nodes.
+// giveBack removes in the background what one attempt left, or will leave, on nodes. The caller does not wait: its
+// outcome does not depend on it. The nonce is abandoned first, so that a push which offers one of these nodes' votes is
+// declined.
 func (c *call) giveBack(h redisscript.Hold, nodes set) {
 	if nodes == 0 {
 		return
@@ -169,8 +196,8 @@ func (c *call) giveBack(h redisscript.Hold, nodes set) {
 	}
 }
 
-// splitPause is how long to wait after the n-th split vote: long enough that of many contenders one is likely to be
-// alone for a round trip.
+// splitPause is how long to wait after the n-th split vote: 1 ms and up to 128 ms more, growing with n, so that of many
+// contenders one is likely to be alone for a round trip. A fixed pause would keep those together who came together.
 func splitPause(n int) time.Duration {
 	return time.Millisecond + mathrand.N(4*time.Millisecond<<min(n, 5))
 }

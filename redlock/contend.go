@@ -1,5 +1,16 @@
 package redlock
 
+// This file is one Acquire that waits. After a first attempt it becomes a contender: it stands in the queue of one
+// server, the leader, and asks the others for their votes when the leader has given its own. look.go holds what a
+// contender does by time, waiters.go how pushes find it.
+//
+// Everything that happens to a contender passes through one goroutine, its caller's, in the loop of contend: answers
+// come from sink, pushes from events, and one timer is set to what is due next. So a contender needs no lock. The loop
+// ends with a grant, a fault, a split vote, ctx, or Close, and gives back whatever any server may have.
+//
+// The promise is exclusion, and an order that is that of arrival as a rule. Exclusion is what majority counts; the
+// order is worth only as much machinery as keeps votes from splitting.
+
 import (
 	"context"
 	"errors"
@@ -12,13 +23,20 @@ import (
 
 // A contender checks its places and votes as often as redisscript says, and more often once it has a vote.
 const (
-	reachLook  = 40 * time.Millisecond  // for one that has the first vote and lacks others
+	// reachLook is for a contender that has the leader's vote and lacks others: what it waits for is on its way.
+	reachLook = 40 * time.Millisecond // for one that has the first vote and lacks others
+	// reachEvery, or a third of the TTL, is between its later looks: a look keeps the votes alive that it has.
 	reachEvery = 500 * time.Millisecond // and then, or a third of the TTL: a look keeps votes alive
-	patientFor = 2                      // looks at split votes before giving up one's own
+	// patientFor is how many looks at split votes pass before it gives up its own.
+	patientFor = 2 // looks at split votes before giving up one's own
 )
 
-// wait acquires, however long that takes. The first thing is an attempt like any other, unless others are known to
-// wait.
+// wait acquires, however long that takes. The first thing is an attempt like any other, as a free lock must not depend
+// on subscriptions. It is left out where others are known to wait: on the servers behind the leader nobody stands in a
+// queue, so an attempt there takes votes that the next in line needs.
+//
+// Then rounds of contend follow until one is granted the lock. A split round is followed by a random pause, a fault by
+// one that grows.
 func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 	if !c.d.waiters.contended(c.keys.Lock) {
 		g, won, v := c.once(ctx)
@@ -60,50 +78,73 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 
 // contender is one attempt of a call that waits.
 //
-// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only who
-// has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes split only
-// while contenders disagree about the leader, for lack of a connection to it for example. Queues on all nodes at once
-// were rejected: each has its own order, and with many contenders none of them gets a majority in any round.
+// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only the
+// contender that has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so
+// votes split only while contenders disagree about the leader, for lack of a connection to it for example. Queues on
+// all nodes at once were rejected: each has its own order, and with many contenders none of them gets a majority in any
+// round.
 //
 // The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
 // majority.
 type contender struct {
-	c      *call
-	h      redisscript.Hold
+	c *call
+	h redisscript.Hold
+	// Pushes, from the goroutines of the subscriptions. They never block: what does not fit is found by the next look.
 	events chan event
-	sink   chan *step
+	// Answers. It has room for every step under way, which flying counts.
+	sink chan *step
 
-	places  []place
-	leader  int
-	asked   time.Time // when the leader was, if it has not answered
-	reached bool      // the other nodes were asked, since the leader gave its vote
-	renewed bool      // votes are being renewed, since the oldest that counts is old
-	flying  int       // steps under way
-	looks   int       // at split votes
-	look    time.Time // when to look next: also soon after a hold that is in the way should have run out
+	places []place
+	leader int
+	// When the leader was asked, if it has not answered: after patience another one leads.
+	asked time.Time
+	// The other nodes were asked, since the leader gave its vote.
+	reached bool
+	// Votes are being renewed, since the oldest that counts is old.
+	renewed bool
+	// Steps under way.
+	flying int
+	// Looks in a row that found the votes split.
+	looks int
+	// When to look next; also soon after a hold that is in the way should have run out, as a look lets the server hand
+	// over.
+	look time.Time
 }
 
-// place is what a contender has on one node.
+// place is what a contender has on one node, as far as it knows.
 type place struct {
-	state   placeState
-	proved  backend.Instant // the place, or the vote, was there after this instant
-	early   bool            // the push for it was here before the answer
-	touched bool            // something may be there
-	unsure  bool            // and no answer tells
-	step    *step           // the last one that asked for it
-	holder  string          // the request in the way, as of the last look
+	state placeState
+	// The place, or the vote, was there after this instant. Zero for a vote that was offered and not yet accepted: it
+	// does not count.
+	proved backend.Instant
+	// The push for the place was here before the answer that there is one.
+	early bool
+	// Something may be there, and is given back when the attempt ends.
+	touched bool
+	// The last step ended without an answer, so that nobody knows.
+	unsure bool
+	// The last step that asked for the place.
+	step *step
+	// The request in the way, as the last look has found.
+	holder string
 }
 
+// placeState is what a contender knows of its place on one node.
 type placeState uint8
 
 const (
+	// Nothing is there, or it was given up.
 	absent placeState = iota
+	// A step that asks for it is under way.
 	asking
+	// It stands in the queue.
 	queued
+	// The node has given, or offered, its vote.
 	voted
 )
 
-// contend makes one attempt, which ends with a grant, the end of ctx, a fault, or a split vote.
+// contend makes one attempt, which ends with a grant, the end of ctx, a fault, or a split vote. The contender is known
+// to the pushes before its first request leaves, as a push may overtake the answer.
 func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 	d := c.d
 	x := &contender{
@@ -182,8 +223,8 @@ func (x *contender) queue(i int) {
 	x.submit(i, p.step)
 }
 
-// accept makes a vote whole that node i has offered. It does not count before the answer; without one, a look renews
-// it.
+// accept makes a vote whole that node i has offered, which otherwise ends after a second. It does not count before the
+// answer; without an answer, a look renews it.
 func (x *contender) accept(i int) {
 	x.places[i].proved = 0
 	if x.flying < cap(x.sink) {
@@ -192,6 +233,7 @@ func (x *contender) accept(i int) {
 	}
 }
 
+// submit sends s to node i. There is room for its answer in sink: callers that may ask often look at flying before.
 func (x *contender) submit(i int, s *step) {
 	s.index = i
 	s.Deadline = time.Now().Add(x.c.patience)
@@ -199,7 +241,11 @@ func (x *contender) submit(i int, s *step) {
 	x.c.d.nodes[i].ask(s)
 }
 
-// answered takes in one answer.
+// answered takes in one answer. An error ends the attempt only if trying again cannot help (Fatal), or if nobody is
+// left to lead; otherwise the place is asked for again with the next look.
+//
+// A vote by any node is the sign to go ahead, also by one that led before: then its queue had this contender first. A
+// place that is gone from the leader is asked for again at once, there or on the next node that is well.
 func (x *contender) answered(s *step) error {
 	i := s.index
 	p := &x.places[i]
@@ -259,7 +305,8 @@ func (x *contender) answered(s *step) error {
 	return nil
 }
 
-// looked takes in the answer to a look.
+// looked takes in the answer to a look: what became of the place, how long the queue is, which sets the pace of the
+// next look, and when the hold in the way should have run out.
 func (x *contender) looked(i int, s *step) {
 	found, ok := redisscript.ParseLooked(s.Answer, 1)
 	p := &x.places[i]
@@ -284,7 +331,9 @@ func (x *contender) looked(i int, s *step) {
 	}
 }
 
-// heard takes in a push.
+// heard takes in a push. An offer to a place in the queue is accepted, and taken as the turn; one that arrived before
+// the answer is noted for when that comes. An offer may be stale, made to an earlier place of the same attempt: then
+// the answer to accept says so, and the place is asked for again. All else is a reason to look.
 func (x *contender) heard(e event) {
 	p := &x.places[e.node]
 	switch {
@@ -320,7 +369,8 @@ func (x *contender) reach() {
 	x.lookIn(redisscript.Jitter(reachLook))
 }
 
-// failed acts on a node that does not answer: another one leads.
+// failed acts on a node that does not answer: if it was the leader, another one leads. After reach the leader is a node
+// like any other.
 func (x *contender) failed(i int) error {
 	if i != x.leader || x.reached {
 		return nil

@@ -1,5 +1,12 @@
 package redlock
 
+// This file gives back what nobody waits for: votes of rounds that were lost, places in queues, releases that a server
+// did not answer. Each node has a list of such debts and, while the list is not empty, one goroutine that pays them, so
+// that a dead server costs the same whether one hold is released beside it or a million.
+//
+// A debt needs no order among connections: the line of a node is Ordered (internal/rediswire), and what a debt removes
+// was sent on it before.
+
 import (
 	"context"
 	"slices"
@@ -12,19 +19,23 @@ import (
 
 // debt is what a node may still keep of an attempt or hold that has ended.
 type debt struct {
-	keys   redisscript.Keys
-	start  string
-	closed backend.Instant // until when the name stays closed; zero: not at all
-	until  backend.Instant // when the server has forgotten it by itself
+	keys  redisscript.Keys
+	start string
+	// Until when the name stays closed for a minimum hold; zero: not at all.
+	closed backend.Instant
+	// When the server has forgotten it by itself, or the driver gives up. Set by owe.
+	until backend.Instant
 }
 
 const (
-	maxDebts = 10000            // of one node; what is more ends with its TTL
-	maxOwed  = 10 * time.Second // likewise
+	// maxDebts bounds the debts of one node; what is more ends with its TTL.
+	maxDebts = 10000
+	// maxOwed bounds how long one is tried; likewise.
+	maxOwed = 10 * time.Second
 )
 
-// owe has n give back d in the background, again and again while the node does not answer. A node's debts share one
-// goroutine, so that a dead node costs the same whether one hold is released beside it or a million.
+// owe has n give back d in the background, again and again while the node does not answer. The goroutine belongs to the
+// gate: if the driver is closed to it, the debt ends with its TTL.
 func (n *node) owe(d debt) {
 	n.debtMu.Lock()
 	defer n.debtMu.Unlock()
@@ -40,7 +51,9 @@ func (n *node) owe(d debt) {
 	}
 }
 
-// settle pays a node's debts. While closing it tries once.
+// settle pays a node's debts: all that are due in one pipeline, then those that came meanwhile or failed, with pauses
+// that double to 640 ms. It ends when nothing is owed, so that settling is set and cleared under debtMu together with
+// the list. While closing it tries once more and not for ever.
 func (n *node) settle(ctx context.Context) {
 	d := n.d
 	for failed := 0; ; {

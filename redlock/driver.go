@@ -19,15 +19,19 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
+// driverName is the driver's name in errors and descriptions.
 const driverName = "redlock"
 
 const (
-	minTTL        = 100 * time.Millisecond // below it the round trips eat the validity
+	// minTTL is a bound below which the round trips eat the validity.
+	minTTL = 100 * time.Millisecond
+	// defaultMaxTTL is Options.MaxTTL unless it is set.
 	defaultMaxTTL = time.Minute
-	ownMargin     = 2 * time.Millisecond // the resolution of Redis' expiry, as the algorithm has it
+	// ownMargin is the resolution of Redis' expiry, as the algorithm has it.
+	ownMargin = 2 * time.Millisecond
 )
 
-// Options configure a Driver. The zero value is ready to use.
+// Options configure a Driver. The zero value is ready to use. New copies them.
 type Options struct {
 	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
 	// "fencelock:".
@@ -70,30 +74,41 @@ type Options struct {
 }
 
 // Driver is a backend.Driver, backend.Pinger and backend.Inspector on several independent Redis servers. Make it with
-// New or Open. All methods are safe for concurrent use.
+// New or Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses
+// it any more.
 type Driver struct {
-	unfit    error // what New found wrong, answered by every call
-	o        Options
-	channels string // prefix of channels
+	// What New found wrong. Every call answers it, as New does no I/O and has no error of its own.
+	unfit error
+	o     Options
+	// The prefix of channels.
+	channels string
 	clock    backend.Clock
-	identity string // names this driver's channels and marks its holds
+	// identity names this driver's channels and marks its holds and places. It is random, and new for each driver.
+	identity string
 	nonces   atomic.Uint64
 	nodes    []*node
 	quorum   int
 
-	probe      redisconn.Probe
-	patience   time.Duration // with one survey
-	roster     sync.Mutex    // protects what the nodes know of their servers
-	quarantine bool          // off only in tests that show what it is for
+	probe redisconn.Probe
+	// For one survey.
+	patience time.Duration
+	// roster protects what the nodes know of their servers: two that connect at once must not both find that the other
+	// is somebody else.
+	roster sync.Mutex
+	// Off only in tests that show what it is for.
+	quarantine bool
 
-	waiters   waiters
-	wanted    redisconn.Wanted
-	later     later
+	waiters waiters
+	// wanted are names that were refused within the last second: their requests go to the script at once.
+	wanted redisconn.Wanted
+	later  later
+	// laterTime and hedgeTime are the constants of these names; tests that need other times set them.
 	laterTime time.Duration
 	hedgeTime time.Duration
 	gate      *kit.Gate
 
-	listened atomic.Bool // the first wait for subscriptions is over
+	// The first wait for subscriptions is over.
+	listened atomic.Bool
 }
 
 var (
@@ -170,7 +185,8 @@ func (o *Options) check(servers int) error {
 	return nil
 }
 
-// optionsOf returns what the driver's own client for c's server is made from.
+// optionsOf returns what the driver's own client for c's server is made from. Clients that may lead to another server
+// tomorrow, of Sentinel or a cluster, are refused: a vote must come from the server that gave it.
 func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	refuse := func(value, why string) error {
 		return &backend.ConfigError{Setting: "client", Value: value, Want: "a *redis.Client of one server", Why: why}
@@ -192,8 +208,8 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs one server of its own")
 }
 
-// Describe tells what the driver can do with the present servers, without asking them. Exclusion is what the last probe
-// found, and that of volatile servers before the first one.
+// Describe tells what the driver can do, without asking the servers. Exclusion is always that of volatile servers:
+// which of the servers keep what, no single value says.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
@@ -216,7 +232,7 @@ func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
 	return min(max(ttl/4, 50*time.Millisecond), time.Second)
 }
 
-// begin is what every call does first: the driver is open and its servers are fit. Unless it fails, end follows.
+// begin is what every call does first: the driver must be open, and its servers fit. Unless it fails, end follows.
 func (d *Driver) begin(ctx context.Context) error {
 	if d.gate.Enter() != nil {
 		return backend.ErrClosed
@@ -238,10 +254,12 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
+// end counts a call out. Close waits for that.
 func (d *Driver) end() { d.gate.Leave() }
 
 // Close ends waiters with backend.ErrClosed; what they and earlier calls left is given back, as far as ctx and the
-// servers allow. It releases no holds, and closes clients only if Open made them. Close may be called again.
+// servers allow. It releases no holds, and closes the clients that it has made and never those that New was given.
+// Close may be called again, and beside other calls, which fail with backend.ErrClosed from then on.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)

@@ -1,5 +1,7 @@
 package redlock
 
+// This file has the errors that callers can look for, and the causes that stand in the texts of others.
+
 import (
 	"errors"
 	"fmt"
@@ -8,13 +10,16 @@ import (
 )
 
 // QuarantineError says why a server that answers has no vote: it started so recently that it may have forgotten locks
-// which it granted before. It wraps backend.ErrUnavailable.
+// which it granted before. It wraps backend.ErrUnavailable, because waiting helps.
 type QuarantineError struct {
-	Addr   string
-	Uptime string // as the server tells
-	Want   string // the uptime from which on it votes
+	Addr string
+	// How long the server has been up, as it tells: whole seconds.
+	Uptime string
+	// The uptime from which on it votes: Options.MaxTTL.
+	Want string
 }
 
+// Error names the server and both times.
 func (e *QuarantineError) Error() string {
 	return fmt.Sprintf("server %s has no vote before it is up for %s (it is for %s): it may have forgotten locks",
 		e.Addr, e.Want, e.Uptime)

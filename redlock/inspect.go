@@ -1,5 +1,7 @@
 package redlock
 
+// This file looks at a name for people: who holds it, and how many wait.
+
 import (
 	"context"
 	"time"
@@ -9,13 +11,17 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Look tells who has the votes of a majority. Since is not known; Waiters are those in the longest queue. Without the
-// answers of a majority it is backend.ErrUnavailable.
+// Look tells who has the votes of a majority, in one parallel round. Since is not known; Waiters are those in the
+// longest queue, as each waiter stands in one queue as a rule. Votes that no majority shares are shown as nobody's: no
+// one holds the lock then. Without the answers of a majority it is backend.ErrUnavailable; other errors wrap
+// ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	return info, redisconn.CallError(ctx, driverName, "holder", name, err)
 }
 
+// holder is Look without the words of its error. It waits for all servers that answer in time, since each may have a
+// waiter that the others lack.
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
 	info := backend.State{Name: name}
 	if err := backend.ValidateName(name); err != nil {

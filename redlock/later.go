@@ -1,5 +1,13 @@
 package redlock
 
+// This file sends votes later. A grant needs a majority, and the servers that were not asked for it vote for the hold 3
+// ms afterwards, unless it has been given back by then. For a short section on five servers that is 6 requests in place
+// of 10; until they follow the hold has no vote to lose (doc.go measures what that costs, and Options.WaitForAll avoids
+// it).
+//
+// The one rule is order: a late vote must never come behind the release of its hold, or it would close that server for
+// a TTL. Sending and cancelling exclude each other by laterVotes.mu, and both go on the same ordered connection.
+
 import (
 	"sync"
 	"time"
@@ -14,7 +22,8 @@ const laterTime = 3 * time.Millisecond
 
 // later knows the holds that some servers have yet to hear of.
 type later struct {
-	mu    sync.Mutex // protects the following field
+	mu sync.Mutex // protects the following field
+	// By request id. An entry is removed when its votes were sent or cancelled.
 	holds map[string]*laterVotes
 }
 
@@ -24,15 +33,20 @@ type laterVotes struct {
 	keys  redisscript.Keys
 	h     redisscript.Hold
 	nodes set
-	until backend.Instant // when the hold has ended, unless it was renewed
+	// When the hold has ended, unless it was renewed, which hastens the votes.
+	until backend.Instant
 	ttl   time.Duration
 
-	mu    sync.Mutex // held while the votes are sent, so that a release comes before or behind them; protects these:
-	over  bool       // they were sent, or never will be
+	// mu is held while the votes are sent, so that a release comes before or behind them. It protects the following
+	// fields, and is taken before later.mu.
+	mu sync.Mutex
+	// The votes were sent, or never will be.
+	over  bool
 	timer *time.Timer
 }
 
-// voteLater has the nodes that a poll has not asked vote for the hold that it has won, after a while.
+// voteLater has the nodes that a poll has not asked vote for the hold that it has won, after laterTime. The timer is
+// set under mu, as it may fire before its field is written.
 func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
 	rest := d.all() &^ v.asked
 	if rest == 0 {
@@ -50,7 +64,8 @@ func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
 	l.timer = time.AfterFunc(d.laterTime, l.send)
 }
 
-// send asks for the votes. They stand beside those who wait there, as the hold does: it exists by its majority.
+// send asks for the votes, on the timer's goroutine or on that of a renewal. They stand beside those who wait on these
+// servers, as the hold does: it exists by its majority. Nobody awaits the answers.
 func (l *laterVotes) send() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,14 +100,15 @@ func (l *laterVotes) end() {
 	}
 }
 
+// find returns what is to follow for a request, or nil.
 func (o *later) find(request string) *laterVotes {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.holds[request]
 }
 
-// cancel gives up what has not been sent for a request's hold, or for the one that starts so, and returns the nodes
-// that never hear of it.
+// cancel gives up what has not been sent for a request's hold, or only for the one that starts so, and returns the
+// nodes that never hear of it. A release leaves these nodes out.
 func (o *later) cancel(request, start string) set {
 	l := o.find(request)
 	if l == nil || start != "" && l.h.Start() != start {
@@ -107,7 +123,8 @@ func (o *later) cancel(request, start string) set {
 	return l.nodes
 }
 
-// hasten sends now what is to follow for a request's hold.
+// hasten sends now what is to follow for a request's hold: a renewal needs the votes there, and a hold that is renewed
+// is not a short one.
 func (o *later) hasten(request string) {
 	if l := o.find(request); l != nil {
 		l.send()

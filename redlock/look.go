@@ -1,5 +1,9 @@
 package redlock
 
+// This file is what a contender does by time, without having heard anything: it looks at its places, renews votes that
+// have become old, gives up a leader that is silent, and gives up votes that stay split. It is also where the votes are
+// counted.
+
 import (
 	mathrand "math/rand/v2"
 	"time"
@@ -9,7 +13,8 @@ import (
 )
 
 // majority returns the instant from which a majority's votes are proved, or zero. Votes may be older than a good part
-// of the validity; a renewal then makes it whole, and shows that they are still there.
+// of the validity, when the last of them took long; a renewal then makes it whole, and shows that they are still there.
+// Granting at once was rejected: a lease that begins with little of its time is lost by the first slow renewal.
 func (x *contender) majority() backend.Instant {
 	proved := make([]backend.Instant, len(x.places))
 	for i := range x.places {
@@ -35,7 +40,7 @@ func (x *contender) majority() backend.Instant {
 	return 0
 }
 
-// due is when to do something unasked.
+// due is when to do something unasked: the next look, or the end of the leader's time to answer.
 func (x *contender) due() time.Time {
 	at := x.look
 	if !x.asked.IsZero() {
@@ -46,16 +51,19 @@ func (x *contender) due() time.Time {
 	return at
 }
 
+// lookIn sets the next look, sooner or later than it was.
 func (x *contender) lookIn(d time.Duration) { x.look = time.Now().Add(d) }
 
-// soon brings the next look forward.
+// soon brings the next look forward and never puts it off. The few milliseconds of jitter let contenders of several
+// clients arrive apart.
 func (x *contender) soon(d time.Duration) {
 	if at := time.Now().Add(d + mathrand.N(5*time.Millisecond)); at.Before(x.look) {
 		x.look = at
 	}
 }
 
-// tick does what is due.
+// tick does what is due. A look asks each node that has a place or a vote what became of it, which keeps it alive, and
+// once the others were asked also who is in the way there. Nodes without either are asked for their votes again.
 func (x *contender) tick() error {
 	now := time.Now()
 	if !x.asked.IsZero() && now.Sub(x.asked) >= x.c.patience {
@@ -83,7 +91,8 @@ func (x *contender) tick() error {
 		switch {
 		case p.state == queued || p.state == voted:
 			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Look, x.c.d.identity, x.h.Nonce))
-			if x.reached { // who is in the way matters for split votes only
+			// Who is in the way matters for split votes only.
+			if x.reached {
 				x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
 			}
 		case p.state == absent && x.reached && i != x.leader:
@@ -94,7 +103,8 @@ func (x *contender) tick() error {
 }
 
 // split reports whether votes have been split for some looks: neither this contender nor anybody else has a majority.
-// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time.
+// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. Giving up at the first
+// such look was rejected: a former holder's release that has reached some servers only looks the same.
 func (x *contender) split() bool {
 	mine := 0
 	others := map[string]int{}
@@ -128,7 +138,7 @@ func (x *contender) unsure() bool {
 	return unsure
 }
 
-// left are the nodes that may have something.
+// left are the nodes that may have something, and are asked to give it back.
 func (x *contender) left() (nodes set) {
 	for i := range x.places {
 		if x.places[i].touched {

@@ -1,5 +1,12 @@
 package redlock
 
+// This file is one server as a driver sees it: its connection for calls, its subscription, what is known of its health,
+// and whether it may vote.
+//
+// The last is decided by enrol for each connection, before anything is sent on it. A server that restarts without what
+// it had in memory would vote a second time; since a restart ends all connections, a look at run_id and uptime on every
+// new one finds each restart before an answer counts.
+
 import (
 	"context"
 	"fmt"
@@ -16,11 +23,13 @@ import (
 )
 
 const (
+	// maxNodes is what a set of nodes, a uint32, has room for.
 	maxNodes = 31
-	dialTime = time.Second // at most, for one connection
+	// dialTime is for one connection, at most: a call waits for silent servers no longer than that either.
+	dialTime = time.Second
 )
 
-// node is one server, as one driver sees it.
+// node is one server, as one driver sees it. What has no lock named beside it is set once or atomic.
 type node struct {
 	d      *Driver
 	index  int
@@ -28,20 +37,31 @@ type node struct {
 	client *goredis.Client
 	line   *rediswire.Line
 	push   push
-	sick   atomic.Bool  // the last exchange failed, or somebody waited for an answer in vain
-	aside  atomic.Int64 // until when others are asked first, in Unix nanoseconds
+	// The last exchange failed, or somebody waited for an answer in vain. Contenders choose another leader.
+	sick atomic.Bool
+	// Until when others are asked first, in Unix nanoseconds.
+	aside atomic.Int64
 
-	misfit atomic.Pointer[redisconn.Failure] // what the last look has found wrong with the server; nil for nothing
+	// What the last look has found wrong with the server; nil for nothing. It is asked for no more votes.
+	misfit atomic.Pointer[redisconn.Failure]
 
-	// Protected by Driver.roster.
-	runID string          // of the server process that was met last
-	votes backend.Instant // from when on its answers count
+	// Protected by Driver.roster, as is votes: run_id of the server process that was met last.
+	runID string
+	// From when on its answers count.
+	votes backend.Instant
 
-	debtMu   sync.Mutex // protects the following fields
+	debtMu sync.Mutex // protects the following fields
+	// Protected by debtMu, as is settling: whether the goroutine runs that pays them.
 	debts    []debt
 	settling bool
 }
 
+// newNode prepares the node for the i-th server and connects to nothing. It changes opt, a copy of the options of the
+// client that was handed in: no retries, since a repeated command would vote twice; and OnConnect looks at the server
+// after what the user's own OnConnect does.
+//
+// The line is Ordered: what is sent on a new connection comes after what the last one carried, so that a release cannot
+// overtake the acquire whose answer nobody awaited.
 func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	n := &node{d: d, index: index, addr: opt.Addr}
 	opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
@@ -91,7 +111,10 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 	return n.d.enrol(n, s)
 }
 
-// enrol decides whether the server behind a new connection votes.
+// enrol decides whether the server behind a new connection votes. It refuses a server that is in the list twice, by
+// run_id, since that one would vote twice. A server that was not met before, or has restarted, is in quarantine until
+// it has been up for MaxTTL: all that it may have forgotten has ended by then. Its uptime is in whole seconds and
+// rounded down, which errs on the safe side.
 func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	d.roster.Lock()
 	defer d.roster.Unlock()
@@ -117,7 +140,7 @@ func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	return nil
 }
 
-// fit refuses a server that cannot keep a vote.
+// fit refuses a server that cannot keep a vote, in addition to what redisconn refuses for every lock.
 func fit(s redisconn.Server) error {
 	switch {
 	case s.RunID == "":

@@ -1,5 +1,8 @@
 package redlock
 
+// This file makes a driver from a URL. The URL's clients are never connected: New takes their options and makes its
+// own.
+
 import (
 	"context"
 	"errors"
@@ -11,8 +14,10 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
+// init registers the schemes for fencelock.OpenURL.
 func init() { kit.Register(Open, "redlock", "redlocks") }
 
+// syntax is what a URL of this driver may say.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"redlock"}, Secure: []string{"redlocks"}, Port: "6379",
 	Options: []string{
@@ -73,6 +78,8 @@ func dial(rawURL string) (*redisconn.URL, []goredis.UniversalClient, *Options, e
 	return u, clients, o, nil
 }
 
+// clientsOf reads what the URL says beyond its addresses: the driver's options, and the same credentials and database
+// for all servers.
 func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options, err error) {
 	o = &Options{KeyPrefix: u.Options.Get("prefix")}
 	for name, d := range map[string]*time.Duration{"node-timeout": &o.NodeTimeout, "max-ttl": &o.MaxTTL} {

@@ -1,5 +1,9 @@
 package redlock
 
+// This file asks nodes and gathers their answers. A question is one step for each node, all with one sink, a channel
+// with room for every answer: so a line never waits for whoever asked, and a caller that has left costs nothing but the
+// memory of its channel.
+
 import (
 	"context"
 	"slices"
@@ -35,7 +39,8 @@ func (d *Driver) to(nodes set, sink chan<- *step, keys redisscript.Keys, code st
 }
 
 // gather passes on each answer as it comes, until each returns true. It is false when patience or ctx is over before
-// that. slow, unless nil, is called once, after hedge; if it is true that is all.
+// that. slow, unless nil, is called once, after hedge; if it is true that is all. Everything runs on the caller's
+// goroutine.
 func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duration,
 	each func(*step) (done bool), slow func() (done bool)) bool {
 	wait := min(hedge, patience)
@@ -64,7 +69,8 @@ func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duratio
 
 // poll asks all nodes the same and passes on each answer as it comes, until each returns true, all have answered, the
 // nodes' time is over, or ctx ends. Steps without an answer by then go on by themselves: a release must arrive although
-// nobody waits for it. silent are those steps which ran out of time.
+// nobody waits for it. silent are those steps which ran out of time, and their nodes count as sick if the whole
+// patience has passed.
 func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, patience time.Duration,
 	each func(*step) (done bool)) (silent []*step) {
 	began := time.Now()
@@ -94,7 +100,8 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	return silent
 }
 
-// byNode calls act once for each node, with its steps in order. Steps of one node are neighbours.
+// byNode calls act once for each node, with its steps in order, so that they leave in one piece. Steps of one node are
+// neighbours.
 func byNode(steps []*step, act func(*node, []*step)) {
 	for len(steps) > 0 {
 		n := steps[0].node
@@ -108,7 +115,8 @@ func byNode(steps []*step, act func(*node, []*step)) {
 }
 
 // nth returns the instant from which n of the given ones are proved: the n-th newest. Zero instants do not count, and
-// zero is the answer if there are too few.
+// zero is the answer if there are too few. The n-th newest and not the oldest: a majority is enough, and the votes
+// beyond it may be as old as they like.
 func nth(proved []backend.Instant, n int) backend.Instant {
 	sorted := slices.Clone(proved)
 	slices.Sort(sorted)

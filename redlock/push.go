@@ -1,5 +1,9 @@
 package redlock
 
+// This file listens to the servers: one subscription for each node, on which its script tells that it offers its vote,
+// that a name stays closed there, or that it wants a sign of life. Messages can be lost and may be stale, so they only
+// make a contender look or accept; no vote counts by a push.
+
 import (
 	"context"
 	"sync"
@@ -11,23 +15,33 @@ import (
 )
 
 const (
-	pushWait = 2 * time.Second       // for subscriptions, before waiters go ahead with those that are there
-	pushRest = 50 * time.Millisecond // for the minority's, once a majority's are there
+	// pushWait is for subscriptions, before waiters go ahead with those that are there.
+	pushWait = 2 * time.Second
+	// pushRest is for the minority's, once a majority's are there.
+	pushRest = 50 * time.Millisecond
 )
 
 // push is the subscription of one node. It is made for the driver's first waiter and stays until Close.
 type push struct {
 	subscription redisconn.Subscription
-	up           atomic.Bool   // confirmed, so that a place in this node's queue is told of its turn
-	failed       atomic.Bool   // the last attempt has
-	first        chan struct{} // closed when it is up for the first time
-	once         sync.Once     // closes first
+	// Confirmed, so that a place in this node's queue is told of its turn.
+	up atomic.Bool
+	// The last attempt to subscribe has failed.
+	failed atomic.Bool
+	// Closed by once when the subscription is up for the first time.
+	first chan struct{}
+	once  sync.Once // closes first
 }
 
+// init makes first.
 func (p *push) init() { p.first = make(chan struct{}) }
 
 // listen starts the subscriptions, and returns when those of a majority, and with a little patience all of them, are
-// confirmed: a release that finds nobody listening passes a waiter by.
+// confirmed: a release that finds nobody listening passes a waiter by. Only the first waits of a driver wait for that,
+// pushWait at most: contenders that begin with different leaders split votes, and later on the subscriptions stand or
+// their servers are ill.
+//
+// It returns an error only when ctx ends.
 func (d *Driver) listen(ctx context.Context) error {
 	for _, n := range d.nodes {
 		n.push.start(n)
@@ -83,6 +97,8 @@ func (d *Driver) listening(began time.Time) bool {
 	return failed <= len(d.nodes)-d.quorum && time.Since(began) < redisconn.Soon
 }
 
+// start subscribes on node n, unless that was done. After a loss redisconn subscribes again, at its own pace; each time
+// it is confirmed all contenders look, as pushes may have been lost in between.
 func (p *push) start(n *node) {
 	p.subscription.Start(n.client, redisscript.Channel(n.d.o.KeyPrefix, n.d.identity), redisconn.Listener{
 		Confirmed: func() {
@@ -100,7 +116,8 @@ func (p *push) start(n *node) {
 	})
 }
 
-// heard acts on one message.
+// heard acts on one message, on the goroutine that reads the subscription. It never waits: contenders are told without
+// blocking, and a vote that is of no use goes back by the line, whose answer nobody reads.
 func (n *node) heard(text string) {
 	m, ok := redisscript.ParsePush(text)
 	switch {

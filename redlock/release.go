@@ -1,5 +1,12 @@
 package redlock
 
+// This file is Release. A hold is gone when so many servers have given it back that somebody else can have a majority;
+// the rest is asked too but not waited for. Each server has its own step, since one may have a waiter where another has
+// none.
+//
+// A release that is not awaited any more must still arrive. Its step stays on the line, and if it fails there it turns
+// into a debt by itself (step.go): unwatched hands it over.
+
 import (
 	"context"
 	"math/bits"
@@ -10,13 +17,18 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Release gives a hold back if it still is the one that was granted. It asks all servers that were asked for their
-// votes, at once, and returns when a majority has given the hold back, or when that has become impossible (backend.ErrNotHeld if a majority does not have
-// it, ErrUnknown if too few answer); the rest goes on in the background.
+// Release gives a hold back if it still is the one that was granted, in one parallel round. It asks all servers that
+// were asked for their votes, and returns when a majority has given the hold back, or when that has become impossible:
+// backend.ErrNotHeld, with a reason, if a majority does not have it, ErrUnknown if too few answer. The rest goes on in
+// the background.
+//
+// With a grant that Request.Grant made it removes whatever that request has, on every server that answers.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
 }
 
+// release is Release without the words of its error. Servers that are yet to vote for the hold are taken off the list:
+// they never hear of it.
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind != backend.KindExclusive {
 		return backend.ErrUnsupported
@@ -38,20 +50,27 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return e.run(ctx)
 }
 
-// ending is one release of a hold.
+// ending is one release of a hold. It belongs to the goroutine of its caller.
 type ending struct {
 	tally
 	d     *Driver
 	g     backend.Grant
 	keys  redisscript.Keys
 	start string
-	code  string  // of the first step for each
-	asked set     // who may have the hold: the others were never asked for it, and never will be
-	open  []*step // by node; nil: answered, or not asked
-	left  int     // of these
-	sink  chan *step
+	// Of the first step for each server: the short script, or Quit where somebody waits or a minimum hold is to be
+	// kept.
+	code string
+	// Who may have the hold: the others were never asked for it, and never will be.
+	asked set
+	// By node: the step that has not ended; nil if it has, or there is none.
+	open []*step
+	// How many of these there are.
+	left int
+	sink chan *step
 }
 
+// run asks, gathers, and decides. It waits for hedgeTime where the first answers already let others have the lock, and
+// for patience where the outcome needs more.
 func (e *ending) run(ctx context.Context) error {
 	d := e.d
 	e.sink = make(chan *step, 2*len(d.nodes))
@@ -96,7 +115,8 @@ func (e *ending) run(ctx context.Context) error {
 	return d.undecided(ctx, &e.tally, silent)
 }
 
-// answered takes in one answer, and reports whether no more are needed.
+// answered takes in one answer, and reports whether no more are needed. The short script answers nothing where it is
+// not enough: the whole one is asked then.
 func (e *ending) answered(s *step) (done bool) {
 	if s.Code == redisscript.Free && s.unpaid() && s.Err == nil { // somebody waits, or it is not there
 		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, redisscript.Quit, e.start, "0")
@@ -114,7 +134,8 @@ func (e *ending) answered(s *step) (done bool) {
 	return e.yes >= e.d.quorum || e.impossible() || e.left == 0
 }
 
-// enough reports whether the hold is gone from so many servers that others can have the lock.
+// enough reports whether the hold is gone from so many servers that others can have the lock: those that gave it back,
+// and those that never heard of it, are a majority.
 func (e *ending) enough() bool {
 	return e.no == 0 && e.yes > 0 && e.yes+len(e.d.nodes)-bits.OnesCount32(uint32(e.asked)) >= e.d.quorum
 }
@@ -122,11 +143,14 @@ func (e *ending) enough() bool {
 // impossible reports whether no majority can have had the hold.
 func (e *ending) impossible() bool { return e.no > bits.OnesCount32(uint32(e.asked))-e.d.quorum }
 
+// owe makes the release on node i a debt.
 func (e *ending) owe(i int) {
 	e.d.nodes[i].owe(debt{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
 }
 
-// unwatch makes what nobody waits for any more take care of itself.
+// unwatch makes what nobody waits for any more take care of itself. A step marks itself unwatched first and reads its
+// outcome afterwards, the line the other way round (step.Ended), so that one of the two sees a failure; both may, which
+// costs a second removal of nothing.
 func (e *ending) unwatch() {
 	for _, s := range e.open {
 		if s != nil {
@@ -146,12 +170,13 @@ func (e *ending) unwatch() {
 	}
 }
 
-// tally counts the nodes' answers to one question.
+// tally counts the nodes' answers to one question: yes, no, and one of the faults.
 type tally struct {
 	yes, no int
 	fault   *redisconn.Failure
 }
 
+// count takes in one answer; yes is what says so.
 func (t *tally) count(s *step, yes int64) {
 	n, ok := s.Answer.(int64)
 	switch {
@@ -166,13 +191,15 @@ func (t *tally) count(s *step, yes int64) {
 	}
 }
 
+// failed keeps the fault that says most: one after which something may have been done.
 func (t *tally) failed(f *redisconn.Failure) {
 	if t.fault == nil || !t.fault.Sent {
 		t.fault = f
 	}
 }
 
-// undecided is the error of a question without a majority for either answer.
+// undecided is the error of a question without a majority for either answer. If anything may have been done anywhere,
+// the outcome is unknown.
 func (d *Driver) undecided(ctx context.Context, t *tally, silent int) error {
 	if silent > 0 {
 		t.failed(&redisconn.Failure{Cause: errSilent})

@@ -1,5 +1,7 @@
 package redlock
 
+// This file is Renew: many grants at once, on all servers at once, each decided by its own majority.
+
 import (
 	"context"
 	"time"
@@ -12,14 +14,19 @@ import (
 // renewal is one grant on its way through Renew.
 type renewal struct {
 	tally
-	proved  []backend.Instant // by node
-	lacking []*node           // say that they do not have it
+	// By node: the instant before the renewal left that it has confirmed; zero for none.
+	proved []backend.Instant
+	// Those that say that they do not have it.
+	lacking []*node
+	// A majority has answered one way.
 	decided bool
 }
 
 // Renew prolongs grants, and answers for each of them, in order: one script call a node for up to 128 grants, all of a
 // node's calls in one pipeline, all nodes at once. A grant is renewed when a majority has prolonged it, and lost
-// (backend.ErrNotHeld) when a majority says that it is not there; everything else is a fault, and no loss.
+// (backend.ErrNotHeld, with its reason) when a majority says that it is not there; everything else is a fault, and no
+// loss (ErrUnavailable, or ErrUnknown where some may have prolonged it). It never shortens a hold. Silent servers are
+// waited for as long as the shortest TTL of the grants allows.
 //
 // A node that lacks what a majority has just confirmed gets it back, as a new vote that stands in its queue like any
 // other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is

@@ -1,5 +1,7 @@
 package redlock
 
+// This file is what travels to a node and back.
+
 import (
 	"sync/atomic"
 
@@ -7,19 +9,24 @@ import (
 	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
-const maxSteps = 128 // that one call of the script takes
+// maxSteps is how many names one call of the script takes, for tests that need more.
+const maxSteps = 128
 
-// step is one step for one node.
+// step is one step for one node. Until it enters its sink it belongs to the node's line.
 type step struct {
 	rediswire.Step
-	index    int // of the node, or of the grant in a renewal
-	node     *node
-	answered bool         // noted by poll
-	sink     chan<- *step // it enters when it has ended; has room for it
+	// Of the node, or in a renewal of the grant and the node.
+	index int
+	node  *node
+	// Noted by poll, so that it knows which are silent.
+	answered bool
+	// It enters when it has ended, and there is room for it: the line must not block.
+	sink chan<- *step
 
 	// unwatched is set on a release whose caller does not wait for it any more: if it fails it becomes a debt.
 	unwatched atomic.Bool
-	closed    backend.Instant // of a release: until when the name stays closed; zero: not at all
+	// Of a release: until when the name stays closed; zero: not at all.
+	closed backend.Instant
 }
 
 // submit sends steps, in the order of submission: the release of a hold must not overtake its acquire on a node whose
@@ -32,10 +39,11 @@ func (n *node) submit(steps ...*step) {
 	n.line.Submit(all...)
 }
 
-// Ended implements rediswire.Owner.
+// Ended is called by the line, once, when the step was answered or has failed. It must not block.
 func (s *step) Ended() {
 	s.sink <- s
-	if s.unwatched.Load() && s.unpaid() { // in this order, so that one side sees the other
+	// In this order, so that one side sees the other: see ending.unwatch.
+	if s.unwatched.Load() && s.unpaid() {
 		s.node.owe(debt{keys: s.Keys, start: s.Args[0], closed: s.closed})
 	}
 }

@@ -1,5 +1,8 @@
 package redlock
 
+// This file looks at the servers as a set: whether they are fit and a majority answers, before the first call, and
+// whether they still are, every half minute. A single server is looked at by node.vet, on each of its connections.
+
 import (
 	"context"
 	"errors"
@@ -13,12 +16,15 @@ import (
 )
 
 const (
-	surveyTime = redisconn.ConnectTime  // for one survey, unless a URL says otherwise, whatever the callers' contexts allow
-	straggle   = 250 * time.Millisecond // for the minority, once a majority has answered
+	// surveyTime is for one survey, unless a URL says otherwise, whatever the callers' contexts allow.
+	surveyTime = redisconn.ConnectTime
+	// straggle is for the minority, once a majority has answered.
+	straggle = 250 * time.Millisecond
 )
 
 // Ping connects to every server and refuses the set, with an error that wraps backend.ErrMisconfigured, if one of those
-// that answer is unfit (see the package comment); backend.ErrUnavailable if no majority answers.
+// that answer is unfit (see the package comment); backend.ErrUnavailable if no majority answers, ErrClosed after Close.
+// It returns within ctx, and may be called beside other calls.
 func (d *Driver) Ping(ctx context.Context) error {
 	err := backend.ErrClosed
 	switch {
@@ -30,10 +36,11 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return redisconn.CallError(ctx, driverName, "ping", "", err)
 }
 
+// survey joins the look that is under way, or makes one.
 func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, d.gate, d.ask) }
 
-// ask looks at all servers at once. An unreachable minority is no obstacle: its servers are looked at when they come
-// back, before their votes count.
+// ask looks at all servers at once: connecting to one vets it. An unreachable minority is no obstacle: its servers are
+// looked at when they come back, before their votes count. An unfit one is, since it will not come right by waiting.
 func (d *Driver) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
@@ -76,7 +83,8 @@ collect:
 }
 
 // lookAgain looks at all servers that have been seen before: their settings may have changed since. One that is unfit
-// by now is asked for no more votes, and keeps and gives back those that it has given.
+// by now is asked for no more votes, and keeps and gives back those that it has given. It runs beside the calls, one
+// goroutine for each server, all of which it waits for.
 func (d *Driver) lookAgain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
@@ -97,7 +105,7 @@ func (d *Driver) lookAgain(ctx context.Context) error {
 	return nil
 }
 
-// ask submits steps, unless they ask for a vote that would not count.
+// ask submits steps, unless they ask for a vote that would not count. Those fail at once, on the caller's goroutine.
 func (n *node) ask(steps ...*step) {
 	f := n.misfit.Load()
 	if f == nil {

@@ -1,5 +1,9 @@
 package redlock
 
+// This file is one round of votes: ask a first majority, the others where that does not decide, and return as soon as
+// the outcome is certain. Which servers have or may have something of the attempt afterwards is kept exactly, since all
+// of them are asked to give it back.
+
 import (
 	"context"
 	"time"
@@ -10,14 +14,19 @@ import (
 )
 
 const (
-	hedgeTime = 3 * time.Millisecond // for the first majority, before the other servers are asked beside it
-	asideTime = time.Second          // for which a server that kept a call waiting is not among those that are asked first
+	// hedgeTime is for the first majority, before the other servers are asked beside it.
+	hedgeTime = 3 * time.Millisecond
+	// asideTime is for which a server that kept a call waiting is not among those that are asked first.
+	asideTime = time.Second
 )
 
 // set is a set of nodes, by index.
 type set uint32
 
-func only(i int) set         { return 1 << i }
+// only is the set of one node.
+func only(i int) set { return 1 << i }
+
+// has reports whether node i is in the set.
 func (s set) has(i int) bool { return s&only(i) != 0 }
 
 // all is the set of all nodes.
@@ -25,7 +34,8 @@ func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
 
 // first are the nodes that a poll begins with: a majority of those that are well, in the order of the list, so that
 // clients that see the same meet on the same servers. What a majority can decide the others need not be asked, and
-// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll.
+// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll. A random majority was rejected:
+// two clients' majorities would share one server only, and the votes of the others would split.
 func (c *call) first(now time.Time) set {
 	d := c.d
 	if c.again || d.o.WaitForAll {
@@ -47,30 +57,39 @@ func (c *call) first(now time.Time) set {
 // putAside has the next calls ask others first.
 func (n *node) putAside() { n.aside.Store(time.Now().Add(asideTime).UnixNano()) }
 
-// vote is one poll: what it has asked, and what came of it.
+// vote is one poll: what it has asked, and what came of it. It belongs to the goroutine that polls.
 type vote struct {
 	c        *call
 	h        redisscript.Hold
 	args     []string
 	sink     chan *step
 	deadline time.Time
-	steps    []*step // the last one for each node
-	healthy  int     // nodes that are known to answer
+	// The last step for each node.
+	steps []*step
+	// Nodes that are known to answer.
+	healthy int
 
-	asked   set
-	open    set               // have not answered
-	kept    set               // may have, or will have, what the attempt asked for
-	proved  []backend.Instant // by node; zero: no vote
-	yes     int
-	refused map[string]int // by the holder that was in the way
+	// Nodes that were asked.
+	asked set
+	// Nodes that have not answered.
+	open set
+	// Nodes that have, or may have, or will have, what the attempt asked for.
+	kept set
+	// By node; zero: no vote.
+	proved []backend.Instant
+	yes    int
+	// How many nodes were held by each request that was in the way.
+	refused map[string]int
 	no      int
-	top     int // the most refusals for one holder
-	held    error
-	fault   *redisconn.Failure // one of those that failed
+	// The most refusals for one holder.
+	top  int
+	held error
+	// One of those that failed.
+	fault *redisconn.Failure
 }
 
-// poll asks for the lock: a first majority, and the other nodes if that does not decide, or not soon. It returns as soon
-// as the outcome is certain.
+// poll asks for the lock: a first majority, and the other nodes if that does not decide, or not soon. It returns as
+// soon as the outcome is certain, or patience is over. What has not been taken by a line by then is taken back.
 func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 	d := c.d
 	now := time.Now()
@@ -115,6 +134,7 @@ func (v *vote) ask(nodes set) {
 // rest asks all who were not asked yet.
 func (v *vote) rest() { v.ask(v.c.d.all() &^ v.asked) }
 
+// send asks node i, once more if it was asked before.
 func (v *vote) send(i int, code string, args ...string) {
 	n := v.c.d.nodes[i]
 	s := n.stepFor(v.sink, v.c.keys, code, args...)
@@ -122,7 +142,8 @@ func (v *vote) send(i int, code string, args ...string) {
 	n.ask(s)
 }
 
-// slow acts on a first majority that does not answer at once.
+// slow acts on a first majority that does not answer at once: the others are asked beside it, and those that are late
+// are asked last for a while.
 func (v *vote) slow() (done bool) {
 	for i, n := range v.c.d.nodes {
 		if v.open.has(i) {
@@ -133,7 +154,9 @@ func (v *vote) slow() (done bool) {
 	return false
 }
 
-// answered takes in one answer, and reports whether no more are needed.
+// answered takes in one answer, and reports whether no more are needed. A server that refused SET NX is asked again by
+// the script, which says who is in the way: without that the caller could not tell a lock that is held from a split
+// vote.
 func (v *vote) answered(s *step) (done bool) {
 	d, i := v.c.d, s.index
 	n, isNumber := s.Answer.(int64)
@@ -161,8 +184,8 @@ func (v *vote) answered(s *step) (done bool) {
 		v.refusal(v.c.r.Name, s.Answer)
 	}
 	if v.certain() {
-		// A request that was here before may have left something on every node: the later grant replaces the earlier one
-		// on all that are known to answer, before the caller can go on.
+		// A request that was here before may have left something on every node: the later grant replaces the earlier
+		// one on all that are known to answer, before the caller can go on.
 		return !v.c.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
 	}
 	if s.Err != nil || v.open == 0 {
@@ -171,9 +194,11 @@ func (v *vote) answered(s *step) (done bool) {
 	return v.open == 0
 }
 
+// certain reports whether more answers cannot change the outcome: a majority for this attempt, or for one other holder.
 func (v *vote) certain() bool { return v.yes >= v.c.d.quorum || v.top >= v.c.d.quorum }
 
-// silent gives up those that have not answered.
+// silent gives up those that have not answered. late says that they had all the time that nodes have, so that they
+// count as sick; otherwise it was ctx that ended.
 func (v *vote) silent(late bool) {
 	taken := false
 	for i, n := range v.c.d.nodes {
@@ -201,7 +226,7 @@ func (v *vote) silent(late bool) {
 // left are the nodes that have, or will have, what the attempt asked for, or may.
 func (v *vote) left() set { return v.kept | v.open }
 
-// refusal notes the answer of a node that did not vote for us.
+// refusal notes the answer of a node that did not vote for us: who holds its vote, by the request.
 func (v *vote) refusal(name string, answer any) {
 	v.no++
 	s, ok := redisscript.ParseState(answer)

@@ -1,5 +1,8 @@
 package redlock
 
+// This file finds the contenders that a push is for. It is the only place where contenders of several calls meet: each
+// is told by its own channel, and its own goroutine does the rest.
+
 import (
 	"sync"
 	"time"
@@ -7,21 +10,28 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-// waiters knows the contenders of one driver, for pushes.
+// waiters knows the contenders of one driver. Its lock is held for a few lines at a time and never while anything is
+// sent to a server.
 type waiters struct {
-	mu     sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// By the nonce of the attempt, which is what an offer names.
 	nonces map[string]*contender
-	names  map[string]int // contenders by lock key
+	// Contenders by lock key.
+	names map[string]int
 
-	recent redisconn.Wanted    // names for which there was one just now
-	ended  redisconn.Abandoned // attempts that may still be handed a vote
+	// Names for which there was one just now.
+	recent redisconn.Wanted
+	// Attempts that have ended and may still be handed a vote.
+	ended redisconn.Abandoned
 }
 
+// init makes the maps.
 func (w *waiters) init() {
 	w.nonces = map[string]*contender{}
 	w.names = map[string]int{}
 }
 
+// add makes a contender known, before its first request leaves.
 func (w *waiters) add(x *contender) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -29,6 +39,7 @@ func (w *waiters) add(x *contender) {
 	w.names[x.c.keys.Lock]++
 }
 
+// remove forgets a contender that has ended.
 func (w *waiters) remove(x *contender) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -41,14 +52,16 @@ func (w *waiters) remove(x *contender) {
 	w.recent.Note(lock)
 }
 
-// contended reports whether somebody waits for a name, or did just now.
+// contended reports whether somebody of this driver waits for a name, or did within the last second. It spares a
+// release the short script, which would do nothing, and keeps a new waiter from taking votes past those who wait.
 func (w *waiters) contended(lock string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.names[lock] > 0 || w.recent.Has(lock)
 }
 
-// offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned.
+// offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned,
+// and the vote is to be given back.
 func (w *waiters) offered(node int, nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -58,7 +71,7 @@ func (w *waiters) offered(node int, nonce string) bool {
 	return !w.ended.Has(nonce)
 }
 
-// tell passes e on to the contenders for a lock, or for any if it is empty.
+// tell passes e on to the contenders for a lock, or to all if lock is empty.
 func (w *waiters) tell(lock string, e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,6 +90,7 @@ type event struct {
 	closed  time.Duration
 }
 
+// tell does not block: pushes are read on the goroutine that every name of the driver shares.
 func (x *contender) tell(e event) {
 	select {
 	case x.events <- e:
