@@ -70,8 +70,7 @@ type Server struct {
 }
 
 // Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or
-// Open. All methods are safe for concurrent use, and return within their context but for the pauses that their docs
-// name. Close it when no client uses it any more.
+// Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses it any more.
 type Driver struct {
 	client goredis.UniversalClient
 	// Close closes client: Open made it, or fit did.
@@ -332,7 +331,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 
 // release is Release without the words of its error. An exclusive hold of a name that nobody is known to want ends by
 // the short script, which does nothing where somebody waits: then the whole script is asked, in a second round trip.
-// That holds for Release by request id, shares and minimum holds from the start.
+// Releases by request id, of shares and of minimum holds ask the whole script at once.
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits {
 		return fmt.Errorf("%v: %w", g.Kind, backend.ErrUnsupported)

@@ -1,5 +1,7 @@
 package redisconn
 
+// This file checks the clients that New functions are given.
+
 import (
 	"fmt"
 	"reflect"
@@ -9,7 +11,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// CheckClient refuses no client at all: nil, and a nil pointer of any type.
+// CheckClient refuses no client at all: nil, and a nil pointer of any type, which is not nil as an interface and would
+// end in a panic at the first call. The error names what was given.
 func CheckClient(c goredis.UniversalClient) error {
 	v := reflect.ValueOf(c)
 	if c != nil && (v.Kind() != reflect.Pointer || !v.IsNil()) {

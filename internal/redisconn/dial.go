@@ -1,5 +1,9 @@
 package redisconn
 
+// This file connects to the servers of a URL and remembers why that failed. go-redis answers a connection that cannot
+// be made in time with the bare end of the context; the reason, such as a certificate that nobody trusts, is what the
+// URL's author needs. See URL.Explain.
+
 import (
 	"context"
 	"crypto/tls"
@@ -14,11 +18,15 @@ import (
 
 // dialer connects to the servers of a URL.
 type dialer struct {
-	timeout time.Duration          // for the connection and the handshake together
-	tls     *tls.Config            // nil: none
-	failed  *atomic.Pointer[error] // why the last attempt failed
+	// For the connection and the TLS handshake together.
+	timeout time.Duration
+	// nil: none.
+	tls *tls.Config
+	// Why the last attempt failed; shared by all connections of the URL.
+	failed *atomic.Pointer[error]
 }
 
+// dial is a go-redis Options.Dialer.
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	conn, err := d.connect(ctx, network, addr)
 	if err != nil {
@@ -28,7 +36,8 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 }
 
 // connect connects. A TLS handshake that fails says so: a server that does not speak TLS waits for the end of what it
-// takes for a command, and all that shows is that time is over.
+// takes for a command, and all that shows is that time is over. The handshake is made here for that reason and not left
+// to go-redis.
 func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -52,7 +61,8 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, e
 	return secure, nil
 }
 
-// handshakeFailure says what is wrong with a TLS handshake that ended with err.
+// handshakeFailure says what is wrong with a TLS handshake that ended with err. What only a change of the URL or the
+// server can mend is Fatal.
 func handshakeFailure(addr string, err error) *Failure {
 	config := &backend.ConfigError{}
 	var untrusted *tls.CertificateVerificationError

@@ -19,28 +19,38 @@ import (
 // ErrAnswer is the cause of a Failure by a server that answers, but not what the script would.
 var ErrAnswer = errors.New("the server's answer is not one of this script")
 
-// Failure is a step that got no answer it could use.
+// Failure is a step that got no answer it could use. Its fields say what the caller may conclude: Sent decides between
+// ErrUnavailable and ErrUnknown, Fatal whether to try again.
 type Failure struct {
 	Cause error
-	Sent  bool // the server may have run it
-	Left  bool // it may still be under way: its caller did not wait for the end
-	Fatal bool // trying again cannot help; Cause says which class of error it is
+	// The server may have run it.
+	Sent bool
+	// It may still be under way: its caller did not wait for the end, and must not touch the step.
+	Left bool
+	// Trying again cannot help; Cause says which class of error it is.
+	Fatal bool
 
-	Moving bool // nothing was done: the keys are just on their way to another node of a cluster
+	// Nothing was done: the keys are on their way to another node of a cluster.
+	Moving bool
 }
 
+// Error is the cause's text: the class is added once, by CallError.
 func (f *Failure) Error() string { return f.Cause.Error() }
+
+// Unwrap lets callers find the cause.
 func (f *Failure) Unwrap() error { return f.Cause }
 
 // ServerError is an error that the server answered.
 type ServerError string
 
+// Error is the answer's text, its code first.
 func (e ServerError) Error() string { return string(e) }
 
-// RedisError marks it as an answer of the server, for go-redis' own tests.
+// RedisError marks it as an answer of the server, for go-redis' own tests of errors.
 func (ServerError) RedisError() {}
 
-// refusals are answers of a server that is not able to serve now, and did nothing.
+// refusals are answers of a server that is not able to serve now, and did nothing. The call can be made again, here or
+// on another server.
 var refusals = map[string]bool{
 	"LOADING": true, "MASTERDOWN": true, "READONLY": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "OOM": true,
 	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
@@ -65,7 +75,9 @@ var settings = []struct{ code, text, setting, value, want, why string }{
 }
 
 // FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a
-// check that was made while connecting, is believed.
+// check that was made while connecting, is believed. An error without an answer may come from a connection that broke
+// after the command had left, so it counts as Sent unless it says that there was none to send on. An answer that is not
+// known is Fatal: the server has looked at the command and will not like it any better the next time.
 func FailureOf(err error) *Failure {
 	var known *Failure
 	switch {
@@ -100,8 +112,9 @@ func Unsent(err error) *Failure {
 	return &f
 }
 
-// codeOf finds the code in an error text: the first word in capitals. Old servers put the place in the script before
-// it.
+// codeOf finds the code in an error text: the first word in capitals. Servers before Redis 7 put the place in the
+// script before it, as in "ERR Error running script (call to f_…): @user_script:12: -NOREPLICAS Not enough good
+// replicas".
 func codeOf(text string) string {
 	for _, word := range strings.Fields(text) {
 		word = strings.TrimLeft(word, "-")
@@ -133,7 +146,8 @@ func Ended(ctx context.Context) error {
 }
 
 // CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of.
-// ctx is the caller's: its own error stays in the chain. A call that did not fail has no error.
+// ctx is the caller's: its own error stays in the chain. A call that did not fail has no error, so that callers can
+// pass their err as it is.
 func CallError(ctx context.Context, driver, call, name string, err error) error {
 	if err == nil {
 		return nil

@@ -1,12 +1,15 @@
 package redisconn
 
+// This file waits: between repetitions, and for contexts.
+
 import (
 	"context"
 	mathrand "math/rand/v2"
 	"time"
 )
 
-// Backoff is how long to wait before the n-th repetition: about 10 ms, doubling to 640 ms, between half and all of it.
+// Backoff is how long to wait before the n-th repetition: about 10 ms, doubling to 640 ms, between half and all of it,
+// so that callers that failed together do not come back together.
 func Backoff(n int) time.Duration {
 	d := 10 * time.Millisecond << min(n-1, 6)
 	return d/2 + mathrand.N(d/2)
@@ -18,8 +21,8 @@ func Pause(ctx context.Context, n int) bool { return PauseFor(ctx, Backoff(n)) }
 // attempt is the least that a context has to leave for another attempt.
 const attempt = 20 * time.Millisecond
 
-// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for anything lasts until
-// ctx ends: whoever made an attempt then could only say that time is over, and not why the ones before failed.
+// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for an attempt lasts
+// until ctx ends: that attempt could only say that time is over, and not why the ones before have failed.
 func PauseFor(ctx context.Context, d time.Duration) bool {
 	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+attempt {
 		d = time.Until(at) + time.Second // bounded, for a context that never ends although its deadline has passed
@@ -34,12 +37,15 @@ func PauseFor(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// WithDeadline bounds an exchange without the cost of a timer: go-redis sets the connection's deadline from it.
+// WithDeadline bounds an exchange without the cost of a timer: go-redis sets the connection's deadline from the
+// context's.
 func WithDeadline(ctx context.Context, at time.Time) context.Context { return deadlineContext{ctx, at} }
 
+// deadlineContext has a deadline and does not end by it.
 type deadlineContext struct {
 	context.Context
 	at time.Time
 }
 
+// Deadline is the one that WithDeadline was given.
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.at, true }

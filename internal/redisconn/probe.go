@@ -1,5 +1,9 @@
 package redisconn
 
+// This file is when to look at a service: before the first call, once for all that wait for it, and beside the calls
+// from then on. What to look at is the driver's (look functions of package redis and redlock); server.go reads one
+// server.
+
 import (
 	"context"
 	"errors"
@@ -15,39 +19,51 @@ import (
 // When a service is looked at again: after a while, and sooner after a fault, since another server may have taken its
 // place.
 const (
+	// ProbeAgain is for a service that was well.
 	ProbeAgain = 30 * time.Second
-	ProbeSoon  = time.Second // at most once in that time
+	// ProbeSoon is after a fault, and the least that lies between two looks.
+	ProbeSoon = time.Second
 )
 
 // What the last look at the service has found.
 const (
-	fits  uint32 = iota // or has not been made
-	stale               // that is long ago, or there was a fault since
+	// It is fit, or no look has been made.
+	fits uint32 = iota
+	// That is long ago, or there was a fault since: the next call has the service looked at, and does not wait.
+	stale
+	// It is not fit: each call looks again before it goes on.
 	misfit
 )
 
 // Probe looks at a service before the first call, once for all who wait for it, and again later. The zero Probe is
-// ready.
+// ready. All methods may be called by several goroutines.
 type Probe struct {
+	// passed says that a look has ended well. It is never taken back: what is held can be kept and given back on a
+	// service that has become unfit.
 	passed atomic.Bool
-	found  atomic.Uint32
-	at     atomic.Int64 // of the last look, a backend.Instant
+	// found is one of the constants above.
+	found atomic.Uint32
+	// When the last look ended, a backend.Instant.
+	at atomic.Int64
 
-	mu      sync.Mutex // protects the following field
-	running *probing   // nil while none is under way
+	mu sync.Mutex // protects the following field
+	// nil while no look is under way.
+	running *probing
 }
 
 // probing is one look, shared by all who wait for it.
 type probing struct {
 	done chan struct{}
-	err  error // valid after done
+	// Valid once done is closed, by end.
+	err error
 }
 
 // Passed reports whether a look has ended well.
 func (p *Probe) Passed() bool { return p.passed.Load() }
 
 // Ready lets a call pass whose service was found fit, and looks at it first if it was not, or not yet. A look that is
-// stale is made again beside the calls, and what it finds is for those that come later. look ends with Note.
+// stale is made again beside the calls, and what it finds is for those that come later: calls do not wait for a
+// question whose answer is nearly always the same. look ends with Note.
 func (p *Probe) Ready(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
 	if !p.Passed() || p.found.Load() == misfit {
 		return p.Join(ctx, gate, look)
@@ -58,7 +74,7 @@ func (p *Probe) Ready(ctx context.Context, gate *kit.Gate, look func(context.Con
 	return nil
 }
 
-// Suspect has the service looked at again with the next call.
+// Suspect has the service looked at again with the next call, unless that was just done.
 func (p *Probe) Suspect(now backend.Instant) {
 	if now.Sub(p.LastAt()) > ProbeSoon {
 		p.found.CompareAndSwap(fits, stale)
@@ -68,7 +84,8 @@ func (p *Probe) Suspect(now backend.Instant) {
 // LastAt is when the last look ended.
 func (p *Probe) LastAt() backend.Instant { return backend.Instant(p.at.Load()) }
 
-// Note keeps what a look has found. A service that does not answer is as fit as it was.
+// Note keeps what a look has found. A service that does not answer is as fit as it was. The timer that makes it stale
+// again holds nothing but the Probe, and may fire after Close: it sets a number that nobody reads.
 func (p *Probe) Note(now backend.Instant, err error) {
 	p.at.Store(int64(now))
 	again := ProbeAgain
@@ -85,7 +102,7 @@ func (p *Probe) Note(now backend.Instant, err error) {
 }
 
 // Join joins the look that is under way, or starts one among gate. It returns within ctx; the look may go on without
-// its caller.
+// its caller, since others wait for it too.
 func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return &Failure{Cause: err, Fatal: true}
@@ -109,6 +126,7 @@ func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Cont
 	}
 }
 
+// end passes the outcome to all who wait. The next Join starts a new look.
 func (p *Probe) end(run *probing, err error) {
 	if err == nil {
 		p.passed.Store(true)

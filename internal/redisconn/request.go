@@ -1,5 +1,8 @@
 package redisconn
 
+// This file turns requests of the contract into holds of the script and back: what is written into a server is
+// redisscript's, what the core sees is backend's, and both drivers say it in the same words.
+
 import (
 	"encoding/json"
 	"strings"
@@ -23,7 +26,8 @@ func HoldOf(r backend.Request, client, nonce string) redisscript.Hold {
 	return h
 }
 
-// PXOf returns the time to live that a renewal asks for now.
+// PXOf returns the time to live that a renewal asks for now: the TTL, or what is left of the minimum hold if that is
+// more.
 func PXOf(g backend.Grant, now backend.Instant) time.Duration {
 	if g.MinHoldUntil.IsZero() {
 		return g.TTL
@@ -31,7 +35,8 @@ func PXOf(g backend.Grant, now backend.Instant) time.Duration {
 	return max(g.TTL, g.MinHoldUntil.Sub(now))
 }
 
-// ClosedFor writes for how many milliseconds a name stays closed that a minimum hold closes until then; zero: not at all.
+// ClosedFor writes for how many milliseconds a name stays closed after its release, for a minimum hold that ends at
+// until; a zero until: not at all.
 func ClosedFor(until, now backend.Instant) string {
 	if until.IsZero() || until <= now {
 		return "0"
@@ -40,7 +45,8 @@ func ClosedFor(until, now backend.Instant) string {
 }
 
 // Grant is the answer to r, which got the hold h by what was sent at sentAt. A minimum hold counts from now, which is
-// not before the server's grant. The incarnation carries the metadata along, for ValueOf.
+// not before the server's grant: a minimum may last longer than asked for and never shorter. The incarnation carries
+// the metadata along, for ValueOf.
 func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) backend.Grant {
 	g := backend.Grant{
 		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID, HoldID: r.HoldID,
@@ -59,7 +65,8 @@ func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) b
 // metadataMark separates the metadata from the rest of an incarnation, which has no newline.
 const metadataMark = "\n"
 
-// StartOf is Hold.Start for a grant that came back. An empty answer: the grant names no incarnation of ours.
+// StartOf is Hold.Start for a grant that came back. It is empty for a grant that names no incarnation of ours, such as
+// one that Request.Grant made.
 func StartOf(g backend.Grant) string {
 	if g.Incarnation == "" {
 		return ""
@@ -68,14 +75,15 @@ func StartOf(g backend.Grant) string {
 	return redisscript.StartOf(incarnation, g.RequestID)
 }
 
-// ValueOf is Hold.Value for a grant that came back with an incarnation.
+// ValueOf is Hold.Value for a grant that came back with an incarnation. Redlock gives it to servers that lack the hold.
 func ValueOf(g backend.Grant) string {
 	incarnation, metadata, _ := strings.Cut(g.Incarnation, metadataMark)
 	shown := redisscript.Hold{ID: g.HoldID, Owner: g.Owner, Metadata: metadata}
 	return redisscript.ValueOf(incarnation, g.RequestID, shown)
 }
 
-// HolderOf tells about one hold.
+// HolderOf tells about one hold. Of the hold it shows the id that is meant to be shown, and nothing by which it could
+// be moved.
 func HolderOf(s redisscript.State) (backend.Holder, error) {
 	h := backend.Holder{
 		Owner: s.Hold.Owner, HoldID: s.Hold.ID, Permits: s.Hold.Permits, ExpiresIn: s.ExpiresIn,

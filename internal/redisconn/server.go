@@ -1,5 +1,8 @@
 package redisconn
 
+// This file reads what a server says of itself and decides whether it can keep a lock. The questions are INFO and
+// CONFIG GET; what a server refuses to tell counts against it.
+
 import (
 	"context"
 	"errors"
@@ -14,20 +17,27 @@ import (
 
 // Server is what a server says of itself, as far as it matters for locks.
 type Server struct {
-	Cluster  bool          // a node of one
-	RunID    string        // another one after each start; empty if the server hides it
-	Uptime   time.Duration // in whole seconds, rounded down
-	Replicas int           // that are connected
-	Durable  bool          // it has on disk what it has acknowledged
+	// It is a node of a cluster.
+	Cluster bool
+	// Another one after each start; empty if the server hides it.
+	RunID string
+	// In whole seconds, rounded down.
+	Uptime time.Duration
+	// How many are connected.
+	Replicas int
+	// It has on disk what it has acknowledged: appendonly yes, appendfsync always, also while the file is rewritten.
+	Durable bool
 
-	Tolerated bool // the policy volatile-…; set by whoever asks Fit
+	// The policies volatile-… are accepted; set by the caller of Fit.
+	Tolerated bool
 
 	version      string
 	major, minor int
 	role         string
 	maxmemory    string
 	policy       string
-	aof          bool // appendonly yes
+	// appendonly yes.
+	aof bool
 }
 
 // ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as one that
@@ -50,6 +60,8 @@ func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	return s, nil
 }
 
+// parseInfo reads the text of INFO. Lines that are missing leave the zero value, which is the safe side: no version, no
+// master, no uptime.
 func parseInfo(text string) Server {
 	var s Server
 	for line := range strings.Lines(text) {
@@ -79,6 +91,7 @@ func parseInfo(text string) Server {
 	return s
 }
 
+// setVersion reads a version as far as its second number.
 func (s *Server) setVersion(text string) {
 	s.version = text
 	major, rest, _ := strings.Cut(text, ".")
@@ -110,8 +123,9 @@ func (s Server) Evicts() bool {
 	return s.maxmemory != "" && s.maxmemory != "0" && s.policy != "noeviction"
 }
 
-// Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts, unless
-// that is tolerated.
+// Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts, unless that is
+// tolerated. Eviction is refused because a hold is a key with a time to live, which every policy but noeviction may
+// throw away while its holder believes in it.
 func (s Server) Fit() error {
 	switch {
 	case !s.AtLeast(6, 0):
@@ -131,7 +145,7 @@ func (s Server) Fit() error {
 	return nil
 }
 
-// advice names the way out for servers whose policy nobody can change.
+// advice names the way out for servers whose policy nobody can change, as some hosted ones.
 func (s Server) advice() string {
 	if !strings.HasPrefix(s.policy, "volatile-") {
 		return ""

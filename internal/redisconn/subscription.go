@@ -1,5 +1,9 @@
 package redisconn
 
+// This file is a subscription that stays: one goroutine, one connection after the other, until Close. go-redis' own
+// PubSub reconnects by itself and does not say so; here every loss and every confirmation is told, because a message
+// may have been missed between them.
+
 import (
 	"context"
 	"errors"
@@ -12,9 +16,12 @@ import (
 )
 
 const (
-	pushPing   = 10 * time.Second // silence after which a subscription is asked whether it lives
-	pushAnswer = 3 * time.Second  // for its answer
+	// pushPing is the silence after which a subscription is asked whether it lives.
+	pushPing = 10 * time.Second // silence after which a subscription is asked whether it lives
+	// pushAnswer is for its answer, and for connecting.
+	pushAnswer = 3 * time.Second
 
+	// refusedRest is the pause, at most, until a refused subscription is asked for again.
 	refusedRest = 30 * time.Second // at most, until a refused subscription is asked for again
 )
 
@@ -22,21 +29,26 @@ const (
 const Soon = 250 * time.Millisecond
 
 // Subscription listens on one channel until it is closed, over one connection after the other. The zero Subscription is
-// ready to start.
+// ready to start. Start and Close may be called by several goroutines.
 type Subscription struct {
 	mu      sync.Mutex // protects the following fields
 	started bool
 	closed  bool
-	sub     *goredis.PubSub
-	cancel  context.CancelFunc
-	ended   chan struct{}
+	// sub is the present connection; Close closes it to end a read.
+	sub    *goredis.PubSub
+	cancel context.CancelFunc
+	// ended is closed by the goroutine as its last act.
+	ended chan struct{}
 }
 
-// Listener is told what becomes of a subscription, by its only goroutine.
+// Listener is told what becomes of a subscription, by its only goroutine: a function that blocks holds up all messages.
 type Listener struct {
-	Confirmed func()                         // messages arrive from now on; some may have been lost before
-	Message   func(text string)              // one arrived
-	Lost      func(err error) (refused bool) // the connection has failed, or none came about: because it may not be?
+	// Messages arrive from now on; some may have been lost before.
+	Confirmed func()
+	// One has arrived.
+	Message func(text string)
+	// The connection has failed, or none came about. refused says that it may not be had, and has it tried less often.
+	Lost func(err error) (refused bool)
 }
 
 // Subscriber is any client of go-redis.
@@ -58,7 +70,7 @@ func (s *Subscription) Start(client Subscriber, channel string, l Listener) {
 	go s.run(ctx, client, channel, l)
 }
 
-// run keeps the subscription.
+// run keeps the subscription, with pauses that grow while connections fail.
 func (s *Subscription) run(ctx context.Context, client Subscriber, channel string, l Listener) {
 	defer close(s.ended)
 	for failed := 1; ; failed++ {
@@ -78,7 +90,8 @@ func (s *Subscription) run(ctx context.Context, client Subscriber, channel strin
 	}
 }
 
-// listen is the life of one connection.
+// listen is the life of one connection. It pings where nothing is heard for pushPing: a network that swallows
+// everything shows in nothing else, and waiters would rest on a subscription that is dead.
 func (s *Subscription) listen(ctx context.Context, client Subscriber, channel string, l Listener) (
 	confirmed bool, err error,
 ) {

@@ -1,5 +1,7 @@
 package redisconn
 
+// This file reads the URLs of both drivers, and makes errors of a first connection say what to change in them.
+
 import (
 	"context"
 	"errors"
@@ -22,7 +24,8 @@ const ConnectTime = 3 * time.Second
 type URL struct {
 	*kit.URL
 	driver string
-	failed atomic.Pointer[error] // why the last attempt to connect failed
+	// Why the last attempt to connect failed.
+	failed atomic.Pointer[error]
 }
 
 // ParseURL reads the URL of a driver, with options of its own beside those that every Redis driver has.
@@ -67,7 +70,8 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 }
 
 // Explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected
-// when the time was over, and what the URL's author may have overlooked.
+// when the time was over, and what the URL's author may have overlooked. A server that closes the connection at the
+// first byte is taken for one that expects TLS.
 func (u *URL) Explain(err error) error {
 	last := u.failed.Load()
 	timeOver := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)

@@ -1,5 +1,8 @@
 package redisconn
 
+// This file remembers for a short while what a driver has learnt about names and attempts. Both memories are bounded
+// and may be lost: they save round trips or close a name for a second less, and nothing rests on them.
+
 import (
 	"sync"
 	"sync/atomic"
@@ -7,12 +10,17 @@ import (
 )
 
 const (
-	maxWanted  = 10000       // then all are forgotten: their next calls take one more round trip
-	wantedTime = time.Second // for which a name counts as wanted
+	// maxWanted is how many names are remembered; then all are forgotten, and their next calls take one more round
+	// trip.
+	maxWanted = 10000 // then all are forgotten: their next calls take one more round trip
+	// wantedTime is how long a name counts as wanted.
+	wantedTime = time.Second
 )
 
-// Wanted knows the locks for which several have contended just now. The zero Wanted is ready.
+// Wanted knows the locks for which several have contended just now. The zero Wanted is ready. All methods may be called
+// by several goroutines.
 type Wanted struct {
+	// any says that until is not empty. It spares callers the lock as long as nothing is contended.
 	any atomic.Bool
 
 	mu    sync.Mutex // protects the following field
@@ -47,10 +55,12 @@ func (w *Wanted) Has(lock string) bool {
 	return ok
 }
 
-const maxAbandoned = 10000 // then all are forgotten: what one of them is handed stays closed until the offer ends
+// maxAbandoned is how many attempts are remembered; then all are forgotten, and what one of them is handed stays closed
+// until the offer ends.
+const maxAbandoned = 10000
 
-// Abandoned knows by their nonces the attempts that have ended without a hold as far as their callers know, and that the
-// server may see otherwise. The zero Abandoned is ready.
+// Abandoned knows by their nonces the attempts that have ended without a hold as far as their callers know, and that
+// the server may see otherwise. The zero Abandoned is ready. All methods may be called by several goroutines.
 type Abandoned struct {
 	mu     sync.Mutex // protects the following field
 	nonces map[string]bool

@@ -1,5 +1,8 @@
 package redisscript
 
+// This file reads the script's answers. Each parser is false for anything that the script does not answer: another
+// script under the same name, or a proxy, must not be taken for a lock service that says something.
+
 import (
 	"strings"
 	"time"
@@ -34,6 +37,7 @@ func ParseState(answer any) (State, bool) {
 	return s, true
 }
 
+// stateOf reads a value and its time to live in milliseconds, which is negative for a key that has none.
 func stateOf(value, left any) State {
 	var s State
 	s.Value, _ = value.(string)
@@ -96,6 +100,7 @@ func ParseAllKept(answer any, requests []string) (incarnations []string, ok bool
 	return incarnations, true
 }
 
+// incarnationOf takes the request off the start of a value. It is false if the start is another request's.
 func incarnationOf(start any, request string) (string, bool) {
 	text, _ := start.(string)
 	return strings.CutSuffix(text, StartOf("", request))
@@ -105,9 +110,12 @@ func incarnationOf(start any, request string) (string, bool) {
 type Place int64
 
 const (
-	PlaceGone   Place = iota
-	PlaceQueued       // it stands in the queue
-	PlaceHolds        // it holds, and its time to live has begun anew
+	// PlaceGone: neither the place nor a hold that came of it is there.
+	PlaceGone Place = iota
+	// PlaceQueued: it stands in the queue.
+	PlaceQueued
+	// PlaceHolds: it holds, and its time to live has begun anew.
+	PlaceHolds
 )
 
 // Looked is the answer to a Look.

@@ -1,5 +1,8 @@
 package redisscript
 
+// This file writes and reads the text by which Redis knows a hold. It is a text and not a hash because SET NX, GET and
+// DEL of one key are all that an uncontended lock costs.
+
 import (
 	"strconv"
 	"strings"
@@ -42,6 +45,7 @@ func ValueOf(incarnation, request string, h Hold) string {
 	return StartOf(incarnation, request) + h.forPeople()
 }
 
+// forPeople is the part that decides nothing: the id that may be shown, the owner and the metadata.
 func (h Hold) forPeople() string {
 	if h.Metadata == "" {
 		return h.ID + "|" + h.Owner
@@ -49,6 +53,7 @@ func (h Hold) forPeople() string {
 	return h.ID + "|" + h.Owner + "\n" + h.Metadata
 }
 
+// share writes the first field.
 func (h Hold) share() string {
 	switch {
 	case h.Shared:
@@ -81,7 +86,8 @@ func (h *Hold) readShare(text string) bool {
 	return err == nil
 }
 
-// told marks what attempts of several clients were answered with. No id has it.
+// told stands before the id of a hold that attempts of several clients were answered with. No id has it. The script
+// writes it.
 const told = "+"
 
 // ParseHold reads what Value wrote. It is false for foreign values and for the mark of a closed name.

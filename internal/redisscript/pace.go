@@ -1,5 +1,9 @@
 package redisscript
 
+// This file is the pace at which both drivers look after their waiters. It is here, beside the script, because the
+// offers that the script makes and the times at which clients settle them belong together: an offer of one second is
+// worth nothing if everybody settles after three.
+
 import (
 	mathrand "math/rand/v2"
 	"time"

@@ -32,6 +32,7 @@ var FreeSource string
 // SHA and FreeSHA are the names under which EVALSHA knows Source and FreeSource.
 var SHA, FreeSHA = shaOf(Source), shaOf(FreeSource)
 
+// shaOf is the name that the server gives a script.
 func shaOf(source string) string {
 	sum := sha1.Sum([]byte(source))
 	return hex.EncodeToString(sum[:])
@@ -153,6 +154,7 @@ func Pattern(prefix, namePrefix string) string {
 	return glob.Replace(prefix+"{"+escape(namePrefix)) + "*}"
 }
 
+// glob escapes what SCAN's patterns read as more than a character.
 var glob = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
 
 // NameOf is the inverse of KeysOf for a lock key. It is false for any other key.
@@ -169,6 +171,7 @@ func NameOf(prefix, key string) (name string, ok bool) {
 	return name, escape(name) == text
 }
 
+// unescaper is the inverse of escaper.
 var unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}")
 
 // escape is injective: the three characters that it writes as %XX do not stay as they are anywhere.
@@ -179,6 +182,7 @@ func escape(name string) string {
 	return escaper.Replace(name)
 }
 
+// escaper writes what a hash tag must not hold, and the percent sign itself.
 var escaper = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
 
 // Millis writes d in milliseconds, rounded up: a hold may last longer than asked for, never shorter.

@@ -1,8 +1,12 @@
 package redisscript
 
+// This file computes the slot of a name in a Redis Cluster, as the cluster specification defines it. go-redis has the
+// same in an internal package; asking the client for the node of every step was rejected, as it takes locks and builds
+// a command each time.
+
 import "strings"
 
-// Slots is how many there are in a cluster.
+// Slots is how many slots a cluster has.
 const Slots = 16384
 
 // Slot returns the slot of the keys of a lock: CRC16 (XMODEM) of what stands between the braces.

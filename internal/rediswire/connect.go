@@ -1,5 +1,9 @@
 package rediswire
 
+// This file makes the connections that lines use. What a connection needs before its first command (TLS, HELLO, AUTH,
+// SELECT, CLIENT SETNAME, the user's OnConnect) is left to go-redis, so that every option of a client means here what
+// it means there.
+
 import (
 	"context"
 	"errors"
@@ -13,7 +17,7 @@ import (
 const ConnectTime = 3 * time.Second
 
 // Connect makes a connection as a client with opt would, and has the client library greet the server: TLS, credentials,
-// database, the client's name, and OnConnect.
+// database, the client's name, and OnConnect. Whatever fails, no step was sent.
 func Connect(opt goredis.Options) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), ConnectTime)
 	defer cancel()
@@ -28,7 +32,9 @@ func Connect(opt goredis.Options) (net.Conn, error) {
 	return raw, nil
 }
 
-// greet lends c to a client of the library until that has made a connection out of it.
+// greet lends c to a client of the library until that has made a connection out of it. The client has a pool of one,
+// dials once, pings, and is closed; what it would do beyond that is turned off: retries, idle connections, and RESP3,
+// with which a server may speak unasked.
 func greet(ctx context.Context, opt goredis.Options, c net.Conn) error {
 	used := false
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
@@ -49,7 +55,8 @@ func greet(ctx context.Context, opt goredis.Options, c net.Conn) error {
 	return c.SetDeadline(time.Time{})
 }
 
-// lent is a connection that whoever borrows it does not close.
+// lent is a connection whose borrower cannot close it.
 type lent struct{ net.Conn }
 
+// Close does nothing.
 func (lent) Close() error { return nil }

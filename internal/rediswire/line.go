@@ -1,5 +1,20 @@
 package rediswire
 
+// This file is the line: what callers see of the connections to one server. The parts of this package work together
+// like this:
+//
+// 	Submit, Carry ─► Line.pending ─► wire.write ─► the server ─► wire.read ─► Owner.Ended
+// 	                    ▲                │ failed before it left
+// 	                    └────────────────┘
+//
+// A Line owns the pending steps and decides which connection is the present one. A wire (wire.go) is one connection:
+// whoever has set its writing flag writes, one goroutine or caller reads (own.go), and it ends when its read fails. All
+// state of a line and of its wires is protected by Line.mu, which is never held during I/O or while an Owner is told.
+//
+// A step is handed on by its state, an atomic: pending until a writer takes it, dropped if its caller takes it back
+// first. Whether it was taken is whether it may have left the process, and so the difference between ErrUnavailable and
+// ErrUnknown.
+
 import (
 	"net"
 	"slices"
@@ -12,23 +27,34 @@ import (
 
 // Limits of a line.
 const (
-	maxWrite   = 4096                   // steps in one write
-	maxOwn     = 16                     // steps that their caller writes itself: they fit into an idle connection's buffers
-	answerTime = 3 * time.Second        // for one answer, whatever its steps allow
-	grace      = 20 * time.Millisecond  // beyond the steps' deadlines: their callers leave by themselves, and say why
-	stallTime  = 250 * time.Millisecond // without an answer, after which nothing more is sent behind a request
-	doubtRest  = 100 * time.Millisecond // between two connections that callers' impatience costs
-	maxWires   = 16                     // connections that still owe answers, beside the present one
+	// maxWrite is how many steps leave in one write.
+	maxWrite = 4096 // steps in one write
+	// maxOwn is how many steps their caller writes itself: they fit into an idle connection's buffers, so that the
+	// write does not block.
+	maxOwn = 16 // steps that their caller writes itself: they fit into an idle connection's buffers
+	// answerTime is for one answer, whatever its steps allow.
+	answerTime = 3 * time.Second // for one answer, whatever its steps allow
+	// grace is beyond the steps' deadlines: their callers leave by themselves, and say why.
+	grace = 20 * time.Millisecond
+	// stallTime is how long a request may be without an answer before nothing more is sent behind it.
+	stallTime = 250 * time.Millisecond // without an answer, after which nothing more is sent behind a request
+	// doubtRest lies between two connections that callers' impatience costs.
+	doubtRest = 100 * time.Millisecond // between two connections that callers' impatience costs
+	// maxWires bounds the connections that still owe answers, beside the present one.
+	maxWires = 16 // connections that still owe answers, beside the present one
 )
 
 // Options say what a line is to.
 type Options struct {
-	// Connect makes a connection on which the server takes requests. Whatever fails, no step was sent.
+	// Connect makes a connection on which the server takes requests. Whatever fails, no step was sent. It is called on
+	// a goroutine of its own, one at a time.
 	Connect func() (net.Conn, error)
 
-	Clock    backend.Clock
-	Channels string      // prefix of the channels for pushes
-	Sharded  func() bool // names may be on different servers; nil: no
+	Clock backend.Clock
+	// The prefix of the channels for pushes, for the script.
+	Channels string
+	// Names may be on different servers; nil: no.
+	Sharded func() bool
 
 	// Ordered keeps steps in the order of their submission from one connection to the next: what was sent on the last
 	// one has been run, or a second has passed, before anything is sent on a new one.
@@ -44,30 +70,43 @@ type Options struct {
 // While nothing is under way, whoever submits writes the request itself: handing it to another goroutine first would
 // cost as much as all the rest.
 //
-// A connection that owes an answer for long must not hold up the others' steps. Unless the line is Ordered it is left to
-// its reader then, and what comes next takes a new one.
+// A connection that owes an answer for long must not hold up the others' steps. Unless the line is Ordered it is left
+// to its reader then, and what comes next takes a new one.
+//
+// Each connection has two goroutines, one that writes and one that reads; both end with it, for which every request has
+// a deadline. A goroutine that connects runs while there is no connection and steps are pending.
 type Line struct {
 	o Options
 
-	mu         sync.Mutex // protects the following fields, and those of the wires
-	pending    []*Step
-	returned   int   // at the beginning of pending: they were under way, and are to be sent again
-	wire       *wire // nil while there is none
-	wires      int   // that have not ended, the present one among them
-	connecting bool  // or waiting for the end of the last connection
-	doubted    time.Time
-	closed     bool
-	ended      chan struct{}
+	mu      sync.Mutex // protects the following fields, and those of the wires
+	pending []*Step
+	// How many steps at the beginning of pending were under way already and are to be sent again, in their old order.
+	returned int
+	// The present connection; nil while there is none.
+	wire *wire
+	// Connections that have not ended, the present one among them.
+	wires int
+	// A goroutine connects, or waits for the end of the last connection (Ordered).
+	connecting bool
+	// doubted is when a caller's impatience has cost a connection last.
+	doubted time.Time
+	closed  bool
+	// ended is closed by end, once the line is closed and its last connection has ended.
+	ended chan struct{}
 
-	refused *redisconn.Failure // why the last attempt to connect failed
-	misses  int                // how many did so in a row
-	retry   time.Time          // when to make the next one
+	// Why the last attempt to connect failed.
+	refused *redisconn.Failure
+	// How many attempts have failed in a row.
+	misses int
+	// When to make the next one.
+	retry time.Time
 }
 
 // NewLine returns a line that connects with its first step.
 func NewLine(o Options) *Line { return &Line{o: o, ended: make(chan struct{})} }
 
-// Submit sends steps. The Owner of each is told in the end, unless it was dropped.
+// Submit sends steps. The Owner of each is told in the end, unless it was dropped. It may write to the connection, and
+// does not wait for answers.
 func (l *Line) Submit(steps ...*Step) {
 	l.mu.Lock()
 	if l.closed {
@@ -102,7 +141,7 @@ func (l *Line) Submit(steps ...*Step) {
 }
 
 // Doubt says that a caller has left without the answer to what was sent: what comes next had better take another
-// connection.
+// connection. On an Ordered line there is no other one.
 func (l *Line) Doubt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +152,7 @@ func (l *Line) Doubt() {
 	l.retire()
 }
 
-// Renew has what comes next take a new connection.
+// Renew has what comes next take a new connection. The present one ends with the answers that it owes.
 func (l *Line) Renew() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +171,8 @@ func (l *Line) Addr() net.Addr {
 	return l.wire.RemoteAddr()
 }
 
-// retire leaves the present connection to its reader. mu is held.
+// retire leaves the present connection to its reader, unless too many have been left already: then what is pending
+// waits with it. mu is held.
 func (l *Line) retire() {
 	w := l.wire
 	if l.wires > maxWires {
@@ -147,7 +187,7 @@ func (l *Line) retire() {
 	}
 }
 
-// reach connects in the background. mu is held.
+// reach connects in the background, unless that is under way. mu is held.
 func (l *Line) reach() {
 	if !l.connecting {
 		l.connecting = true
@@ -158,6 +198,8 @@ func (l *Line) reach() {
 // connect makes a connection, while steps stay pending, so that they can be dropped. After a failure it waits for a
 // while, longer each time, or says the same again if the line is Ordered, since there others can answer instead: a
 // server that is gone must not cost a connection for every step.
+//
+// Only the steps that were pending before the attempt fail with it. Those that came meanwhile have another attempt.
 func (l *Line) connect(wait bool) {
 	if wait && !l.o.Ordered {
 		time.Sleep(time.Until(l.retry)) // which this goroutine alone sets
@@ -221,7 +263,8 @@ func (l *Line) take(n int) (steps []*Step) {
 	return steps
 }
 
-// giveBack puts steps that were under way before all that was submitted later. mu is held.
+// giveBack puts steps that were under way before all that was submitted later. Nothing of them was run: they did not
+// leave, or the server did not know the script. mu is held.
 func (l *Line) giveBack(steps []*Step) {
 	for _, s := range steps {
 		s.state.Store(pending)
@@ -230,7 +273,8 @@ func (l *Line) giveBack(steps []*Step) {
 	l.returned += len(steps)
 }
 
-// Close ends the line when what is pending has been sent. The channel tells when that is done.
+// Close ends the line when what is pending has been sent and answered. The channel tells when that is done: within
+// answerTime of the last request, as every request has a deadline. Steps submitted later fail with backend.ErrClosed.
 func (l *Line) Close() (ended <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,5 +1,17 @@
 package rediswire
 
+// A lone caller writes its request, and reads the answer, on its own goroutine: two hand-overs between goroutines cost
+// more than all that is done beside the system calls. So of a connection that one caller at a time uses again and
+// again, nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine
+// of its own reads, and notices its end.
+//
+// The right to read is wire.reading, which changes under Line.mu only. It goes from the background to nobody when the
+// background has read its last answer (rest), from nobody to a caller with its request (Carry), and back to nobody or
+// to the background with its answer (readOwn). turn wakes the background for that.
+//
+// The price is that a caller in readOwn does not see the end of its context: for at most twice ownTime, by a deadline
+// that is set once for several exchanges, since setting one is a system call's worth of work.
+
 import (
 	"errors"
 	"net"
@@ -11,9 +23,13 @@ import (
 // nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine of its
 // own reads, and notices its end.
 const (
+	// restTime is the time without an exchange after which the connection is read in the background.
 	restTime = 10 * time.Millisecond // without an exchange, after which the connection is read in the background
-	briskRun = 4                     // answers without such a rest, after which callers read
-	ownTime  = 5 * time.Millisecond  // for which a caller reads, up to twice that, and does not see its context's end
+	// briskRun is how many answers without such a rest let callers read.
+	briskRun = 4
+	// ownTime is how long a caller reads, up to twice that, without seeing its context's end.
+	ownTime = 5 * time.Millisecond // for which a caller reads, up to twice that, and does not see its context's end
+	// slowTime is how long the background reads after an answer that took longer than ownTime.
 	slowTime = 50 * time.Millisecond // in the background, after an answer that took longer than that
 )
 
@@ -21,18 +37,26 @@ const (
 type reading uint8
 
 const (
+	// inBackground: the connection's own goroutine.
 	inBackground reading = iota
+	// byCaller: the goroutine in Carry.
 	byCaller
+	// byNobody: the next caller will, or the background if none comes soon.
 	byNobody
 )
 
-// own is what is handed on with the right to read.
+// own is what is handed on with the right to read. Whoever has that right reads and writes it without a lock.
 type own struct {
-	turn   chan struct{} // gives the right to the background; has room for one
-	steps  []*Step       // of the call that is being answered
-	first  bool          // a caller waits for the first byte of its answer
-	until  time.Time     // for which a caller may read; zero: another deadline is set
-	broken error         // why a caller could not read on
+	// Gives the right to the background; has room for one, since at most one has it to give.
+	turn chan struct{}
+	// Of the call that is being answered; the memory is used again.
+	steps []*Step
+	// A caller waits for the first byte of its answer, with a deadline that reader must leave alone.
+	first bool
+	// The read deadline that is set for callers; zero: another one is set.
+	until time.Time
+	// Why a caller could not read on: the background ends the connection with it.
+	broken error
 }
 
 // Carry is Submit for one step whose caller will wait for it. If nothing else is under way the step may have ended when
@@ -56,7 +80,8 @@ func (l *Line) Carry(s *Step) {
 	w.readOwn(s, now)
 }
 
-// readOwn reads answers until that of s has come, or has taken too long.
+// readOwn reads answers until that of s has come, or has taken too long; then the background reads on. It reads answers
+// that others wait for too if these sent their requests meanwhile.
 func (w *wire) readOwn(s *Step, now time.Time) {
 	o := &w.own
 	if o.until.Before(now.Add(ownTime)) {
@@ -98,7 +123,9 @@ func (w *wire) attend() {
 	}
 }
 
-// rest leaves the reading to callers, as long as they come one at a time and soon.
+// rest leaves the reading to callers, as long as they come one at a time and soon. It runs on the reading goroutine and
+// returns when that one is to read again: a caller has given up reading, or nothing was sent for restTime. An end of
+// the connection shows then, or to the next caller.
 func (w *wire) rest() {
 	l := w.l
 	l.mu.Lock()

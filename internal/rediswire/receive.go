@@ -1,5 +1,8 @@
 package rediswire
 
+// This file reads the protocol (RESP2): the five types that commands of a lock are answered with. What comes is not
+// trusted, as an address may lead to anything: lengths are bounded before memory is taken for them.
+
 import (
 	"bufio"
 	"errors"
@@ -12,11 +15,15 @@ import (
 
 // Bounds of an answer: far more than the script ever gives, and little enough to survive a server that is none.
 const (
-	maxText  = 64 << 20
+	// maxText bounds one text, in bytes.
+	maxText = 64 << 20
+	// maxItems bounds one list.
 	maxItems = 1 << 20
+	// maxDepth bounds lists in lists; the script answers with two.
 	maxDepth = 3
 )
 
+// errProtocol is the error of a connection to something that is no Redis.
 var errProtocol = errors.New("the server does not speak the Redis protocol")
 
 // receive reads one answer: an int64, a string, nil, or a []any of these. An error that the server answers is an

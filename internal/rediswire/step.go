@@ -15,32 +15,40 @@ import (
 // Step is one step for one server: of the script, or one of the native ones. Its fields are the caller's until it is
 // submitted, and again once its Owner was told of its end.
 type Step struct {
-	Code     string
-	Keys     redisscript.Keys
-	Others   []redisscript.Keys // of the further names of a TryAll
-	Args     []string
-	Deadline time.Time // for its answer; zero without one
-	Asking   bool      // on a node of a cluster that is just taking the slot over
-	Owner    Owner
+	Code string
+	Keys redisscript.Keys
+	// The keys of the further names of a TryAll or a Peek.
+	Others []redisscript.Keys
+	Args   []string
+	// For its answer; zero without one.
+	Deadline time.Time
+	// It goes to a node of a cluster that is just taking the slot over.
+	Asking bool
+	Owner  Owner
 
-	state  atomic.Uint32
-	inline bool // the script's source travels along
+	state atomic.Uint32
+	// The script's source travels along, since the server did not know its hash.
+	inline bool
 
-	// What became of it.
-	SentAt  backend.Instant // before the first byte left
-	Answer  any
-	Err     *redisconn.Failure
-	Drained <-chan struct{} // of a failed step: closed when the server has run it or never will; may be nil
+	// Before the first byte left.
+	SentAt backend.Instant
+	Answer any
+	Err    *redisconn.Failure
+	// Of a failed step: closed when the server has run it or never will; may be nil.
+	Drained <-chan struct{}
 }
 
-// Owner is told when a step has ended, by whoever ended it. It must not block.
+// Owner is told when a step has ended, by whatever goroutine ended it, often the one that reads the connection. It must
+// not block.
 type Owner interface{ Ended() }
 
 // States of a step.
 const (
 	pending uint32 = iota
-	taken          // it may have left the process
-	dropped        // whoever asked gave up before it was taken
+	// It may have left the process.
+	taken
+	// Its caller gave up before it was taken.
+	dropped
 )
 
 // Drop takes a step back, whose Owner is then told nothing. It is false if that is too late.
@@ -52,6 +60,7 @@ func (s *Step) Again() {
 	s.state.Store(pending)
 }
 
+// fail ends a step with f.
 func (s *Step) fail(f *redisconn.Failure) {
 	s.Err = f
 	s.Owner.Ended()

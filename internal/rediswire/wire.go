@@ -1,5 +1,10 @@
 package rediswire
 
+// This file is one connection. Its life: connect makes it; write sends what is pending, by the goroutine that kick
+// wakes or by a caller; read completes steps in the order in which their calls were sent, which is the order of the
+// answers; and serve ends it: first nobody writes any more, then the steps without an answer fail, and then the
+// connection is drained, so that what is sent on the next one is not overtaken by what this one still carries.
+
 import (
 	"bufio"
 	"errors"
@@ -23,28 +28,42 @@ import (
 // between ErrUnavailable and ErrUnknown.
 type wire struct {
 	net.Conn
-	l    *Line
-	in   *bufio.Reader
-	kick chan struct{} // wakes the writer; has room for one, and whoever sets writing may send one
+	l  *Line
+	in *bufio.Reader
+	// Wakes the writer; has room for one, and whoever sets writing may send one. serve closes it when nobody writes any
+	// more.
+	kick chan struct{}
 
-	// Protected by Line.mu.
-	calls    []call  // that were sent and not answered
-	flight   []*Step // theirs
-	latest   time.Time
-	writing  bool // somebody is, or is about to
-	written  *sync.Cond
-	unsent   int // steps at the end of flight of which nothing has left
+	// Calls that were sent and not answered, the oldest first.
+	calls []call
+	// The steps of these calls.
+	flight []*Step
+	// latest is the latest deadline of what is in flight.
+	latest time.Time
+	// Somebody writes, or is about to.
+	writing bool
+	// written is signalled when that has ended.
+	written *sync.Cond
+	// Steps at the end of flight of which nothing has left.
+	unsent int
+	// finished says that the read has failed: nothing more is sent.
 	finished bool
-	reading  reading   // who reads answers
-	last     time.Time // when the last answer came
-	brisk    int       // answers in a row that came soon after the one before
-	slow     time.Time // until when nobody reads its own answer, since one took too long
-	bounded  bool      // writes have a deadline
+	// Who reads answers.
+	reading reading
+	// When the last answer came.
+	last time.Time
+	// Answers in a row that came soon after the one before.
+	brisk int
+	// Until when nobody reads its own answer, since one took too long.
+	slow time.Time
+	// Writes have a deadline.
+	bounded bool
 
 	enc encoder // of whoever writes
 	own own     // of whoever reads
 }
 
+// newWire makes the wire of a connection. Its goroutines are started by connect.
 func newWire(l *Line, c net.Conn) *wire {
 	w := &wire{Conn: c, l: l, kick: make(chan struct{}, 1), written: sync.NewCond(&l.mu)}
 	w.own.turn = make(chan struct{}, 1)
@@ -53,11 +72,14 @@ func newWire(l *Line, c net.Conn) *wire {
 }
 
 const (
+	// keptMemory is what is kept of the memory of a large request.
 	keptMemory = 64 << 10 // of a large request
-	smallWrite = 8 << 10  // which an idle connection's buffers take at once
+	// smallWrite is what an idle connection's buffers take at once.
+	smallWrite = 8 << 10 // which an idle connection's buffers take at once
 )
 
-// write is the goroutine that writes what has piled up.
+// write is the goroutine that writes what has piled up. It yields before each write: callers that are about to submit
+// come along, and one write takes them all. It ends when serve closes kick.
 func (w *wire) write() {
 	for range w.kick {
 		for {
@@ -108,7 +130,8 @@ func (w *wire) part() {
 	w.attend()
 }
 
-// depart writes the requests for steps to memory. Line.mu is held.
+// depart writes the requests for steps to memory and sets the deadlines of the connection. Whoever reads sets the read
+// deadline anew for each answer (reader); here it is set for the first request only. Line.mu is held.
 func (w *wire) depart(steps []*Step) {
 	l := w.l
 	now := time.Now()
@@ -153,7 +176,8 @@ func (w *wire) depart(steps []*Step) {
 // stalled reports whether an answer is long overdue. Line.mu is held.
 func (w *wire) stalled() bool { return len(w.calls) > 0 && time.Since(w.calls[0].sent) > stallTime }
 
-// idle reports whether the connection is of no more use. Line.mu is held.
+// idle reports whether the connection is of no more use: it owes nothing, and another one is the present one or the
+// line is closed. Line.mu is held.
 func (w *wire) idle() bool {
 	l := w.l
 	return len(w.calls) == 0 && !w.writing && (l.wire != w || l.closed && len(l.pending) == 0)
@@ -173,6 +197,8 @@ func (w *wire) over() time.Time {
 // reader reads from a wire, as long as an answer may take.
 type reader struct{ w *wire }
 
+// Read sets the deadline of what is owed, and looks again when it has passed: what was sent meanwhile may allow more. A
+// connection that owes nothing is read without a deadline, so that its end is noticed.
 func (r reader) Read(p []byte) (int, error) {
 	w := r.w
 	if w.own.first {
@@ -197,7 +223,10 @@ func (r reader) Read(p []byte) (int, error) {
 	}
 }
 
-// serve is the life of a connection.
+// serve is the life of a connection, and its end. The order of the end matters: the writer is stopped before the flight
+// is divided into what has left and what has not; the steps that have not left take the next connection, before all
+// that was submitted later; the others fail, with drained for those who tidy up; and the connection is half-closed and
+// read to its end before drained is closed.
 func (w *wire) serve() {
 	err := w.read()
 	l := w.l
@@ -308,7 +337,7 @@ func (w *wire) next(s *Step) (found bool, err error) {
 	return found, err
 }
 
-// answer reads the answer to one call.
+// answer reads the answer to one call. The two commands of a take are one answer to its caller.
 func (w *wire) answer(c call, asking bool) (answer any, err error) {
 	receive := func() (any, error) {
 		if asking {
@@ -337,7 +366,10 @@ func (w *wire) answer(c call, asking bool) (answer any, err error) {
 	return answer, err
 }
 
-// landed completes the steps of a call, and reports whether the connection has done all that it was kept for.
+// landed completes the steps of a call, and reports whether the connection has done all that it was kept for. Two
+// answers are no end for the steps or for the connection: after NOSCRIPT, which has run nothing, the steps are sent
+// again with the script's source; after READONLY the server is a replica now, and what comes next takes a connection to
+// the new master.
 func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
 	l := w.l
 	refused, isError := answer.(redisconn.ServerError)
@@ -379,7 +411,8 @@ func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
 	return done
 }
 
-// behind returns what comes behind the first n of all. If these are few they keep their memory.
+// behind returns what comes behind the first n of all. If these are few they keep their memory: appending to a slice
+// that is cut at its front would grow it again and again.
 func behind[T any](all []T, n int) []T {
 	if len(all) > 256 {
 		return all[n:]
@@ -387,7 +420,8 @@ func behind[T any](all []T, n int) []T {
 	return slices.Delete(all, 0, n)
 }
 
-// complete hands each step of one call its answer.
+// complete hands each step of one call its answer. An error of the call is that of each step; a text in the list of
+// answers is the error of that one.
 func (w *wire) complete(c call, steps []*Step, answer any) {
 	var f *redisconn.Failure
 	answers := []any{answer}
