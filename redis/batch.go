@@ -51,7 +51,7 @@ type step struct {
 	done chan struct{}
 }
 
-// steps are pooled: a step with its channel is most of what an exchange allocates.
+// steps are pooled, since every exchange needs one with its channel.
 var steps = sync.Pool{New: func() any { return &step{done: make(chan struct{}, 1)} }}
 
 // newStep takes a step from the pool. Only a goroutine that has seen done may give it back, see free.
@@ -138,8 +138,8 @@ func (b *batcher) once(ctx context.Context, s *step) error {
 	return b.carry(ctx, s)
 }
 
-// carry sends a step and waits for its end. The line gets the caller's deadline, since a connection with nothing to
-// answer for is told by its read deadline and not by a timer for each step.
+// carry sends a step and waits for its end. The line gets the caller's deadline: the connection's own deadline takes
+// the place of a timer for each step.
 func (b *batcher) carry(ctx context.Context, s *step) error {
 	s.Deadline, _ = ctx.Deadline()
 	if err := b.submit(ctx, s); err != nil {

@@ -1,5 +1,22 @@
 package redis
 
+// This file is the driver's public face: options, construction, what it says of itself, and the methods that act on one
+// hold. Where to read on:
+//
+// 	acquire.go      an Acquire that does not wait; wait.go: one that does; all.go: several names
+// 	background.go   what is given back when nobody waits for it any more
+// 	batch.go        a step on its way to the server and back; lines.go: which connection it takes
+// 	push.go         the subscription; waiting.go: looking after those who wait; offer.go: after what was offered
+// 	probe.go        whether the server is fit; replicas.go: whether its replicas have a hold
+// 	list.go         List, ForceRelease; hooks.go: what hooks of the user's client see; open.go: URLs
+//
+// Most exported methods come in two parts: the exported one gives an error the words of the contract
+// (redisconn.CallError), the other does the work. What the script does to the keys is in internal/redisscript/*.lua,
+// and the connections are in internal/rediswire; package redlock uses both on several servers.
+//
+// Locks: lines.mu, push.mu and waiting.mu each protect their own struct for a few lines, and none of them is held while
+// a server is asked.
+
 import (
 	"context"
 	"crypto/rand"
@@ -24,7 +41,9 @@ const driverName = "redis"
 
 // The bounds of a TTL. Below the lower one the round trips eat the validity; the upper one catches mistakes of unit.
 const (
+	// minTTL is where the round trips begin to eat the validity.
 	minTTL = 100 * time.Millisecond
+	// maxTTL catches mistakes of unit.
 	maxTTL = 30 * 24 * time.Hour
 )
 
@@ -70,7 +89,8 @@ type Server struct {
 }
 
 // Driver is a backend.Driver, Pinger, Inspector, Lister, ForceReleaser and MultiAcquirer on Redis. Make it with New or
-// Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses it any more.
+// Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses it any
+// more.
 type Driver struct {
 	client goredis.UniversalClient
 	// Close closes client: Open made it, or fit did.
@@ -122,10 +142,10 @@ var (
 // backend.ErrInvalidOption.
 //
 // Lock commands go on connections of the driver's own, made from client's options: whatever client's retries and
-// timeouts are, a lock command is sent once, and never outlives its context. For its questions the driver uses client if
-// that has MaxRetries: -1 and ContextTimeoutEnabled: true, and otherwise a client of its own from a copy of the options,
-// with these two changed. Of a client of Sentinel the copy uses what finds the master, so that client must not be closed
-// before the driver.
+// timeouts are, a lock command is sent once, and never outlives its context. For its questions the driver uses client
+// if that has MaxRetries: -1 and ContextTimeoutEnabled: true, and otherwise a client of its own from a copy of the
+// options, with these two changed. Of a client of Sentinel the copy uses what finds the master, so that client must not
+// be closed before the driver.
 //
 // Hooks that were added to client with AddHook before New see the lock commands, see the package comment: New adds one
 // hook of its own for that, which lets everything else pass.

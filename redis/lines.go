@@ -222,14 +222,13 @@ func (ls *lines) close(ctx context.Context) error {
 }
 
 // masterEvery is how often the master is looked up behind Sentinels while there are calls. A master that was replaced
-// by a manual failover answers until it has become a replica: seconds, in which it would grant locks that nobody else
-// sees.
+// by a manual failover goes on answering until it has become a replica, and would grant locks that nobody else sees.
 const masterEvery = time.Second
 
 // follow keeps the line on the master that the Sentinels name, until ctx ends. go-redis 9 asks the Sentinels inside the
-// dialer of a failover client, so each look is a connection that is closed again; only its remote address counts.
-// Subscribing to the Sentinels' +switch-master was rejected: a message may be lost, and then nothing would ever correct
-// the line.
+// dialer of a failover client, so each look is a connection that is closed again; only its remote address counts. It
+// asks instead of subscribing to the Sentinels' +switch-master: where a message is lost, nothing would ever correct the
+// line.
 //
 // It is one goroutine for each driver behind Sentinels, started by the first probe, and it ends when Close begins.
 func (ls *lines) follow(ctx context.Context, opt goredis.Options) {

@@ -139,6 +139,7 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	if d.sharded() {
 		sharded = "1"
 	}
+	// The call is the script's own format, written out: one accept step for one name.
 	names := []string{keys.Lock, keys.Queue, keys.Seen}
 	args := []any{
 		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),

@@ -28,9 +28,9 @@ import (
 
 const (
 	// lookAgain is the pause after a look that failed.
-	lookAgain = 500 * time.Millisecond // after a fault
+	lookAgain = 500 * time.Millisecond
 	// lookTime is for one look, settlement or peek.
-	lookTime = 3 * time.Second // for one look
+	lookTime = 3 * time.Second
 	// peekEvery is how soon a lost push or a dead holder is noticed on a single server.
 	peekEvery = time.Second
 )
@@ -261,6 +261,7 @@ func (d *Driver) peek() {
 		}
 	}
 	w.mu.Unlock()
+	// The lock is not held meanwhile: a push that comes in between must find its waiter.
 	found := d.peekAt(all)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -271,6 +272,7 @@ func (d *Driver) peek() {
 	}
 	switch {
 	case w.shut:
+	// The next waiter starts the peeks again.
 	case len(w.groups) == 0:
 		w.peek = nil
 	default:
@@ -332,6 +334,7 @@ func (d *Driver) tick(g *group) {
 	defer d.gate.Leave()
 	w := &d.waiting
 	w.mu.Lock()
+	// The timer may fire once more although it was stopped, or set for a group that has become empty.
 	if g.busy || len(g.waiters) == 0 || w.shut {
 		w.mu.Unlock()
 		return
@@ -382,6 +385,7 @@ func (d *Driver) settle(ctx context.Context, g *group) {
 	switch {
 	case ms >= 0 && !w.rough(g):
 		g.settleAfter(time.Duration(ms) * time.Millisecond)
+	// Nobody holds and nobody waits: our places are gone, which a look makes known to their waiters.
 	case ms == -2:
 		g.soon(0) // nobody holds and nobody waits: our places are gone
 	}
@@ -419,6 +423,7 @@ func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 	}
 	for i, nonce := range nonces {
 		x := g.waiters[nonce]
+		// It has ended meanwhile.
 		if x == nil {
 			continue // ended meanwhile
 		}

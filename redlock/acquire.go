@@ -143,10 +143,13 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 		switch {
 		case won:
 			return g, nil
+		// A majority has voted, but so late that the grant would be over. The request has left votes, so the outcome is
+		// unknown.
 		case v.yes >= c.d.quorum:
 			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
 		case v.top >= c.d.quorum:
 			return backend.Grant{}, v.held
+		// More refusals than a majority could do without: no answer that is missing could have decided the round.
 		case v.fault == nil || v.no > len(c.d.nodes)-c.d.quorum:
 			splits++
 			if splits == splitTries || ctx.Err() != nil || !redisconn.PauseFor(ctx, splitPause(splits)) {

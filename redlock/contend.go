@@ -176,6 +176,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 			err = backend.ErrClosed
 		}
 		if err == nil {
+			// A majority whose validity is over is not an end: the votes are renewed by the next look.
 			if sentAt := x.majority(); sentAt != 0 {
 				if g, valid := c.grant(x.h, sentAt); valid {
 					return g, nil
@@ -183,6 +184,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 			}
 			continue
 		}
+		// What any server may have is given back by debts. Only what no answer has told of makes the outcome unknown.
 		if x.unsure() {
 			c.unsure = errSilent
 		}
@@ -196,6 +198,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 func (x *contender) enter() bool {
 	for _, picky := range []bool{true, false} {
 		for i, n := range x.c.d.nodes {
+			// The first pass takes nodes that are well only, the second one any that can tell of the turn.
 			if n.push.up.Load() && (!picky || !n.sick.Load()) {
 				x.leader, x.reached = i, false
 				if x.places[i].state == absent {
@@ -281,6 +284,7 @@ func (x *contender) answered(s *step) error {
 		default:
 			p.state = absent
 		}
+	// Both say whether the vote is this attempt's, and prolong it if it is.
 	case redisscript.Renew, redisscript.Accept:
 		x.renewed = x.renewed && s.Code == redisscript.Accept
 		if n == 1 {

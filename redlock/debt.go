@@ -59,6 +59,7 @@ func (n *node) settle(ctx context.Context) {
 	for failed := 0; ; {
 		n.debtMu.Lock()
 		now := d.clock.Now()
+		// What has run out by itself is nobody's debt any more.
 		due := slices.DeleteFunc(n.debts, func(x debt) bool { return x.until < now })
 		n.debts = nil
 		if len(due) == 0 || failed > 0 && d.gate.Closed() || ctx.Err() != nil {
@@ -98,6 +99,7 @@ func (n *node) settle(ctx context.Context) {
 			continue
 		}
 		failed++
+		// The pause is cut short by Close, which waits for this goroutine.
 		t := time.NewTimer(10 * time.Millisecond << min(failed, 6))
 		select {
 		case <-t.C:

@@ -23,7 +23,7 @@
 //     happened.
 //
 // The first two can be broken on a minority of the servers, but not always: a lock that was taken with three votes of
-// five has none to lose. The last one no lock can keep without fencing, and there is none here: the servers share no
+// five has none to lose. No lock can enforce the last one without fencing, and there is none here: the servers share no
 // order of events from which a token could come.
 //
 // # What breaks it, measured
@@ -44,10 +44,10 @@
 //	2 servers restart empty,  holder had 3 votes, without       61 of 66   (92 %)
 //
 // By default a hold has three votes of five for its first milliseconds: a majority is asked, the others follow 3 ms
-// later, and never if the hold has been given back by then. So the rows with three votes are those of sections shorter
-// than that, and of a fault in the first milliseconds of a longer one; Options.WaitForAll has each hold begin with the
-// votes of all servers that answer, for 10 requests on five servers instead of 6. A vote that follows is sent before the
-// release or not at all, on the same connection: none comes behind it.
+// later, and never if the hold has been given back by then. So the rows with three votes describe sections shorter than
+// that, and faults in the first milliseconds of a longer one; Options.WaitForAll has each hold begin with the votes of
+// all servers that answer, for 10 requests on five servers instead of 6. A vote that follows is sent before the release
+// or not at all, and on the same connection, so that none arrives after it.
 //
 // # Quarantine
 //
@@ -62,27 +62,29 @@
 //
 // Where two holders at once would corrupt data, use a driver that fences: etcd, ZooKeeper, or the bundled server. They
 // need no more machines. Where a lost lock now and then only wastes work, one Redis (package redis) does with a fifth
-// of the requests. Redlock is for the case between: servers of no cluster are there, the lock shall survive the loss of
+// of the requests. Redlock is for the case between: there are independent servers, the lock shall survive the loss of
 // any minority of them, and a rare double run is bearable.
 //
 // # Waiting
 //
-// Who has to wait stands in the queue of one server, the first of the list that is well, and is told by a push when it
-// is its turn there; only then it asks the others. Its turn is an offer, which ends after one second unless it is
-// accepted: so a waiter that died costs those behind it that long, and until the next look, not a TTL. Votes hardly
-// ever split. When they do, because clients disagree about which server is well, those without a majority give up their
-// votes after three looks, and come back after a random pause. The order is that of arrival as a rule, and is lost with
-// the first server: backend.CapFair is not declared. All clients should list the servers in the same order.
+// A request that has to wait stands in the queue of one server, the first of the list that is well. A push tells it
+// when its turn has come there; only then does it ask the others. Its turn is an offer, which ends after one second
+// unless it is accepted: so a waiter that died costs those behind it that long, and until the next look, not a TTL.
+// Votes hardly ever split. When they do, because clients disagree about which server is well, those without a majority
+// give up their votes after three looks, and come back after a random pause. The order is that of arrival as a rule,
+// and is lost with the first server: backend.CapFair is not declared. All clients should list the servers in the same
+// order.
 //
 // # Connections
 //
-// Who kept a call waiting for 3 ms, or failed, is asked last for a second. A release asks those that were asked for their
-// votes, and returns when the lock is free for others: a server that hangs by then is seen to in the background.
+// A server that kept a call waiting for 3 ms, or failed, is asked last for a second. A release asks the servers that
+// were asked for their votes, and returns when the lock is free for others; a server that has not answered by then is
+// dealt with in the background.
 //
 // There is one connection to each server for calls, which carries any number of requests at a time, and one for pushes
 // as soon as somebody waits. Behind a request that is unanswered for 250 ms nothing more is sent. The client library
-// sets connections up and is not on the path of a call. A server that refuses a connection is left alone for 10 ms, then
-// longer, up to 640 ms.
+// sets connections up and is not on the path of a call. A server that refuses a connection is left alone for 10 ms,
+// then longer, up to 640 ms.
 //
 // # Renewal
 //
@@ -92,9 +94,9 @@
 //
 // # Permits and shared holds
 //
-// There are none. Of two permits with five servers three clients can have a majority's votes each, if every server
-// gives two: each permit would need votes of its own, and which server gave which cannot be agreed upon without the
-// order of events that the servers do not share.
+// There are none. With two permits and five servers, three clients can each have the votes of a majority, if every
+// server gives two: each permit would need votes of its own, and without an order of events the servers cannot agree
+// which of them gave which.
 //
 // # Settings checked
 //
@@ -103,7 +105,7 @@
 // clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction (see Options.AllowVolatileEviction);
 // versions before 6.0. A minority that cannot be reached is no obstacle. Its servers are looked at when they come back,
 // before they vote, and kept out if they are unfit. All are looked at again every half minute, beside the calls: one
-// that has become unfit is asked for no more votes, and keeps and gives back those that it has given. A user restricted
-// by ACL needs what package redis needs; without +config|get a server counts as one that forgets, and without +info see
-// Options.AssumeVersion.
+// that has become unfit is asked for no more votes, while those that it has given can be kept and given back. A user
+// restricted by ACL needs what package redis needs; without +config|get a server counts as one that forgets, and
+// without +info see Options.AssumeVersion.
 package redlock

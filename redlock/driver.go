@@ -1,5 +1,20 @@
 package redlock
 
+// This file is the driver's public face: options, construction, and what it says of itself. Where to read on:
+//
+// 	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
+// 	contend.go   an Acquire that waits; look.go: what it does by time; waiters.go: how pushes find it
+// 	renew.go     Renew; release.go: Release; inspect.go: Look
+// 	debt.go      what is given back when nobody waits for it any more
+// 	node.go      one server, and whether it may vote; survey.go: all of them
+// 	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
+//
+// The script and the connections are those of package redis (internal/redisscript, internal/rediswire): each server is
+// a lock service of its own, and this package counts.
+//
+// Locks: laterVotes.mu is taken before later.mu; Driver.roster, waiters.mu and node.debtMu are taken alone. None is
+// held while an answer is awaited.
+
 import (
 	"context"
 	"crypto/rand"
@@ -63,10 +78,10 @@ type Options struct {
 	// some hosted ones. A server that is full then throws votes away; a majority that does may vote twice.
 	AllowVolatileEviction bool
 
-	// AssumeVersion is for servers that do not answer INFO, or not to this user: the version of Redis that they all have
-	// or are compatible with, such as "7.0", at least 6.0. Nothing is asked then: a server that restarts is not noticed
-	// and votes at once, whatever it has forgotten, and one that is given twice votes twice. Use it where all servers
-	// have appendfsync always. Default: INFO is asked.
+	// AssumeVersion is for servers that do not answer INFO, or not to this user: the version of Redis that they all
+	// have or are compatible with, such as "7.0", at least 6.0. Nothing is asked then: a server that restarts is not
+	// noticed and votes at once, whatever it has forgotten, and one that is given twice votes twice. Use it where all
+	// servers have appendfsync always. Default: INFO is asked.
 	AssumeVersion string
 
 	// Clock measures validity. Default backend.SystemClock.

@@ -72,11 +72,13 @@ func (l *laterVotes) send() {
 	if l.over {
 		return
 	}
-	defer l.end() // until then a release that finds it waits
+	// Until then a release that finds the hold waits for mu.
+	defer l.end()
 	if l.d.clock.Now() >= l.until {
 		return
 	}
-	sink := make(chan *step, len(l.d.nodes)) // which nobody reads
+	// Nobody reads the answers, for which there is room.
+	sink := make(chan *step, len(l.d.nodes))
 	value, px := l.h.Value(), redisscript.Millis(l.h.PX)
 	deadline := time.Now().Add(l.d.nodeTimeout(l.ttl))
 	for i, n := range l.d.nodes {

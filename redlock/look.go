@@ -14,7 +14,7 @@ import (
 
 // majority returns the instant from which a majority's votes are proved, or zero. Votes may be older than a good part
 // of the validity, when the last of them took long; a renewal then makes it whole, and shows that they are still there.
-// Granting at once was rejected: a lease that begins with little of its time is lost by the first slow renewal.
+// A grant by such votes would begin with little of its time left.
 func (x *contender) majority() backend.Instant {
 	proved := make([]backend.Instant, len(x.places))
 	for i := range x.places {
@@ -27,6 +27,7 @@ func (x *contender) majority() backend.Instant {
 	if at == 0 || d.clock.Now().Sub(at) <= x.c.r.TTL/4 {
 		return at
 	}
+	// At most one renewal is under way for each look, and only if there is room for its answers.
 	if !x.renewed && x.flying+len(x.places) <= cap(x.sink) {
 		x.renewed = true
 		for i := range x.places {
@@ -66,6 +67,7 @@ func (x *contender) soon(d time.Duration) {
 // once the others were asked also who is in the way there. Nodes without either are asked for their votes again.
 func (x *contender) tick() error {
 	now := time.Now()
+	// The leader is silent: what it may have is given back in the end, and another one leads.
 	if !x.asked.IsZero() && now.Sub(x.asked) >= x.c.patience {
 		x.asked = time.Time{}
 		x.places[x.leader].state = absent
@@ -95,6 +97,7 @@ func (x *contender) tick() error {
 			if x.reached {
 				x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
 			}
+		// A node that did not answer, or has lost the vote, is asked again: the majority may need it.
 		case p.state == absent && x.reached && i != x.leader:
 			x.queue(i)
 		}
@@ -103,8 +106,8 @@ func (x *contender) tick() error {
 }
 
 // split reports whether votes have been split for some looks: neither this contender nor anybody else has a majority.
-// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. Giving up at the first
-// such look was rejected: a former holder's release that has reached some servers only looks the same.
+// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. It waits for some
+// looks because a release that has reached only some servers looks the same.
 func (x *contender) split() bool {
 	mine := 0
 	others := map[string]int{}

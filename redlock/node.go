@@ -68,6 +68,7 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 4, 0, 4, 0
 	opt.DialTimeout = min(opt.DialTimeout, dialTime)
 	opt.PushNotificationProcessor = nil // the other client's own one takes no second registration
+	// The user's own OnConnect comes first: it may select what vet needs, such as a user that may ask INFO.
 	theirs := opt.OnConnect
 	opt.OnConnect = func(ctx context.Context, c *goredis.Conn) error {
 		if theirs != nil {
@@ -118,6 +119,7 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	d.roster.Lock()
 	defer d.roster.Unlock()
+	// Also among nodes that are in quarantine: a server that is listed twice is a mistake at any time.
 	for _, other := range d.nodes {
 		if other != n && other.runID == s.RunID {
 			return &backend.ConfigError{
@@ -131,6 +133,7 @@ func (d *Driver) enrol(n *node, s redisconn.Server) error {
 		first := n.runID == ""
 		n.runID, n.votes = s.RunID, now
 		if !s.Durable && d.quarantine && !(first && d.o.TrustFresh) && s.Uptime < d.o.MaxTTL {
+			// What it granted before its restart ends MaxTTL after that restart at the latest.
 			n.votes = now.Add(d.o.MaxTTL - s.Uptime)
 		}
 	}

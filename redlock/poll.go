@@ -87,6 +87,7 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	}, nil) {
 		return nil
 	}
+	// A caller that left early says nothing about the nodes.
 	late := time.Since(began) >= patience
 	for _, s := range steps {
 		if s.answered {

@@ -59,6 +59,7 @@ func (d *Driver) listen(ctx context.Context) error {
 				missing = &n.push
 			}
 		}
+		// All are there, or this driver has waited long enough once.
 		if missing == nil || d.listened.Load() {
 			return nil
 		}
@@ -67,6 +68,8 @@ func (d *Driver) listen(ctx context.Context) error {
 			defer t.Stop()
 			rest = t.C
 		}
+		// There is one channel to wait on for each node that is missing, and one select: the others are looked at every
+		// 5 ms.
 		tick := time.NewTimer(5 * time.Millisecond)
 		select {
 		case <-missing.first:

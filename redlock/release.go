@@ -77,6 +77,7 @@ func (e *ending) run(ctx context.Context) error {
 	e.open = make([]*step, len(d.nodes))
 	args := []string{e.start}
 	closed := redisconn.ClosedFor(e.g.MinHoldUntil, d.clock.Now())
+	// The short script would only answer that it is not enough.
 	if closed != "0" || d.waiters.contended(e.keys.Lock) {
 		e.code, args = redisscript.Quit, append(args, closed)
 	}
@@ -98,6 +99,7 @@ func (e *ending) run(ctx context.Context) error {
 		if time.Since(began) >= patience {
 			d.nodes[i].sick.Store(true)
 		}
+		// The step has not left, and the server may be silent for long: a debt does it.
 		if s.Drop() {
 			e.owe(i)
 			e.open[i] = nil
@@ -109,6 +111,7 @@ func (e *ending) run(ctx context.Context) error {
 	switch {
 	case e.yes >= d.quorum || e.enough():
 		return nil
+	// All who may have the hold have answered, and not as if it was there.
 	case e.impossible() || e.yes+e.no == bits.OnesCount32(uint32(e.asked)):
 		return &backend.NotHeldError{Name: e.g.Name, Reason: redisconn.LossReason(e.g, d.clock.Now())}
 	}
@@ -148,9 +151,9 @@ func (e *ending) owe(i int) {
 	e.d.nodes[i].owe(debt{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
 }
 
-// unwatch makes what nobody waits for any more take care of itself. A step marks itself unwatched first and reads its
-// outcome afterwards, the line the other way round (step.Ended), so that one of the two sees a failure; both may, which
-// costs a second removal of nothing.
+// unwatch makes what nobody waits for any more take care of itself. It sets unwatched first and empties the sink
+// afterwards, and the line does it the other way round (step.Ended), so that one of the two sees a failure. Both may,
+// which costs one removal that finds nothing.
 func (e *ending) unwatch() {
 	for _, s := range e.open {
 		if s != nil {

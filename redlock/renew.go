@@ -46,11 +46,13 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	now := d.clock.Now()
 	sink := make(chan *step, len(grants)*len(d.nodes))
 	steps := make([]*step, 0, len(grants)*len(d.nodes))
+	// One deadline for the whole call: the shortest of the grants decides.
 	patience := d.nodeTimeout(grants[0].TTL)
 	for _, g := range grants {
 		patience = min(patience, d.nodeTimeout(g.TTL))
 	}
 	held := make([]renewal, len(grants))
+	// One piece of memory for all grants: a call renews up to a thousand.
 	proved := make([]backend.Instant, len(grants)*len(d.nodes))
 	for i := range held {
 		held[i].proved = proved[i*len(d.nodes) : (i+1)*len(d.nodes) : (i+1)*len(d.nodes)]
@@ -61,7 +63,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 				redisconn.StartOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.index = i*len(d.nodes) + n.index
 			if g.Incarnation == "" {
-				s.Args[0] = "none" // no hold starts so
+				// No hold starts so: a grant without an incarnation was never held.
+				s.Args[0] = "none"
 			}
 			steps = append(steps, s)
 		}
@@ -74,6 +77,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		switch {
 		case h.yes > yes:
 			h.proved[n] = s.SentAt
+		// It answered, and does not have the hold.
 		case s.Err == nil:
 			h.lacking = append(h.lacking, d.nodes[n])
 		}

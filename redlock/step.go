@@ -9,9 +9,6 @@ import (
 	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
-// maxSteps is how many names one call of the script takes, for tests that need more.
-const maxSteps = 128
-
 // step is one step for one node. Until it enters its sink it belongs to the node's line.
 type step struct {
 	rediswire.Step

@@ -60,6 +60,8 @@ collect:
 				break
 			}
 			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.Err)
+			// One unfit server makes the whole set unfit: it would vote as soon as somebody restarts the driver
+			// elsewhere.
 			if s.Err.Fatal {
 				return &redisconn.Failure{Cause: err, Fatal: true}
 			}
@@ -96,6 +98,7 @@ func (d *Driver) lookAgain(ctx context.Context) error {
 			case err == nil:
 				n.misfit.Store(nil)
 			case errors.Is(err, backend.ErrMisconfigured):
+				// Not Fatal: the other servers may still have a majority.
 				n.misfit.Store(&redisconn.Failure{Cause: err})
 			}
 		})

@@ -34,8 +34,8 @@ func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
 
 // first are the nodes that a poll begins with: a majority of those that are well, in the order of the list, so that
 // clients that see the same meet on the same servers. What a majority can decide the others need not be asked, and
-// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll. A random majority was rejected:
-// two clients' majorities would share one server only, and the votes of the others would split.
+// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll. A random majority would not do:
+// those of two clients may share one server only, and the votes of the others split.
 func (c *call) first(now time.Time) set {
 	d := c.d
 	if c.again || d.o.WaitForAll {
@@ -103,6 +103,7 @@ func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 		}
 	}
 	if c.again {
+		// What follows asks those servers, too.
 		d.later.cancel(c.r.RequestID, "") // what follows asks those servers, too
 	}
 	v.ask(c.first(now))
@@ -160,6 +161,7 @@ func (v *vote) slow() (done bool) {
 func (v *vote) answered(s *step) (done bool) {
 	d, i := v.c.d, s.index
 	n, isNumber := s.Answer.(int64)
+	// The script says who is in the way.
 	if s.Err == nil && s.Code == redisscript.Set && n != redisscript.TakeGranted {
 		d.wanted.Note(v.c.keys.Lock)
 		v.send(i, redisscript.Try, v.args...) // which says who is in the way
@@ -172,6 +174,7 @@ func (v *vote) answered(s *step) (done bool) {
 		if v.fault == nil || s.Err.Fatal {
 			v.fault = s.Err
 		}
+		// The vote may be there: it is given back unless this attempt wins.
 		if s.Err.Sent {
 			v.kept |= only(i)
 		}
@@ -188,6 +191,7 @@ func (v *vote) answered(s *step) (done bool) {
 		// one on all that are known to answer, before the caller can go on.
 		return !v.c.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
 	}
+	// The first majority cannot be complete any more, or has answered without deciding.
 	if s.Err != nil || v.open == 0 {
 		v.rest()
 	}
@@ -208,6 +212,7 @@ func (v *vote) silent(late bool) {
 		if late {
 			n.sick.Store(true)
 		}
+		// Taken back before a line had it: the server never hears of it.
 		if v.steps[i].Drop() {
 			v.open &^= only(i)
 		} else {

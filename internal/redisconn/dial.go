@@ -77,7 +77,8 @@ func handshakeFailure(addr string, err error) *Failure {
 		config.Why = "the server at " + addr + " does not speak TLS on this port"
 	default:
 		return &Failure{
-			Cause: fmt.Errorf("TLS handshake with %s: %w: it does not speak TLS on this port, or is too slow", addr, err),
+			Cause: fmt.Errorf("TLS handshake with %s: %w: it does not speak TLS on this port, or is too slow",
+				addr, err),
 		}
 	}
 	return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}

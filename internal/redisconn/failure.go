@@ -61,7 +61,8 @@ var refusals = map[string]bool{
 var settings = []struct{ code, text, setting, value, want, why string }{
 	{"WRONGTYPE", "", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
 	{"NOPERM", "", "ACL", "restricted",
-		"INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix", "the user may not run what locks need"},
+		"INFO, EVALSHA, EVAL, the script's commands, and keys and channels under the prefix",
+		"the user may not run what locks need"},
 	{"NOAUTH", "", "credentials", "missing", "those of a user of the server", "the server asks for authentication"},
 	{"WRONGPASS", "", "credentials", "refused", "those of a user of the server", "the server does not know them"},
 	{"CROSSSLOT", "", "key prefix", "with a hash tag", "free of braces", "the keys of one name are in different slots"},

@@ -38,7 +38,8 @@ func shaOf(source string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Set, Take and Free do without the script what is right for names that nobody else wants. They are for exclusive holds.
+// Set, Take and Free do without the script what is right for names that nobody else wants. They are for exclusive
+// holds.
 const (
 	// Set is SET NX, whoever waits. The answer is TakeRefused or TakeGranted. Not for requests that were here before.
 	Set = "set" // value, px

@@ -1,8 +1,7 @@
 package redisscript
 
-// This file computes the slot of a name in a Redis Cluster, as the cluster specification defines it. go-redis has the
-// same in an internal package; asking the client for the node of every step was rejected, as it takes locks and builds
-// a command each time.
+// This file computes the slot of a name in a Redis Cluster, as the cluster specification defines it. The slot is the
+// index into the table of lines of package redis; go-redis has the same function in an internal package.
 
 import "strings"
 

@@ -9,8 +9,8 @@ package rediswire
 // background has read its last answer (rest), from nobody to a caller with its request (Carry), and back to nobody or
 // to the background with its answer (readOwn). turn wakes the background for that.
 //
-// The price is that a caller in readOwn does not see the end of its context: for at most twice ownTime, by a deadline
-// that is set once for several exchanges, since setting one is a system call's worth of work.
+// The price is that a caller in readOwn does not see the end of its context: for at most twice ownTime, by a read
+// deadline that is set once for several exchanges.
 
 import (
 	"errors"
@@ -19,9 +19,9 @@ import (
 )
 
 // A lone caller writes its request, and reads the answer, on its own goroutine: two hand-overs between goroutines cost
-// more than all that is done beside the system calls. So of a connection that one caller at a time uses again and again,
-// nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine of its
-// own reads, and notices its end.
+// more than all that is done beside the system calls. So of a connection that one caller at a time uses again and
+// again, nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine
+// of its own reads, and notices its end.
 const (
 	// restTime is the time without an exchange after which the connection is read in the background.
 	restTime = 10 * time.Millisecond // without an exchange, after which the connection is read in the background

@@ -1,6 +1,6 @@
 // Package rediswire carries the steps of locks to Redis servers: one pipelined connection to each, with any number of
-// requests in flight. Package redis has one line to its server or to each node of a cluster, package redlock one to each
-// of its servers.
+// requests in flight. Package redis has one line to its server or to each node of a cluster, package redlock one to
+// each of its servers.
 package rediswire
 
 import (

@@ -274,8 +274,8 @@ func (w *wire) serve() {
 		}
 		s.fail(f)
 	}
-	// What was sent is run, or never will be, before the connection ends on the server's side too: what tidies up behind
-	// it must not come first.
+	// What was sent is run, or never will be, before the connection ends on the server's side too: what tidies up
+	// behind it must not come first.
 	if ok {
 		_, _ = io.Copy(io.Discard, w.Conn) // its end is all that matters
 	}
