@@ -113,6 +113,7 @@ func (c *call) ask(ctx context.Context, h redisscript.Hold, wait bool) (answer a
 	if err != nil || answer == redisscript.TakeGranted {
 		return answer, sentAt, err
 	}
+	// From now on this name's requests and releases ask the script first.
 	c.d.wanted.Note(c.keys.Lock)
 	switch {
 	case answer != redisscript.TakeAhead:

@@ -106,6 +106,8 @@ func (d *Driver) tidy(left []outcome) {
 			}
 		}
 		for _, o := range left {
+			// A removal is repeated until it is answered: it names its attempt, so that doing it twice does nothing
+			// more.
 			for n := 1; ; n++ {
 				_, _, err := d.batch.do(ctx, newStep(redisscript.Cancel, o.keys, o.hold.Value()))
 				if err == nil {

@@ -41,6 +41,7 @@ func (lockCmd) NoRetry() bool { return true }
 // the outcome of a lock must not depend on a hook's opinion. A hook that does not pass the command on is the one
 // exception. Then nothing was sent, and the call fails with the hook's error.
 func (h *hooks) process(ctx context.Context, name, key string, carry func(context.Context) error) error {
+	// The hooks may call the command more than once, or never.
 	ran := false
 	var outcome error
 	cmd := lockCmd{goredis.NewCmd(ctx, "fencelock."+name, key), func(ctx context.Context) error {

@@ -80,6 +80,7 @@ func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
 	return question(ctx, func(ctx context.Context) ([]goredis.Cmdable, error) {
 		var mu sync.Mutex
 		var nodes []goredis.Cmdable
+		// Called for several masters at once.
 		err := cluster.ForEachMaster(ctx, func(_ context.Context, c *goredis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -156,6 +157,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	}
 	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
 		switch {
+		// After the first failure the other answers are passed over: each step must still be seen to end.
 		case err != nil:
 		case failed != nil:
 			err = failed

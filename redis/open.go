@@ -66,6 +66,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 		return nil, u.Invalid(err)
 	}
 	d := newDriver(client, true, nil, o)
+	// The URL's timeout is for the first look, too: without it a URL that leads nowhere would take the default.
 	d.patience = u.Timeout
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
@@ -109,6 +110,7 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
 	_, variant, _ := strings.Cut(scheme, "+")
+	// The options of all topologies; those of Sentinels follow.
 	syntax.Options = []string{
 		"allow-volatile-eviction", "assume-version", "assume-cluster", "replicas", "replica-timeout", "replica-disk",
 	}

@@ -67,6 +67,7 @@ func (d *Driver) ask(ctx context.Context) error {
 func (d *Driver) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
+	// Not in New, which promises to do no I/O.
 	if isSentinel(d.client) {
 		d.follow.Do(func() {
 			opt := *d.client.(*goredis.Client).Options()
@@ -105,6 +106,7 @@ func (d *Driver) judge(ctx context.Context) error {
 		durable = durable && s.Durable && !s.Evicts()
 		replicas = replicas || s.Cluster || s.Replicas > 0
 	}
+	// A single client would follow none of the cluster's redirections, and would see only this node's names.
 	if _, ok := d.client.(*goredis.Client); ok && cluster {
 		return &backend.ConfigError{
 			Setting: "client", Value: "*redis.Client", Want: "a *redis.ClusterClient",
@@ -155,6 +157,7 @@ func (d *Driver) masters(ctx context.Context) ([]redisconn.Server, error) {
 	}
 	var mu sync.Mutex
 	var all []redisconn.Server
+	// The masters are asked side by side, each by its own goroutine of the client's: hence the lock.
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
 		s, err := redisconn.ReadServer(ctx, c)
 		if err != nil {

@@ -38,6 +38,8 @@ func (p *push) init() { p.up = make(chan struct{}) }
 func (p *push) start(d *Driver) (up <-chan struct{}) {
 	p.subscription.Start(d.client, redisscript.Channel(d.prefix, d.identity), redisconn.Listener{
 		Confirmed: func() {
+			// In this order: a waiter that sees the subscription stand may be pushed at once, and the looks find what
+			// was pushed before.
 			p.confirmed()
 			d.suspect() // it may be another server
 			d.waiting.lookAll()

@@ -94,6 +94,7 @@ func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 			return err
 		}
 	}
+	// An earlier grant of the same call has asked this master, after all of them were written.
 	err, ok := c.asked[master]
 	if ok {
 		return err

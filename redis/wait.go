@@ -50,6 +50,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if err == nil {
 			return g, nil
 		}
+		// The server was heard from, so that what went wrong before is no reason to pause.
 		if errors.Is(err, errGone) {
 			faults = 0
 			c.again = true
@@ -67,6 +68,8 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if !redisconn.Pause(ctx, faults) {
 			return backend.Grant{}, c.d.giveUp(c.unknown, err)
 		}
+		// Close ends a waiter between two rounds too. What it has left is removed before Close returns, as far as
+		// Close's context allows.
 		if c.d.gate.Closed() {
 			return backend.Grant{}, c.d.giveUp(c.unknown, backend.ErrClosed)
 		}
@@ -80,6 +83,7 @@ var errPoll = errors.New("held")
 // waiters who came together part. It is cut short to just behind the time that the present hold has left, and ends when
 // the subscription stands, since the next round can then take a place.
 func (c *call) poll(ctx context.Context, n int, held error) error {
+	// The first poll starts the subscription, so that a driver whose names are always free never makes one.
 	up := c.d.push.start(c.d)
 	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
 	var h *backend.HeldError

@@ -39,12 +39,12 @@ const (
 // name is peeked at all the time, and for the rest many names share what one client may ask for in a second.
 const (
 	// restBetween is what lies between two looks at one name that is peeked at, at least.
-	restBetween = 10 * time.Second // between two looks at one name that is peeked at, at least
+	restBetween = 10 * time.Second
 	// looksMore is how many looks a second a client may ask for at names of which none is looked at more often than
 	// need be, and namesALook how many names allow one more.
-	looksMore = 3 // looks a second at names of which none is looked at more often than need be,
+	looksMore = 3
 	// See looksMore.
-	namesALook = 150 // and one more for so many names
+	namesALook = 150
 	// precise is the number of names up to which the end of each hold is settled when it is due. With more, the next
 	// peek finds it up to a second later.
 	precise = 64
@@ -71,7 +71,7 @@ func nextLook(names, places int, peeked bool) time.Duration {
 type waiting struct {
 	// mu protects the following fields, but for ended, and those of the groups and waiters. It is never held during an
 	// exchange with the server.
-	mu     sync.Mutex // protects the following fields, and those of the groups and waiters
+	mu     sync.Mutex
 	nonces map[string]*waiter
 	groups map[string]*group // by lock key
 	// Attempts that ended without a hold as far as their callers know, and that the server may yet hand one.
@@ -174,7 +174,8 @@ func (w *waiting) remove(x *waiter) {
 	}
 }
 
-// close stops all timers. The functions of those that have fired find the gate closed.
+// close stops all timers, and from then on nothing sets one. A timer function that has fired already finds the gate
+// closed or, if it entered before, is waited for by Close, which calls this afterwards.
 func (w *waiting) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -87,6 +87,7 @@ func (d *Driver) valid(r backend.Request) error {
 // hold returns the hold that the next attempt asks for. Attempts have nonces of their own, so that giving one back does
 // not take from the next: the debts of the last round may still be under way when the next one has the lock.
 func (c *call) hold() redisscript.Hold {
+	// The nonces of Redlock are a plain counter: nobody reads them, and they need not be unique beyond this driver.
 	return redisconn.HoldOf(c.r, c.d.identity, strconv.FormatUint(c.d.nonces.Add(1), 10))
 }
 
@@ -147,6 +148,7 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 		// unknown.
 		case v.yes >= c.d.quorum:
 			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
+		// A majority names one holder: the lock is held.
 		case v.top >= c.d.quorum:
 			return backend.Grant{}, v.held
 		// More refusals than a majority could do without: no answer that is missing could have decided the round.

@@ -49,6 +49,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
 		}
 	}
+	// A place in a queue is worth nothing to a client that hears no push.
 	if err := c.d.listen(ctx); err != nil {
 		return backend.Grant{}, c.giveUp(ctx, redisconn.FailureOf(err))
 	}
@@ -57,6 +58,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if err == nil {
 			return g, nil
 		}
+		// The places of the last attempt may still be there.
 		c.again = true
 		if errors.Is(err, errSplit) {
 			splits++
@@ -157,6 +159,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 		return backend.Grant{}, &redisconn.Failure{Cause: errNobody}
 	}
 	x.lookIn(redisscript.FirstLook())
+	// The timer is set anew in each turn of the loop; an hour is only what it is made with.
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -253,9 +256,11 @@ func (x *contender) answered(s *step) error {
 	i := s.index
 	p := &x.places[i]
 	if s.Err != nil {
+		// The server refuses this client, or cannot run the script: waiting does not help.
 		if s.Err.Fatal {
 			return s.Err
 		}
+		// Whether it was run is not known, so the attempt's end has it given back.
 		if s.Err.Sent {
 			p.unsure = true
 		} else if p.state == asking {
@@ -274,6 +279,7 @@ func (x *contender) answered(s *step) error {
 	switch s.Code {
 	case redisscript.Wait, redisscript.WaitAgain, redisscript.Try, redisscript.TryAgain:
 		switch {
+		// Granted at once, or in the queue and offered the vote before this answer came. An offer has to be accepted.
 		case isNumber && (n == 1 || p.early):
 			p.state, p.proved = voted, s.SentAt
 			if n != 1 {
@@ -314,6 +320,7 @@ func (x *contender) answered(s *step) error {
 func (x *contender) looked(i int, s *step) {
 	found, ok := redisscript.ParseLooked(s.Answer, 1)
 	p := &x.places[i]
+	// An answer to a look that left before the place was asked for again says nothing about the new one.
 	if !ok || p.state == asking {
 		return
 	}
@@ -379,6 +386,7 @@ func (x *contender) failed(i int) error {
 	if i != x.leader || x.reached {
 		return nil
 	}
+	// The next contenders choose another leader, too.
 	x.c.d.nodes[i].sick.Store(true)
 	if !x.enter() {
 		return &redisconn.Failure{Cause: errNobody}

@@ -42,6 +42,7 @@ func (n *node) owe(d debt) {
 	if d.until.IsZero() {
 		d.until = n.d.clock.Now().Add(min(n.d.o.MaxTTL, maxOwed))
 	}
+	// The server forgets it by itself when its TTL is over.
 	if len(n.debts) >= maxDebts {
 		return
 	}
@@ -62,6 +63,7 @@ func (n *node) settle(ctx context.Context) {
 		// What has run out by itself is nobody's debt any more.
 		due := slices.DeleteFunc(n.debts, func(x debt) bool { return x.until < now })
 		n.debts = nil
+		// Under the lock under which owe looks at settling: no debt is added that nobody sees.
 		if len(due) == 0 || failed > 0 && d.gate.Closed() || ctx.Err() != nil {
 			n.settling = false
 			n.debtMu.Unlock()
@@ -78,6 +80,7 @@ func (n *node) settle(ctx context.Context) {
 		var again []debt
 		unpaid := 0
 		silent := d.poll(ctx, steps, sink, d.nodeTimeout(d.o.MaxTTL), func(s *step) bool {
+			// What trying again cannot help is given up: it ends with its TTL.
 			if s.Err != nil {
 				unpaid++
 				if !s.Err.Fatal {

@@ -63,6 +63,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 		}
 		info.Held, info.Holders = true, []backend.Holder{h}
 		return info, nil
+	// A majority answered, and no hold has the votes of one.
 	case answered >= d.quorum:
 		return info, nil
 	}

@@ -74,6 +74,7 @@ func (l *laterVotes) send() {
 	}
 	// Until then a release that finds the hold waits for mu.
 	defer l.end()
+	// The timer was late, as on a machine that slept: a vote for a hold that has ended would close the server.
 	if l.d.clock.Now() >= l.until {
 		return
 	}

@@ -133,6 +133,7 @@ func (x *contender) unsure() bool {
 	unsure := false
 	for i := range x.places {
 		p := &x.places[i]
+		// The line has not taken it: the server never hears of it.
 		if p.state == asking && p.step.Drop() {
 			p.unsure, p.state = false, absent
 		}

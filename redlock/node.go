@@ -65,7 +65,9 @@ type node struct {
 func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	n := &node{d: d, index: index, addr: opt.Addr}
 	opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
+	// The pool is for questions and the subscription: calls go by the line.
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 4, 0, 4, 0
+	// A connection that takes longer than a call may wait for a silent server is of no use to it.
 	opt.DialTimeout = min(opt.DialTimeout, dialTime)
 	opt.PushNotificationProcessor = nil // the other client's own one takes no second registration
 	// The user's own OnConnect comes first: it may select what vet needs, such as a user that may ask INFO.
@@ -129,6 +131,7 @@ func (d *Driver) enrol(n *node, s redisconn.Server) error {
 		}
 	}
 	now := d.clock.Now()
+	// A process that was not met before: the first of this node, or a restart.
 	if n.runID != s.RunID {
 		first := n.runID == ""
 		n.runID, n.votes = s.RunID, now

@@ -53,6 +53,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	// New copies the options and keeps none of these clients.
 	d := New(clients, o)
 	for _, c := range clients {
 		_ = c.Close() // only its options were of use, and it has not connected

@@ -43,6 +43,7 @@ func (d *Driver) to(nodes set, sink chan<- *step, keys redisscript.Keys, code st
 // goroutine.
 func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duration,
 	each func(*step) (done bool), slow func() (done bool)) bool {
+	// One timer serves both: for the hedge at first, then for what is left of the patience.
 	wait := min(hedge, patience)
 	t := time.NewTimer(wait)
 	defer t.Stop()

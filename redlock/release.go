@@ -39,6 +39,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	defer d.end()
 	keys := redisscript.KeysOf(d.o.KeyPrefix, g.Name)
 	start := redisconn.StartOf(g)
+	// A grant that Request.Grant made: no hold is known, so whatever the request has is removed.
 	if start == "" {
 		d.later.cancel(g.RequestID, "")
 		return d.remove(ctx, keys, g)
@@ -90,6 +91,7 @@ func (e *ending) run(ctx context.Context) error {
 		s.node.submit(s)
 	}
 	gathered := gather(ctx, e.sink, d.hedgeTime, patience, e.answered, e.enough)
+	// What has not answered goes on by itself, or becomes a debt.
 	silent := 0
 	for i, s := range e.open {
 		if gathered || s == nil {

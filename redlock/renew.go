@@ -57,6 +57,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for i := range held {
 		held[i].proved = proved[i*len(d.nodes) : (i+1)*len(d.nodes) : (i+1)*len(d.nodes)]
 	}
+	// By node and not by grant, so that each node's steps are neighbours and leave together.
 	for _, n := range d.nodes {
 		for i, g := range grants {
 			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Renew,
@@ -81,6 +82,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		case s.Err == nil:
 			h.lacking = append(h.lacking, d.nodes[n])
 		}
+		// The poll ends with the last grant that is decided, however many nodes are silent.
 		if !h.decided && (h.yes >= d.quorum || h.no >= d.quorum) {
 			h.decided = true
 			undecided--
@@ -91,6 +93,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	for _, s := range silent {
 		i := s.index / len(d.nodes)
 		hanging[i]++
+		// It has left: some node may have prolonged the hold, or will.
 		if !s.Drop() {
 			held[i].failed(&redisconn.Failure{Cause: errSilent, Sent: true})
 		}

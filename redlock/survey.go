@@ -73,6 +73,7 @@ collect:
 			break collect
 		}
 		if well == d.quorum {
+			// The minority has a little longer, so that an unfit server among them is found before the first vote.
 			patience = time.After(straggle)
 		}
 	}

@@ -97,6 +97,7 @@ func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 		c: c, h: h, proved: make([]backend.Instant, len(d.nodes)), steps: make([]*step, len(d.nodes)),
 		sink: make(chan *step, 2*len(d.nodes)), deadline: now.Add(c.patience),
 	}
+	// Counted before asking: a request that was here before waits for all of these.
 	for _, n := range d.nodes {
 		if !n.sick.Load() {
 			v.healthy++
