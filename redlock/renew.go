@@ -52,7 +52,6 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		patience = min(patience, d.nodeTimeout(g.TTL))
 	}
 	held := make([]renewal, len(grants))
-	// One piece of memory for all grants: a call renews up to a thousand.
 	proved := make([]backend.Instant, len(grants)*len(d.nodes))
 	for i := range held {
 		held[i].proved = proved[i*len(d.nodes) : (i+1)*len(d.nodes) : (i+1)*len(d.nodes)]
@@ -64,8 +63,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 				redisconn.StartOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.index = i*len(d.nodes) + n.index
 			if g.Incarnation == "" {
-				// No hold starts so: a grant without an incarnation was never held.
-				s.Args[0] = "none"
+				s.Args[0] = "none" // no hold starts so
 			}
 			steps = append(steps, s)
 		}

@@ -46,6 +46,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, e
 	if err != nil || d.tls == nil {
 		return conn, err
 	}
+	// The configuration is shared by all connections, so that a copy gets the name.
 	config := d.tls
 	if config.ServerName == "" {
 		config = config.Clone()

@@ -82,6 +82,7 @@ var settings = []struct{ code, text, setting, value, want, why string }{
 func FailureOf(err error) *Failure {
 	var known *Failure
 	switch {
+	// It was classified where it arose, by somebody who knew more.
 	case errors.As(err, &known):
 		return known
 	case errors.Is(err, backend.ErrMisconfigured):
@@ -97,6 +98,7 @@ func FailureOf(err error) *Failure {
 	if refusals[code] || strings.Contains(answer.Error(), "max number of clients") {
 		return &Failure{Cause: err, Moving: code == "TRYAGAIN"}
 	}
+	// The first that fits: codes are exact, and texts stand in no other answer.
 	for _, s := range settings {
 		if s.code != "" && s.code == code || s.text != "" && strings.Contains(answer.Error(), s.text) {
 			config := &backend.ConfigError{Setting: s.setting, Value: s.value, Want: s.want, Why: s.why}
@@ -155,6 +157,7 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 	}
 	var f *Failure
 	if errors.As(err, &f) && !f.Fatal {
+		// Nothing was sent: the caller may do as if it had not asked.
 		kind := backend.ErrUnavailable
 		if f.Sent {
 			kind = backend.ErrUnknown

@@ -27,6 +27,7 @@ func PauseFor(ctx context.Context, d time.Duration) bool {
 	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+attempt {
 		d = time.Until(at) + time.Second // bounded, for a context that never ends although its deadline has passed
 	}
+	// Bounded in any case: the timer ends with this call.
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -68,6 +68,7 @@ func (p *Probe) Ready(ctx context.Context, gate *kit.Gate, look func(context.Con
 	if !p.Passed() || p.found.Load() == misfit {
 		return p.Join(ctx, gate, look)
 	}
+	// One of the calls that find it stale starts the look; the others go on, as what was found last still holds.
 	if p.found.CompareAndSwap(stale, fits) {
 		gate.Go(func(ctx context.Context) { _ = p.Join(ctx, gate, look) }) // Note has the outcome
 	}
@@ -92,6 +93,7 @@ func (p *Probe) Note(now backend.Instant, err error) {
 	switch {
 	case err == nil:
 		p.found.Store(fits)
+	// No timer: the next call looks by itself, since it may not pass before.
 	case errors.Is(err, backend.ErrMisconfigured):
 		p.found.Store(misfit)
 		return
@@ -111,6 +113,7 @@ func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Cont
 	run := p.running
 	if run == nil {
 		run = &probing{done: make(chan struct{})}
+		// The look belongs to the gate and not to its first caller, who may leave.
 		if !gate.Go(func(ctx context.Context) { p.end(run, look(ctx)) }) {
 			p.mu.Unlock()
 			return backend.ErrClosed
@@ -148,6 +151,7 @@ func Begin(ctx context.Context, wait bool, begin func(context.Context) error) er
 		switch {
 		case err == nil:
 			return nil
+		// The fault before says more than that time is over.
 		case last != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()):
 			return last
 		case !wait || !errors.As(err, &f) || f.Fatal || !Pause(ctx, n):

@@ -56,6 +56,7 @@ func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) b
 	if h.Metadata != "" {
 		g.Incarnation += metadataMark + h.Metadata
 	}
+	// Counted from now and not from sentAt, so that the name opens no earlier than the request asked for.
 	if r.MinHold > 0 {
 		g.MinHoldUntil = now.Add(r.MinHold)
 	}

@@ -48,6 +48,7 @@ func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 		return Server{}, Unsent(err)
 	}
 	s := parseInfo(text)
+	// Without a file there is nothing that CONFIG could add.
 	if !s.aof {
 		return s, nil
 	}
@@ -56,6 +57,8 @@ func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	if err != nil && !errors.As(err, &refused) {
 		return Server{}, Unsent(err)
 	}
+	// With no-appendfsync-on-rewrite the server answers before the write is on disk for as long as it rewrites the
+	// file.
 	s.Durable = got["appendfsync"] == "always" && got["no-appendfsync-on-rewrite"] != "yes"
 	return s, nil
 }

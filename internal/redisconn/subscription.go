@@ -75,6 +75,7 @@ func (s *Subscription) run(ctx context.Context, client Subscriber, channel strin
 	defer close(s.ended)
 	for failed := 1; ; failed++ {
 		confirmed, err := s.listen(ctx, client, channel, l)
+		// A connection that worked begins the count of failures anew.
 		if confirmed {
 			failed = 1
 		}
@@ -101,6 +102,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 		s.mu.Unlock()
 		return false, errors.Join(context.Canceled, sub.Close())
 	}
+	// Close finds it here. Whichever of the two takes mu second sees what the other has done.
 	s.sub = sub
 	s.mu.Unlock()
 	defer func() { _ = sub.Close() }() // closed already, or of no more use
@@ -114,6 +116,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 		switch {
 		case err == nil:
 			timeout, asked = pushPing, false
+		// Nothing was heard for long: a server that lives answers a ping, and silence after that is the end.
 		case errors.As(err, &silence) && silence.Timeout() && !asked:
 			if err := sub.Ping(ctx); err != nil {
 				return confirmed, err
@@ -124,6 +127,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 			return confirmed, err
 		}
 		switch m := message.(type) {
+		// The server's confirmation, by which alone it is known that messages will come.
 		case *goredis.Subscription:
 			confirmed = true
 			l.Confirmed()
@@ -140,6 +144,7 @@ func (s *Subscription) Close() (ended <-chan struct{}) {
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.closed = true
+		// There is no goroutine to wait for, and none will be started.
 		if !s.started {
 			s.ended = make(chan struct{})
 			close(s.ended)

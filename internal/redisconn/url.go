@@ -52,6 +52,7 @@ func Database(text string) (int, error) {
 // outlives contexts. Its attempts to connect take most of the timeout or most of a given time, so that their errors are
 // here before the caller has given up.
 func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
+	// A quarter of the timeout is left for the error to be told by the call that waits.
 	connect := min(most, u.Timeout*3/4)
 	poolSize, err := u.Int("pool-size", 1, 1<<20)
 	if err != nil {
@@ -61,6 +62,7 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	if err != nil {
 		return nil, err
 	}
+	// One attempt, bounded by the context: what redis.fit asks of a client that is handed in.
 	return &goredis.Options{
 		Username: u.User, Password: u.Password, DialTimeout: connect,
 		Dialer:   (&dialer{timeout: connect, tls: u.TLS, failed: &u.failed}).dial,

@@ -63,34 +63,60 @@ const (
 // The steps of the script, with their arguments. Those of requests and holds exist twice: the ones that start with "g"
 // are for shared holds and permits.
 const (
-	Wait      = "w" // value, px
-	WaitAgain = "W" // value, px, request, and Keeps or not
-	Try       = "t" // value, px
-	TryAgain  = "T" // value, px, request, and Keeps or not
-	GiveWay   = "y" // value, px, "1" to wait: what Take has granted stands behind those who wait. As Wait or Try
-	Release   = "r" // start of the value, ms that the name stays closed
-	Remove    = "x" // request
-	Cancel    = "c" // value
-	Expire    = "e" // start of the value, ms that the name stays closed: of any kind, unless others were answered with it
-	Quit      = "q" // start of the value, ms that the name stays closed
-	Decline   = "d" // client, nonce
-	Renew     = "n" // start of the value, px
-	Accept    = "a" // start of the value, px
-	Settle    = "s"
-	Look      = "l" // client, nonces…
-	Peek      = "p" // takes the keys of several names: their number, client
-	Inform    = "i"
-	Mark      = "k" // its third key is Keys.Marks
-	Marked    = "K" // start of the value; its third key is Keys.Marks
-	Force     = "f"
+	// Wait asks for a hold, or a place in the queue: value, px. The answer is 1 for the hold, 0 for the place.
+	Wait = "w"
+	// WaitAgain is Wait for a request that may have been here before, and keeps its place: value, px, request, Keeps or
+	// not.
+	WaitAgain = "W"
+	// Try asks for a hold and takes no place: value, px. The answer is 1, or who is in the way, see ParseState.
+	Try = "t"
+	// TryAgain is Try for a request that may have been here before: value, px, request, Keeps or not.
+	TryAgain = "T"
+	// GiveWay puts what Take has granted behind those who wait: value, px, "1" to wait. The answer is as for Wait or
+	// Try.
+	GiveWay = "y"
+	// Release ends a hold: start of the value, ms that the name stays closed. The answer is 1, Offered, or 0 for no
+	// hold.
+	Release = "r"
+	// Remove takes away whatever a request has, hold or place: request.
+	Remove = "x"
+	// Cancel takes away whatever one attempt has, hold or place, unless others were answered with it: value.
+	Cancel = "c"
+	// Expire is Release for a hold of any kind, unless others were answered with it: start of the value, ms that the
+	// name stays closed.
+	Expire = "e"
+	// Quit gives back one attempt's hold or place on a server that has exclusive holds only: start of the value, ms
+	// that the name stays closed. Redlock's.
+	Quit = "q"
+	// Decline gives back what was handed to an attempt that has ended: client, nonce. A push says no more than these.
+	Decline = "d"
+	// Renew prolongs a hold and never shortens it: start of the value, px. The answer is 1, or 0 for no hold.
+	Renew = "n"
+	// Accept makes an offer a hold of its whole time: start of the value, px. The answer is as for Renew.
+	Accept = "a"
+	// Settle hands over if the present hold has run out. The answer is what the hold has left in ms, or -2 without one.
+	Settle = "s"
+	// Look tells what became of a client's places, and that the client lives: client, nonces. See ParseLooked.
+	Look = "l"
+	// Peek takes the keys of several names and tells which deserve a Look: their number, client. See ParsePeeked.
+	Peek = "p"
+	// Inform tells who holds and how many wait. See ParseState.
+	Inform = "i"
+	// Mark notes that the holds of a name are about to be taken away. Its third key is Keys.Marks.
+	Mark = "k"
+	// Marked asks whether a hold was marked, and removes the mark: start of the value. Its third key is Keys.Marks.
+	Marked = "K"
+	// Force ends all holds of a name. The answer is as for Release.
+	Force = "f"
 
-	GroupWait      = "gw" // value, px
-	GroupWaitAgain = "gW" // value, px, request, and Keeps or not
-	GroupTry       = "gt" // value, px
-	GroupTryAgain  = "gT" // value, px, request, and Keeps or not
-	GroupRelease   = "gr" // start of the value, ms that the share stays closed
-	GroupRenew     = "gn" // start of the value, px
-	GroupAccept    = "ga" // start of the value, px
+	// These are the same for shared holds and permits; what stays closed for a minimum hold is the share.
+	GroupWait      = "gw"
+	GroupWaitAgain = "gW"
+	GroupTry       = "gt"
+	GroupTryAgain  = "gT"
+	GroupRelease   = "gr"
+	GroupRenew     = "gn"
+	GroupAccept    = "ga"
 
 	// TryAll takes the keys of several names: "1" if the requests may have been here before, value and request of each.
 	TryAll = "m"

@@ -90,6 +90,7 @@ func (e *encoder) encode(steps []*Step, channels string, sharded bool, each func
 	for k := range kinds {
 		for rest := e.groups[k]; len(rest) > 0; {
 			n := 1
+			// As many as one call may carry; those that bring the script's source are not mixed with those that do not.
 			for !sharded && !k.native() && n < min(maxSteps, len(rest)) && rest[n].inline == rest[0].inline {
 				n++
 			}

@@ -123,9 +123,12 @@ func (l *Line) Submit(steps ...*Step) {
 		w = l.wire
 	}
 	switch {
+	// There is no connection: the one that comes writes what is pending.
 	case w == nil:
 		l.reach()
+	// The present writer takes it along; behind a request that is overdue an ordered line sends nothing.
 	case w.writing || l.o.Ordered && w.stalled():
+	// Nothing is under way: the caller writes.
 	case len(w.calls) == 0 && len(steps) <= maxOwn:
 		w.writing = true
 		l.mu.Unlock()
@@ -175,6 +178,7 @@ func (l *Line) Addr() net.Addr {
 // waits with it. mu is held.
 func (l *Line) retire() {
 	w := l.wire
+	// So many that owe answers say that the server is at fault, and not one connection.
 	if l.wires > maxWires {
 		return
 	}
@@ -202,7 +206,8 @@ func (l *Line) reach() {
 // Only the steps that were pending before the attempt fail with it. Those that came meanwhile have another attempt.
 func (l *Line) connect(wait bool) {
 	if wait && !l.o.Ordered {
-		time.Sleep(time.Until(l.retry)) // which this goroutine alone sets
+		// This goroutine alone sets retry, and there is one at a time.
+		time.Sleep(time.Until(l.retry))
 		wait = false
 	}
 	l.mu.Lock()

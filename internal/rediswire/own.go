@@ -93,6 +93,7 @@ func (w *wire) readOwn(s *Step, now time.Time) {
 		_, err := w.in.Peek(1)
 		o.first = false
 		var silence net.Error
+		// The answer takes long: the background waits for it, and this caller for its step.
 		if errors.As(err, &silence) && silence.Timeout() {
 			break
 		}
@@ -108,6 +109,7 @@ func (w *wire) readOwn(s *Step, now time.Time) {
 		w.reading = byNobody
 		return
 	}
+	// The server is slow just now: for a while nobody tries to read its own answer.
 	if len(w.calls) > 0 && time.Since(now) >= ownTime {
 		w.slow = time.Now().Add(slowTime)
 	}

@@ -58,6 +58,7 @@ func receive(in *bufio.Reader, depth int) (answer any, err error) {
 		_, err := io.ReadFull(in, text)
 		return string(text[:n]), err
 	case kind == '*' && n >= 0 && n <= maxItems && depth > 0:
+		// The server's word for the length is not believed before the items come.
 		list := make([]any, 0, min(n, 128))
 		for range n {
 			item, err := receive(in, depth-1)

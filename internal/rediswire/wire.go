@@ -96,6 +96,7 @@ func (l *Line) write(w *wire) (more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var steps []*Step
+	// A connection that was left, or has failed, writes nothing more; what is pending is the next one's.
 	if l.wire == w && !w.finished && !(l.o.Ordered && w.stalled()) {
 		steps = l.take(maxWrite)
 	}
@@ -108,6 +109,7 @@ func (l *Line) write(w *wire) (more bool) {
 		}
 		l.mu.Lock()
 		if err != nil {
+			// Nothing has left: these steps can go by the next connection as if they had not been taken.
 			if n == 0 {
 				w.unsent = len(steps)
 			}
@@ -159,6 +161,7 @@ func (w *wire) depart(steps []*Step) {
 		w.attend()
 	}
 	switch {
+	// The request of a lone caller: its read deadline is set already, and so small a write does not block.
 	case w.reading == byCaller && first && len(w.enc.out) <= smallWrite:
 		if w.bounded { // by what was written before
 			w.bounded = false
@@ -260,8 +263,10 @@ func (w *wire) serve() {
 		w.end(false)
 		return
 	}
+	// A read error after something was sent counts as Sent: the server may have run it.
 	f := redisconn.FailureOf(err)
 	l.o.Report(f)
+	// The server sees the end of what is sent, runs what it has, and ends the connection itself.
 	half, ok := w.Conn.(interface{ CloseWrite() error })
 	wait := answerTime
 	if l.o.Ordered {
