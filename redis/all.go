@@ -55,6 +55,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 	if d.sharded() {
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
 	}
+	// One call of the script takes no more; the core takes the names one by one then.
 	if len(rs) > maxAll {
 		return nil, fmt.Errorf("%d names at once, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
 	}

@@ -177,6 +177,7 @@ func (b *batcher) redirect(s *step) bool {
 	}
 	ls.mu.Unlock()
 	opt.Addr = net.JoinHostPort(host, port)
+	// Again clears what the step carries of its last attempt, and the number of hops has to survive that.
 	hops := s.hops + 1
 	s.Step.Again()
 	s.hops, s.Asking, s.line = hops, fields[0] == "ASK", ls.to(opt)
@@ -250,6 +251,7 @@ func (ls *lines) follow(ctx context.Context, opt goredis.Options) {
 		if err != nil {
 			continue
 		}
+		// Another address is another master. The old connection keeps what it owes, and carries nothing new.
 		if conn.RemoteAddr().String() != before.String() {
 			ls.one.Renew()
 		}

@@ -134,6 +134,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 		keys []string
 		next uint64
 	}
+	// SCAN goes by the client and not by a line: it may take long, and everybody's steps would stand behind it.
 	found, err := question(ctx, func(ctx context.Context) (s scanned, err error) {
 		s.keys, s.next, err = node.Scan(ctx, cursor, redisscript.Pattern(d.prefix, prefix), scanCount).Result()
 		return s, err
@@ -145,6 +146,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	var all []*step
 	for _, key := range found.keys {
 		name, ok := redisscript.NameOf(d.prefix, key)
+		// A pattern of SCAN may match more than the prefix: queues, marks, and keys of others.
 		if !ok || seen[name] || !strings.HasPrefix(name, prefix) {
 			continue
 		}
@@ -211,6 +213,7 @@ func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*ba
 	var all []*step
 	var asked []*backend.NotHeldError
 	for i, g := range grants {
+		// What ran out needs no other reason, and a grant without an incarnation was never in the server.
 		if lost[i] == nil || lost[i].Reason != backend.ReasonEvicted || g.Incarnation == "" {
 			continue
 		}

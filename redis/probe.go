@@ -18,7 +18,7 @@ import (
 
 // probeTime is for one probe, unless a URL says otherwise. It does not depend on the contexts of the calls that wait
 // for it: one impatient caller would fail the probe for all of them.
-const probeTime = redisconn.ConnectTime // for one probe, unless a URL says otherwise, whatever the callers' contexts allow
+const probeTime = redisconn.ConnectTime
 
 // Ping asks every master for INFO and refuses a server that evicts keys, a replica, and versions before 6.0, with an
 // error that wraps backend.ErrMisconfigured; backend.ErrUnavailable if one does not answer, backend.ErrClosed after
@@ -93,6 +93,7 @@ func (d *Driver) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Behind Sentinels there are replicas, or will be.
 	cluster, durable, replicas := false, true, isSentinel(d.client)
 	for _, s := range masters {
 		s.Tolerated = d.evictable

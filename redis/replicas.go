@@ -123,6 +123,7 @@ func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 // that took longer would be worth little to its caller.
 func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backend.Grant) error {
 	r := d.replicas
+	// A grant that waited longer than that for its replicas would be of little use.
 	r.within = min(r.within, max(g.TTL/2, time.Millisecond))
 	got, err := question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, r) })
 	if err == nil && got < r.want {
@@ -174,6 +175,7 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 		return 0, err
 	case waited.Err() != nil:
 		return 0, waited.Err()
+	// The script answers for its one step: anything but 1 says that the hold was not there to be prolonged.
 	case len(answers) != 1 || answers[0] != int64(1):
 		return 0, errors.New("the hold was gone before replicas had it")
 	case !r.disk:
@@ -197,6 +199,7 @@ func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) 
 	}
 	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
 		keys := redisscript.KeysOf(d.prefix, grants[i].Name)
+		// Not given back yet: the hold is tidied up like an attempt without an answer.
 		if failed != nil {
 			h, _ := redisscript.ParseHold(redisconn.ValueOf(grants[i]))
 			left = append(left, outcome{keys: keys, hold: h})

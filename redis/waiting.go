@@ -6,7 +6,8 @@ package redis
 //
 //   - A look asks what became of this client's places at one name (redisscript.Look), and settles the name.
 //   - A settlement has the server hand over if the present hold has run out (redisscript.Settle).
-//   - A peek asks, for up to 500 names in one step, which of them deserve a look: nobody holds them, or this client does.
+//   - A peek asks, for up to 500 names in one step, which of them deserve a look: nobody holds them, or this client
+//     does.
 //
 // Each name that somebody waits for is a group with one timer, which is set to whatever is due next, a look or a
 // settlement. One timer for all names peeks every second on a single server. Measured on a single server: 200 waiters
@@ -362,6 +363,7 @@ func (d *Driver) tick(g *group) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g.busy = false
+	// Something was heard while this look was under way, which it may have missed.
 	if g.again {
 		g.look = time.Now()
 	}

@@ -159,6 +159,7 @@ func (c *call) try(ctx context.Context) (backend.Grant, error) {
 			}
 		default:
 			faults++
+			// A fault that trying again cannot help ends the call at once, one of the network after three rounds.
 			if v.fault.Fatal || faults == tries || !redisconn.Pause(ctx, faults) {
 				return backend.Grant{}, c.giveUp(ctx, v.fault)
 			}

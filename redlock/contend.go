@@ -167,6 +167,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 		var err error
 		select {
 		case s := <-x.sink:
+			// Counted down by this goroutine alone, as it is counted up.
 			x.flying--
 			err = x.answered(s)
 		case e := <-x.events:
@@ -191,6 +192,7 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 		if x.unsure() {
 			c.unsure = errSilent
 		}
+		// All nodes that were ever asked: giving back what is not there does nothing.
 		c.giveBack(x.h, x.left())
 		return backend.Grant{}, err
 	}
@@ -307,6 +309,7 @@ func (x *contender) answered(s *step) error {
 	switch {
 	case p.state == voted:
 		x.turn(i)
+	// The place is gone there: whoever leads now, this one again or the next, is asked for a new one.
 	case i == x.leader && p.state == absent && s.Code != redisscript.Inform:
 		if !x.enter() {
 			return &redisconn.Failure{Cause: errNobody}
@@ -324,6 +327,7 @@ func (x *contender) looked(i int, s *step) {
 	if !ok || p.state == asking {
 		return
 	}
+	// The longer the queue, the less often: what many clients ask of the leader together stays bounded.
 	if i == x.leader && !x.reached && time.Until(x.look) > 0 {
 		x.lookIn(redisscript.NextLook(found.Length))
 	}

@@ -95,12 +95,14 @@ func (n *node) settle(ctx context.Context) {
 			s.Drop()
 		}
 		n.debtMu.Lock()
+		// Those that failed come first: what is newer stands behind them on the connection too.
 		n.debts = append(again, n.debts...)
 		n.debtMu.Unlock()
 		if unpaid == 0 {
 			failed = 0
 			continue
 		}
+		// A pause for all debts of the node and not for each: what one of them met, the others would.
 		failed++
 		// The pause is cut short by Close, which waits for this goroutine.
 		t := time.NewTimer(10 * time.Millisecond << min(failed, 6))

@@ -162,6 +162,7 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 	for i, c := range clients {
 		opt, err := optionsOf(c)
 		if err != nil {
+			// The first client that is no good is named; the rest may be as good as they like.
 			if d.unfit == nil {
 				d.unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
 			}
@@ -258,6 +259,7 @@ func (d *Driver) begin(ctx context.Context) error {
 		err = d.unfit
 	case err != nil:
 		err = &redisconn.Failure{Cause: err, Fatal: true}
+	// The first calls wait for the survey; all later ones pass, and have it repeated beside them.
 	case !d.probe.Passed():
 		err = d.survey(ctx)
 	default:
@@ -280,6 +282,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	err := d.gate.Wait(ctx)
 	var ends []<-chan struct{}
 	for _, n := range d.nodes {
+		// All are told to end before any is waited for, so that they end side by side.
 		ends = append(ends, n.push.subscription.Close(), n.line.Close())
 	}
 	for _, ended := range ends {
@@ -292,6 +295,7 @@ func (d *Driver) Close(ctx context.Context) error {
 			err = ctx.Err()
 		}
 	}
+	// Also when ctx has ended: a client that is closed ends what its connections wait for.
 	if first {
 		for _, n := range d.nodes {
 			err = errors.Join(err, n.client.Close())

@@ -1,6 +1,7 @@
 package redlock
 
-// This file looks at a name for people: who holds it, and how many wait.
+// This file looks at a name for people: who holds it, and how many wait. It asks every server, and believes what a
+// majority says; one server's word is not a hold.
 
 import (
 	"context"
@@ -38,6 +39,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	var holder *redisscript.State
 	silent := d.poll(ctx, steps, sink, d.nodeTimeout(time.Second), func(s *step) bool {
 		state, ok := redisscript.ParseState(s.Answer)
+		// A server that cannot tell is a fault, which matters only if no majority answers.
 		if s.Err != nil || !ok {
 			t.count(s, 1)
 			return false
@@ -47,6 +49,7 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 		if !state.Held {
 			return false
 		}
+		// The hold is known by the request and not by its whole value: two servers may have it from different attempts.
 		if votes[state.Hold.Request]++; votes[state.Hold.Request] == d.quorum {
 			holder = &state
 		}

@@ -3,6 +3,14 @@ package redlock
 // This file is what a contender does by time, without having heard anything: it looks at its places, renews votes that
 // have become old, gives up a leader that is silent, and gives up votes that stay split. It is also where the votes are
 // counted.
+//
+// One timer serves all of it (due), and tick does whatever is due. There is no timer for the end of a hold that is in
+// the way: a look is brought forward to that moment, since a look also has the server hand over. A step of its own for
+// that would save the server little and cost every contender a second schedule.
+//
+// How often it looks depends on where it stands. In the leader's queue a look every few seconds is enough, because a
+// push is on its way and the look only shows that this client lives. With the leader's vote it looks after 40 ms and
+// then every half second, because now others wait for the same votes.
 
 import (
 	mathrand "math/rand/v2"
@@ -12,9 +20,11 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// majority returns the instant from which a majority's votes are proved, or zero. Votes may be older than a good part
-// of the validity, when the last of them took long; a renewal then makes it whole, and shows that they are still there.
-// A grant by such votes would begin with little of its time left.
+// majority returns the instant from which a majority's votes are proved, or zero. It counts only votes that a node has
+// confirmed to this attempt; an offer that was not accepted yet has no instant and counts for nothing.
+//
+// Votes may be older than a good part of the validity, when the last of them took long. A renewal then makes them
+// whole, and shows that they are still there: a grant by such votes would begin with little of its time left.
 func (x *contender) majority() backend.Instant {
 	proved := make([]backend.Instant, len(x.places))
 	for i := range x.places {
@@ -106,6 +116,9 @@ func (x *contender) tick() error {
 }
 
 // split reports whether votes have been split for some looks: neither this contender nor anybody else has a majority.
+// Who holds the other votes is what the last looks have found (place.holder); a node that has not answered counts for
+// nobody.
+//
 // Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. It waits for some
 // looks because a release that has reached only some servers looks the same.
 func (x *contender) split() bool {

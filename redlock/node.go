@@ -85,8 +85,10 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 		Connect:  func() (net.Conn, error) { return rediswire.Connect(*n.client.Options()) },
 		Clock:    d.clock,
 		Channels: d.channels,
-		Ordered:  true,
+		// Ordered: what is sent on a new connection comes after what the last one carried.
+		Ordered: true,
 		Report: func(f *redisconn.Failure) {
+			// Any answer that is no error makes the node well again.
 			if n.sick.Store(f != nil); f == nil {
 				n.aside.Store(0)
 			}
@@ -140,6 +142,7 @@ func (d *Driver) enrol(n *node, s redisconn.Server) error {
 			n.votes = now.Add(d.o.MaxTTL - s.Uptime)
 		}
 	}
+	// The connection is refused, and the line tries again at its own pace until the time has come.
 	if now < n.votes {
 		return &QuarantineError{Addr: n.addr, Uptime: s.Uptime.String(), Want: d.o.MaxTTL.String()}
 	}

@@ -53,6 +53,7 @@ func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duratio
 			if each(s) {
 				return true
 			}
+		// The hedge at first, and the end of patience the second time.
 		case <-t.C:
 			if slow == nil {
 				return false

@@ -51,6 +51,8 @@ func (d *Driver) listen(ctx context.Context) error {
 	defer limit.Stop()
 	var rest <-chan time.Time
 	for {
+		// One that is missing is enough to wait on; a sick server's is preferred, as the others come sooner by
+		// themselves.
 		up, missing := 0, (*push)(nil)
 		for _, n := range d.nodes {
 			if n.push.up.Load() {
@@ -63,6 +65,7 @@ func (d *Driver) listen(ctx context.Context) error {
 		if missing == nil || d.listened.Load() {
 			return nil
 		}
+		// From here on only a little more patience: a server that is down must not cost every first wait two seconds.
 		if up >= d.quorum && rest == nil {
 			t := time.NewTimer(pushRest)
 			defer t.Stop()

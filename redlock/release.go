@@ -85,6 +85,7 @@ func (e *ending) run(ctx context.Context) error {
 	patience := d.nodeTimeout(e.g.TTL)
 	began := time.Now()
 	for _, s := range d.to(e.asked, e.sink, e.keys, e.code, args...) {
+		// Kept in the step, for the debt that it becomes if nobody waits for it any more.
 		s.closed, s.Deadline = e.g.MinHoldUntil, began.Add(patience)
 		e.open[s.index] = s
 		e.left++
@@ -98,6 +99,7 @@ func (e *ending) run(ctx context.Context) error {
 			continue
 		}
 		silent++
+		// A caller whose context ended early says nothing about the server.
 		if time.Since(began) >= patience {
 			d.nodes[i].sick.Store(true)
 		}
@@ -111,6 +113,7 @@ func (e *ending) run(ctx context.Context) error {
 	}
 	e.unwatch()
 	switch {
+	// Given back by a majority, or by so many that others can have one.
 	case e.yes >= d.quorum || e.enough():
 		return nil
 	// All who may have the hold have answered, and not as if it was there.
@@ -133,6 +136,7 @@ func (e *ending) answered(s *step) (done bool) {
 	e.open[s.index] = nil
 	e.left--
 	e.count(s, 1)
+	// The server may have the hold still: it failed, or a vote that was sent again after a NOSCRIPT may come behind.
 	if s.Err != nil || e.code == redisscript.Quit && s.unpaid() {
 		e.owe(s.index)
 	}
@@ -162,6 +166,7 @@ func (e *ending) unwatch() {
 			s.unwatched.Store(true)
 		}
 	}
+	// Those that have ended before unwatched was set are in the sink, and nobody else reads it.
 	for e.left > 0 {
 		select {
 		case s := <-e.sink:

@@ -1,6 +1,10 @@
 package redlock
 
 // This file is Renew: many grants at once, on all servers at once, each decided by its own majority.
+//
+// All steps of a call have one sink and one deadline, and the index of a step says which grant on which node it is for:
+// grant × number of nodes + node. The call returns with the last decision, not with the last answer, so that one silent
+// server delays nothing while the others agree. What a majority has confirmed is then given to the nodes that lack it.
 
 import (
 	"context"
@@ -121,6 +125,7 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 			room += len(held[i].lacking)
 		}
 	}
+	// Every node has every hold, which is the rule.
 	if room == 0 {
 		return
 	}

@@ -50,6 +50,7 @@ func (d *Driver) ask(ctx context.Context) error {
 		s.node.submit(s)
 	}
 	well, errs := 0, []error(nil)
+	// nil until a majority has answered well: then the others have straggle left.
 	var patience <-chan time.Time
 collect:
 	for range d.nodes {
@@ -59,6 +60,7 @@ collect:
 				well++
 				break
 			}
+			// Each error names its server: of five addresses one is wrong, as a rule.
 			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.Err)
 			// One unfit server makes the whole set unfit: it would vote as soon as somebody restarts the driver
 			// elsewhere.
@@ -66,6 +68,7 @@ collect:
 				return &redisconn.Failure{Cause: err, Fatal: true}
 			}
 			errs = append(errs, err)
+		// The minority is looked at when it comes back, before its votes count.
 		case <-patience:
 			break collect
 		case <-ctx.Done():
@@ -96,6 +99,7 @@ func (d *Driver) lookAgain(ctx context.Context) error {
 		all.Go(func() {
 			err := n.vet(ctx, n.client)
 			switch {
+			// It is fit, and may vote again if it was not.
 			case err == nil:
 				n.misfit.Store(nil)
 			case errors.Is(err, backend.ErrMisconfigured):

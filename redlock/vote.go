@@ -38,6 +38,7 @@ func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
 // those of two clients may share one server only, and the votes of the others split.
 func (c *call) first(now time.Time) set {
 	d := c.d
+	// A request that was here before may have votes on any server, and all are to be replaced.
 	if c.again || d.o.WaitForAll {
 		return d.all()
 	}
@@ -168,6 +169,7 @@ func (v *vote) answered(s *step) (done bool) {
 		v.send(i, redisscript.Try, v.args...) // which says who is in the way
 		return false
 	}
+	// It has answered for good: what follows is its vote, a refusal, or a fault.
 	v.open &^= only(i)
 	switch {
 	case s.Err != nil:
@@ -221,6 +223,7 @@ func (v *vote) silent(late bool) {
 		}
 	}
 	switch {
+	// A line has taken a question that nobody has answered: the vote may be there.
 	case taken && !v.certain():
 		v.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
 	case v.fault == nil:
@@ -240,6 +243,7 @@ func (v *vote) refusal(name string, answer any) {
 		return // it was free in the end: somebody gave up its place just now
 	}
 	id := s.Value
+	// A hold is counted by its request, so that two attempts of one request are one holder; a closed name by its mark.
 	if s.Held {
 		id = s.Hold.Request
 	}
@@ -247,6 +251,7 @@ func (v *vote) refusal(name string, answer any) {
 		v.refused = map[string]int{}
 	}
 	v.refused[id]++
+	// The holder with the most votes is the one that a refused caller is told of.
 	if v.refused[id] > v.top {
 		v.top, v.held = v.refused[id], redisconn.HeldError(name, s)
 	}
