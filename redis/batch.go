@@ -3,7 +3,7 @@ package redis
 // This file carries steps to the servers and back to the goroutines that wait for them. A step is one operation of the
 // lock script on one name. Its life:
 //
-// 	newStep ─► submit ─► a line of internal/rediswire ─► Ended (on the line's goroutine) ─► done ─► await ─► free
+//	newStep ─► submit ─► a line of internal/rediswire ─► Ended (on the line's goroutine) ─► done ─► await ─► free
 //
 // Between submit and the signal on done the step belongs to the line, whatever its caller does meanwhile: a caller
 // whose context ends leaves the step behind and never touches it again. Steps that are submitted while a connection is
@@ -26,9 +26,9 @@ import (
 const (
 	// maxSteps bounds the names in one step, and with them how long it keeps the server from others. Redis serves
 	// nobody else while a script runs.
-	maxSteps = 128 // names in one step: bounds how long it keeps the server from others
+	maxSteps = 128
 	// answerTime is for a question that changes nothing, whatever its caller's context allows.
-	answerTime = 3 * time.Second // for a question that changes nothing
+	answerTime = 3 * time.Second
 )
 
 // step is one step on its way to the server and back. The embedded Step is what the line reads and writes.

@@ -3,12 +3,12 @@ package redis
 // This file is the driver's public face: options, construction, what it says of itself, and the methods that act on one
 // hold. Where to read on:
 //
-// 	acquire.go      an Acquire that does not wait; wait.go: one that does; all.go: several names
-// 	background.go   what is given back when nobody waits for it any more
-// 	batch.go        a step on its way to the server and back; lines.go: which connection it takes
-// 	push.go         the subscription; waiting.go: looking after those who wait; offer.go: after what was offered
-// 	probe.go        whether the server is fit; replicas.go: whether its replicas have a hold
-// 	list.go         List, ForceRelease; hooks.go: what hooks of the user's client see; open.go: URLs
+//	acquire.go      an Acquire that does not wait; wait.go: one that does; all.go: several names
+//	background.go   what is given back when nobody waits for it any more
+//	batch.go        a step on its way to the server and back; lines.go: which connection it takes
+//	push.go         the subscription; waiting.go: looking after those who wait; offer.go: after what was offered
+//	probe.go        whether the server is fit; replicas.go: whether its replicas have a hold
+//	list.go         List, ForceRelease; hooks.go: what hooks of the user's client see; open.go: URLs
 //
 // Most exported methods come in two parts: the exported one gives an error the words of the contract
 // (redisconn.CallError), the other does the work. What the script does to the keys is in internal/redisscript/*.lua,
@@ -116,7 +116,7 @@ type Driver struct {
 	replicas  replicas
 
 	// A backend.Exclusion, as the last probe has found.
-	exclusion atomic.Uint32 // backend.Exclusion, as the probe has found
+	exclusion atomic.Uint32
 	batch     *batcher
 	// Names that others want, or did within the last second: their requests go to the script at once.
 	wanted  redisconn.Wanted

@@ -20,10 +20,10 @@ import (
 
 const (
 	// scanCount is how many keys one SCAN looks at: the server does nothing else meanwhile.
-	scanCount = 1000 // keys that one SCAN looks at
+	scanCount = 1000
 	// markedTime is for asking why a hold is gone. The loss itself is told in any case; only its reason would be less
 	// exact.
-	markedTime = time.Second // for asking why a hold is gone
+	markedTime = time.Second
 )
 
 // List yields the names that begin with prefix and are held, in no order. It reads through all keys of the database, of

@@ -16,7 +16,7 @@ import (
 
 // maxOffers bounds the offers that are looked after at a time. A waiter behind one more finds out by its client's own
 // look.
-const maxOffers = 10000 // that are looked after; who waits behind one more finds out by a look
+const maxOffers = 10000
 
 // follow looks after an offer that this driver has made for keys. If the name has a timer already, that one sees the
 // new offer too. Waiting for the answer of the offered client was rejected: it would cost every contended release a

@@ -117,7 +117,7 @@ func (d *Driver) judge(ctx context.Context) error {
 	d.batch.lines.sharded.Store(cluster)
 	if !d.probe.Passed() {
 		// A lock is taken without the script, by SET NX, and could not be given back if the script may not run.
-		if err := d.tryScript(ctx); err != nil { // a lock is taken without it, and could not be given back
+		if err := d.tryScript(ctx); err != nil {
 			return err
 		}
 	}

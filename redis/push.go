@@ -103,7 +103,6 @@ func (d *Driver) heard(text string) {
 		d.waiting.asked(m.Lock)
 	// The attempt was abandoned, and the lock is of no use to anybody until it is given back.
 	case !d.waiting.offered(m.Nonce):
-		// The lock is of no use to anybody until it is given back.
 		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()

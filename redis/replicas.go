@@ -24,7 +24,7 @@ import (
 
 const (
 	// replicaTime is for the replicas to confirm, unless Options.ReplicaTimeout says otherwise.
-	replicaTime = 500 * time.Millisecond // for the replicas to confirm, unless Options.ReplicaTimeout says otherwise
+	replicaTime = 500 * time.Millisecond
 	// maxReplicas catches mistakes: a number that no server has.
 	maxReplicas = 100
 )

@@ -24,11 +24,11 @@ import (
 // A contender checks its places and votes as often as redisscript says, and more often once it has a vote.
 const (
 	// reachLook is for a contender that has the leader's vote and lacks others: what it waits for is on its way.
-	reachLook = 40 * time.Millisecond // for one that has the first vote and lacks others
+	reachLook = 40 * time.Millisecond
 	// reachEvery, or a third of the TTL, is between its later looks: a look keeps the votes alive that it has.
-	reachEvery = 500 * time.Millisecond // and then, or a third of the TTL: a look keeps votes alive
+	reachEvery = 500 * time.Millisecond
 	// patientFor is how many looks at split votes pass before it gives up its own.
-	patientFor = 2 // looks at split votes before giving up one's own
+	patientFor = 2
 )
 
 // wait acquires, however long that takes. The first thing is an attempt like any other, as a free lock must not depend

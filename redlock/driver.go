@@ -2,12 +2,12 @@ package redlock
 
 // This file is the driver's public face: options, construction, and what it says of itself. Where to read on:
 //
-// 	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
-// 	contend.go   an Acquire that waits; look.go: what it does by time; waiters.go: how pushes find it
-// 	renew.go     Renew; release.go: Release; inspect.go: Look
-// 	debt.go      what is given back when nobody waits for it any more
-// 	node.go      one server, and whether it may vote; survey.go: all of them
-// 	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
+//	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
+//	contend.go   an Acquire that waits; look.go: what it does by time; waiters.go: how pushes find it
+//	renew.go     Renew; release.go: Release; inspect.go: Look
+//	debt.go      what is given back when nobody waits for it any more
+//	node.go      one server, and whether it may vote; survey.go: all of them
+//	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
 //
 // The script and the connections are those of package redis (internal/redisscript, internal/rediswire): each server is
 // a lock service of its own, and this package counts.

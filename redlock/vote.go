@@ -106,7 +106,7 @@ func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 	}
 	if c.again {
 		// What follows asks those servers, too.
-		d.later.cancel(c.r.RequestID, "") // what follows asks those servers, too
+		d.later.cancel(c.r.RequestID, "")
 	}
 	v.ask(c.first(now))
 	if !gather(ctx, v.sink, d.hedgeTime, c.patience, v.answered, v.slow) {
@@ -166,7 +166,7 @@ func (v *vote) answered(s *step) (done bool) {
 	// The script says who is in the way.
 	if s.Err == nil && s.Code == redisscript.Set && n != redisscript.TakeGranted {
 		d.wanted.Note(v.c.keys.Lock)
-		v.send(i, redisscript.Try, v.args...) // which says who is in the way
+		v.send(i, redisscript.Try, v.args...)
 		return false
 	}
 	// It has answered for good: what follows is its vote, a refusal, or a fault.

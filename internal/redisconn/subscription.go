@@ -17,12 +17,12 @@ import (
 
 const (
 	// pushPing is the silence after which a subscription is asked whether it lives.
-	pushPing = 10 * time.Second // silence after which a subscription is asked whether it lives
+	pushPing = 10 * time.Second
 	// pushAnswer is for its answer, and for connecting.
 	pushAnswer = 3 * time.Second
 
 	// refusedRest is the pause, at most, until a refused subscription is asked for again.
-	refusedRest = 30 * time.Second // at most, until a refused subscription is asked for again
+	refusedRest = 30 * time.Second
 )
 
 // Soon is how long the first answer of a server that is well may take under load.

@@ -12,7 +12,7 @@ import (
 const (
 	// maxWanted is how many names are remembered; then all are forgotten, and their next calls take one more round
 	// trip.
-	maxWanted = 10000 // then all are forgotten: their next calls take one more round trip
+	maxWanted = 10000
 	// wantedTime is how long a name counts as wanted.
 	wantedTime = time.Second
 )

@@ -3,9 +3,9 @@ package rediswire
 // This file is the line: what callers see of the connections to one server. The parts of this package work together
 // like this:
 //
-// 	Submit, Carry ─► Line.pending ─► wire.write ─► the server ─► wire.read ─► Owner.Ended
-// 	                    ▲                │ failed before it left
-// 	                    └────────────────┘
+//	Submit, Carry ─► Line.pending ─► wire.write ─► the server ─► wire.read ─► Owner.Ended
+//	                    ▲                │ failed before it left
+//	                    └────────────────┘
 //
 // A Line owns the pending steps and decides which connection is the present one. A wire (wire.go) is one connection:
 // whoever has set its writing flag writes, one goroutine or caller reads (own.go), and it ends when its read fails. All
@@ -28,20 +28,20 @@ import (
 // Limits of a line.
 const (
 	// maxWrite is how many steps leave in one write.
-	maxWrite = 4096 // steps in one write
+	maxWrite = 4096
 	// maxOwn is how many steps their caller writes itself: they fit into an idle connection's buffers, so that the
 	// write does not block.
-	maxOwn = 16 // steps that their caller writes itself: they fit into an idle connection's buffers
+	maxOwn = 16
 	// answerTime is for one answer, whatever its steps allow.
-	answerTime = 3 * time.Second // for one answer, whatever its steps allow
+	answerTime = 3 * time.Second
 	// grace is beyond the steps' deadlines: their callers leave by themselves, and say why.
 	grace = 20 * time.Millisecond
 	// stallTime is how long a request may be without an answer before nothing more is sent behind it.
-	stallTime = 250 * time.Millisecond // without an answer, after which nothing more is sent behind a request
+	stallTime = 250 * time.Millisecond
 	// doubtRest lies between two connections that callers' impatience costs.
-	doubtRest = 100 * time.Millisecond // between two connections that callers' impatience costs
+	doubtRest = 100 * time.Millisecond
 	// maxWires bounds the connections that still owe answers, beside the present one.
-	maxWires = 16 // connections that still owe answers, beside the present one
+	maxWires = 16
 )
 
 // Options say what a line is to.

@@ -24,13 +24,13 @@ import (
 // of its own reads, and notices its end.
 const (
 	// restTime is the time without an exchange after which the connection is read in the background.
-	restTime = 10 * time.Millisecond // without an exchange, after which the connection is read in the background
+	restTime = 10 * time.Millisecond
 	// briskRun is how many answers without such a rest let callers read.
 	briskRun = 4
 	// ownTime is how long a caller reads, up to twice that, without seeing its context's end.
-	ownTime = 5 * time.Millisecond // for which a caller reads, up to twice that, and does not see its context's end
+	ownTime = 5 * time.Millisecond
 	// slowTime is how long the background reads after an answer that took longer than ownTime.
-	slowTime = 50 * time.Millisecond // in the background, after an answer that took longer than that
+	slowTime = 50 * time.Millisecond
 )
 
 // reading says who reads.

@@ -73,9 +73,9 @@ func newWire(l *Line, c net.Conn) *wire {
 
 const (
 	// keptMemory is what is kept of the memory of a large request.
-	keptMemory = 64 << 10 // of a large request
+	keptMemory = 64 << 10
 	// smallWrite is what an idle connection's buffers take at once.
-	smallWrite = 8 << 10 // which an idle connection's buffers take at once
+	smallWrite = 8 << 10
 )
 
 // write is the goroutine that writes what has piled up. It yields before each write: callers that are about to submit
