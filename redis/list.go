@@ -49,6 +49,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	}
 	seen := map[string]bool{} // SCAN may show a key twice
 	for _, node := range nodes {
+		// The cursor is the server's: 0 begins and ends.
 		for cursor := uint64(0); ; {
 			var states []backend.State
 			if states, cursor, err = d.page(ctx, node, prefix, cursor, seen); err != nil {

@@ -27,6 +27,7 @@ func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	if w.shut || w.offers[keys.Lock] != nil || len(w.offers) >= maxOffers {
 		return
 	}
+	// One timer a name: offers that follow each other are looked after in turn.
 	w.offers[keys.Lock] = time.AfterFunc(redisscript.SettleIn(redisscript.OfferTime), func() { d.settleOffer(keys) })
 }
 
@@ -50,6 +51,7 @@ func (d *Driver) settleOffer(keys redisscript.Keys) {
 	defer w.mu.Unlock()
 	switch t := w.offers[keys.Lock]; {
 	case t == nil || w.shut:
+	// The server did not answer: the offer may stand or not, so it is looked after again.
 	case err != nil:
 		t.Reset(redisscript.Jitter(lookAgain))
 	case again >= 0 && again <= redisscript.OfferTime: // an offer, or a hold that is about to end

@@ -64,6 +64,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		if !errors.As(err, &f) || f.Fatal {
 			return backend.Grant{}, c.d.giveUp(c.unknown, err)
 		}
+		// Each fault makes the next pause longer, up to 640 ms.
 		faults++
 		if !redisconn.Pause(ctx, faults) {
 			return backend.Grant{}, c.d.giveUp(c.unknown, err)

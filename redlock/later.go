@@ -57,6 +57,8 @@ func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
 	if d.later.holds == nil {
 		d.later.holds = map[string]*laterVotes{}
 	}
+	// A later grant of the same request takes the place of an earlier one, whose votes are sent or cancelled by its own
+	// timer.
 	d.later.holds[v.h.Request] = l
 	d.later.mu.Unlock()
 	l.mu.Lock()
@@ -114,6 +116,7 @@ func (o *later) find(request string) *laterVotes {
 // nodes that never hear of it. A release leaves these nodes out.
 func (o *later) cancel(request, start string) set {
 	l := o.find(request)
+	// Another attempt's votes are not this hold's to cancel.
 	if l == nil || start != "" && l.h.Start() != start {
 		return 0
 	}

@@ -1,6 +1,7 @@
 package redisconn
 
-// This file checks the clients that New functions are given.
+// This file checks the clients that New functions are given: both drivers take any UniversalClient of go-redis, so that
+// what is missing shows at run time only.
 
 import (
 	"fmt"

@@ -48,6 +48,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, e
 	}
 	// The configuration is shared by all connections, so that a copy gets the name.
 	config := d.tls
+	// Without a name of its own the certificate must be for the host of the address.
 	if config.ServerName == "" {
 		config = config.Clone()
 		if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
@@ -73,6 +74,7 @@ func handshakeFailure(addr string, err error) *Failure {
 		config.Setting, config.Value = "TLS certificate", "not trusted"
 		config.Want = "signed by an authority of ca, for server-name"
 		config.Why = "the server at " + addr + " cannot be told from an impostor"
+	// The server answered in plain text, as one without TLS does to anything.
 	case errors.As(err, &stranger):
 		config.Setting, config.Value, config.Want = "TLS", "asked for", "left out for a port without it"
 		config.Why = "the server at " + addr + " does not speak TLS on this port"

@@ -101,6 +101,7 @@ func FailureOf(err error) *Failure {
 	// The first that fits: codes are exact, and texts stand in no other answer.
 	for _, s := range settings {
 		if s.code != "" && s.code == code || s.text != "" && strings.Contains(answer.Error(), s.text) {
+			// The error says what stands where, what should, and why, and keeps the server's own words beside it.
 			config := &backend.ConfigError{Setting: s.setting, Value: s.value, Want: s.want, Why: s.why}
 			return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
 		}
@@ -160,6 +161,7 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 		// Nothing was sent: the caller may do as if it had not asked.
 		kind := backend.ErrUnavailable
 		if f.Sent {
+			// The caller, or the core for it, has to find out or give back.
 			kind = backend.ErrUnknown
 		}
 		err = fmt.Errorf("%w: %w", kind, err)

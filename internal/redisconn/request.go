@@ -1,7 +1,9 @@
 package redisconn
 
 // This file turns requests of the contract into holds of the script and back: what is written into a server is
-// redisscript's, what the core sees is backend's, and both drivers say it in the same words.
+// redisscript's, what the core sees is backend's, and both drivers say it in the same words. The two directions meet in
+// a grant's incarnation: it carries what the script compares (without the request's id, which the grant has anyway) and
+// the metadata, so that a driver needs no memory of what it has granted.
 
 import (
 	"encoding/json"
@@ -53,6 +55,7 @@ func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) b
 		Kind: r.Kind, Permits: r.Permits, Limit: r.Limit,
 		TTL: r.TTL, SentAt: sentAt, Incarnation: h.Incarnation(),
 	}
+	// ValueOf needs it for servers that lack the hold; nothing else reads it.
 	if h.Metadata != "" {
 		g.Incarnation += metadataMark + h.Metadata
 	}
@@ -98,6 +101,7 @@ func HolderOf(s redisscript.State) (backend.Holder, error) {
 	if s.Hold.Metadata == "" {
 		return h, nil
 	}
+	// Only this package writes it, so that what cannot be read was changed by somebody else.
 	if err := json.Unmarshal([]byte(s.Hold.Metadata), &h.Metadata); err != nil {
 		return backend.Holder{}, &Failure{Cause: err, Fatal: true}
 	}

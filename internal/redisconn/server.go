@@ -2,6 +2,10 @@ package redisconn
 
 // This file reads what a server says of itself and decides whether it can keep a lock. The questions are INFO and
 // CONFIG GET; what a server refuses to tell counts against it.
+//
+// Three things are decided by it: whether the server may be used at all (Fit), how much exclusion it can promise
+// (Durable, Replicas), and in Redlock whether it has restarted (RunID, Uptime). Package redis asks again at times,
+// package redlock on every connection.
 
 import (
 	"context"
@@ -135,6 +139,7 @@ func (s Server) Fit() error {
 		return &backend.ConfigError{
 			Setting: "redis_version", Value: s.version, Want: "6.0 or later", Why: "the lock script needs it",
 		}
+	// A replica refuses the writes of every lock, and what it would show is late.
 	case s.role != "master":
 		return &backend.ConfigError{
 			Setting: "role", Value: s.role, Want: "master", Why: "a replica grants nothing and lags behind",

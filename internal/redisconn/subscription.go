@@ -118,6 +118,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 			timeout, asked = pushPing, false
 		// Nothing was heard for long: a server that lives answers a ping, and silence after that is the end.
 		case errors.As(err, &silence) && silence.Timeout() && !asked:
+			// The answer is not of a type that matters: any message is a sign of life.
 			if err := sub.Ping(ctx); err != nil {
 				return confirmed, err
 			}
@@ -150,6 +151,7 @@ func (s *Subscription) Close() (ended <-chan struct{}) {
 			close(s.ended)
 			return s.ended
 		}
+		// It ends pauses, and a connection that is being made; closing sub below ends a read.
 		s.cancel()
 		if sub := s.sub; sub != nil {
 			go func() { _ = sub.Close() }() // it unblocks a read, and waits for one that connects

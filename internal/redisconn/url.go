@@ -1,6 +1,8 @@
 package redisconn
 
-// This file reads the URLs of both drivers, and makes errors of a first connection say what to change in them.
+// This file reads the URLs of both drivers, and makes errors of a first connection say what to change in them. The
+// syntax that all drivers share is kit.Syntax; here is what is Redis' own: the options prefix, pool-size and protocol,
+// and settings without which go-redis would repeat commands.
 
 import (
 	"context"
@@ -83,6 +85,7 @@ func (u *URL) Explain(err error) error {
 	if u.TLS != nil || !errors.Is(err, io.EOF) {
 		return err
 	}
+	// The scheme to write instead is named, in the driver's own vocabulary.
 	plain, secure := u.Scheme, "rediss"+strings.TrimPrefix(u.Scheme, "redis")
 	if u.driver == "redlock" {
 		secure = "redlocks"

@@ -25,6 +25,7 @@ func Connect(opt goredis.Options) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The library closes what it cannot greet, but lent keeps the connection from that.
 	if err := greet(ctx, opt, raw); err != nil {
 		_ = raw.Close() // the reason is err
 		return nil, err
@@ -52,6 +53,7 @@ func greet(ctx context.Context, opt goredis.Options, c net.Conn) error {
 	if err := errors.Join(client.Ping(ctx).Err(), client.Close()); err != nil {
 		return err
 	}
+	// The library has left its own deadlines on the connection.
 	return c.SetDeadline(time.Time{})
 }
 

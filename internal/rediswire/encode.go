@@ -109,6 +109,7 @@ func (e *encoder) call(k kind, steps []*Step, channels string, sharded bool) {
 	if s.Asking {
 		e.out = append(e.out, asking...)
 	}
+	// SET key value NX PX ms, and for a take EXISTS queue behind it.
 	if k.native() {
 		e.out = bulk(bulk(append(e.out, set...), s.Keys.Lock), s.Args[0])
 		e.out = bulk(bulk(bulk(e.out, "nx"), "px"), s.Args[1])
@@ -133,6 +134,7 @@ func (e *encoder) call(k kind, steps []*Step, channels string, sharded bool) {
 		}
 		return
 	}
+	// EVALSHA, the hash, the number of keys, the channel prefix, and whether names are on different servers.
 	names, arguments := 0, 5
 	for _, s := range steps {
 		names += 1 + len(s.Others)

@@ -33,6 +33,7 @@ func receive(in *bufio.Reader, depth int) (answer any, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// The shortest line has its type and the two characters at its end.
 	if len(line) < 3 || line[len(line)-2] != '\r' {
 		return nil, fmt.Errorf("%w: %q", errProtocol, line)
 	}

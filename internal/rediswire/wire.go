@@ -356,6 +356,7 @@ func (w *wire) answer(c call, asking bool) (answer any, err error) {
 		return answer, err
 	}
 	var waiting any
+	// The second answer is read even where the first is an error: both are under way.
 	if c.kind == takes {
 		waiting, err = receive()
 	}
@@ -390,6 +391,7 @@ func (w *wire) landed(c call, steps []*Step, answer any) (done bool) {
 	w.calls = behind(w.calls, 1)
 	w.flight = behind(w.flight, c.steps)
 	now := time.Now()
+	// The connection was at rest: the count of answers that let callers read begins again.
 	if now.Sub(w.last) >= restTime {
 		w.brisk = 0
 	}
