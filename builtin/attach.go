@@ -5,24 +5,25 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// attach directs what the service has to tell about the session to the present connection, and asks what hangs on it.
-// The requests of the session wait for that on a new connection. The caller holds d.mu.
-func (s *session) attach() {
-	s.seen, s.seenFrom = map[key]sight{}, s.d.last+1
-	s.attachPage("", s.seenFrom)
-}
+// attach directs what the service has to tell about the session to the present connection, and compares what hangs on
+// the session there with what is believed here: with the connection before, pushes and answers got lost. The requests
+// of the session wait for that. The caller holds d.mu.
+//
+// What the service lists takes nothing from what it says otherwise. Nothing is granted by it, so that no page can be
+// too old for that: pages are looked at one after the other, while pushes go on.
+func (s *session) attach() { s.attachPage("") }
 
 // sessionPage is how much of a session is asked for at a time: each page costs the server a look at all that hangs on
 // it.
 const sessionPage = 5000
 
-// attachPage asks for the names after one. from is the number of the first page's call. The caller holds d.mu.
-func (s *session) attachPage(after string, from uint64) {
+// attachPage asks for the names after one. The caller holds d.mu.
+func (s *session) attachPage(after string) {
 	s.d.start(&call{
 		request: &lockpb.Request{Call: &lockpb.Request_Attach{Attach: &lockpb.Attach{After: after, Limit: sessionPage}}},
 		session: s, attaches: true, once: true, looks: true,
 		then: func(r *lockpb.Reply, err error) {
-			if err == nil && !s.Ended() && s.seenFrom == from {
+			if err == nil && !s.Ended() {
 				s.attached(r)
 			}
 		},
@@ -44,17 +45,15 @@ func (s *session) attached(r *lockpb.Reply) {
 		s.finds(key{e.Name, e.RequestId}, e.Token)
 	}
 	for _, e := range state.Waits {
-		s.seen[key{e.Name, e.RequestId}] = sight{there: true}
+		for _, a := range s.attempts[key{e.Name, e.RequestId}] {
+			a.on = s.d.conn
+		}
 	}
 	if state.NextAfter != "" {
-		s.attachPage(state.NextAfter, s.seenFrom)
+		s.attachPage(state.NextAfter)
 		return
 	}
 	s.misses()
-	s.seen, s.looked = nil, s.proved
-	if s.on == s.d.conn {
-		return
-	}
 	s.on = s.d.conn
 	for _, x := range s.d.inOrder() {
 		if x.session == s && !x.attaches {
@@ -78,81 +77,33 @@ func (s *session) attachLater() {
 	})
 }
 
-// sight is what the service has told of one request's name since it was asked what hangs on the session.
-type sight struct {
-	there bool   // it hangs there
-	token uint64 // of a hold; zero for a wait
-}
-
-// unsee takes note that a hold has ended, of which the service may tell, or has just told, from before. The caller
-// holds d.mu.
-func (s *session) unsee(k key, token uint64) {
-	if s.seen != nil && (s.seen[k] == sight{} || s.seen[k].token == token) {
-		s.seen[k] = sight{token: token}
-	}
-}
-
-// finds takes note of a hold that the service has. The caller holds d.mu.
+// finds takes note of a hold that the service has. Who waits for it asks again, in misses. What nobody here knows of is
+// left over: it may be that of an attempt that was given up. The caller holds d.mu.
 func (s *session) finds(k key, token uint64) {
-	if s.seen[k].token == token {
-		return // it has ended meanwhile
-	}
-	s.seen[k] = sight{there: true, token: token}
-	d := s.d
-	switch h := d.holds[k]; {
+	switch h := s.d.holds[k]; {
 	case h != nil && h.session == s && h.token == token:
-	case h != nil && h.session == s && h.born < s.seenFrom && h.busy == 0:
-		d.drop(k, h)
-		d.tellLost(h, backend.ReasonEvicted)
-	case len(s.attempts[k]) > 0:
-		for _, a := range s.attempts[k] {
-			a.found()
-		}
-		// The answer to the acquire is on its way, or it is sent again.
-	case h == nil && s.leavings[k] == nil:
-		if _, known := s.orphans[k]; !known {
-			s.orphans[k] = orphan{token, d.clock.Now()}
-		}
+		h.on = s.d.conn
+	case h == nil && len(s.attempts[k]) == 0 && s.leftovers[k] == nil:
+		s.leave(k, token, 0)
 	}
 }
 
-// found decides an attempt that waits, if the service has told that it has all that it waits for. The caller holds
-// d.mu.
-func (a *attempt) found() {
-	s := a.s
-	if !a.queued || a.born >= s.seenFrom || a.decided() {
-		return
-	}
-	var grants []*lockpb.Grant
-	for _, w := range a.wishes {
-		at := s.seen[w.key]
-		if !at.there || at.token == 0 {
-			return
-		}
-		grants = append(grants, &lockpb.Grant{Name: w.name, RequestId: w.requestID, Token: at.token})
-	}
-	s.d.granted(s, grants, 0)
-}
-
-// misses takes note of what the service does not have: of all that was there before it was asked.
+// misses takes note of what the service has not told of on the present connection. Such a hold is lost. Such a waiter
+// has left the queue, or was granted what it waits for: it asks again, and the same request has the same hold. The
+// caller holds d.mu.
 func (s *session) misses() {
 	d := s.d
 	for k, h := range d.holds {
-		if h.session == s && !s.seen[k].there && h.born < s.seenFrom && h.busy == 0 && !h.unsure {
+		if h.session == s && h.on != d.conn && h.busy == 0 && !h.unsure {
 			d.drop(k, h)
 			d.tellLost(h, backend.ReasonEvicted)
 		}
 	}
-	for k, all := range s.attempts {
+	for _, all := range s.attempts {
 		for _, a := range all {
-			if a.queued && !s.seen[k].there && a.born < s.seenFrom {
-				a.decide(nil, errAgain)
+			if a.queued && a.on != d.conn {
+				a.repeat()
 			}
-		}
-	}
-	for k := range s.orphans {
-		if !s.seen[k].there {
-			delete(s.orphans, k)
 		}
 	}
 }

@@ -25,8 +25,8 @@ type attempt struct {
 	// The following fields are protected by Driver.mu.
 
 	call   *call // the acquire itself
-	born   uint64
-	queued bool // it has a place in the queue
+	queued bool  // it has a place in the queue
+	on     *conn // the connection on which the service told of that last
 
 	// The following fields are valid once done is closed.
 
@@ -63,15 +63,35 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 	}
 	for _, w := range a.wishes {
 		s.overtake(w.key)
-		delete(s.orphans, w.key)
 		s.attempts[w.key] = append(s.attempts[w.key], a)
 	}
 	a.call = &call{
 		request: acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
 	}
 	d.start(a.call)
-	a.born = a.call.number
 	return a
+}
+
+// repeat asks once more, with a sequence of its own: the answer is the hold or the place in the queue that the request
+// has. The caller holds d.mu.
+func (a *attempt) repeat() {
+	a.withdraw()
+	next := *a.call
+	a.sequence, a.on = a.s.number(), a.s.d.conn
+	next.sequence, next.first, next.patient = a.sequence, a.call.began(), true
+	a.call = &next
+	a.s.d.start(a.call)
+}
+
+// asks reports whether the acquire has no answer yet. The caller holds d.mu.
+func (a *attempt) asks() bool { return a.call != nil && a.s.d.calls[a.call.number] == a.call }
+
+// withdraw takes no answer to the acquire any more. The caller holds d.mu.
+func (a *attempt) withdraw() {
+	if a.asks() {
+		delete(a.s.d.calls, a.call.number)
+	}
+	a.s.settled(a.sequence)
 }
 
 // acquireOf is the request on the wire for rs.
@@ -107,7 +127,7 @@ func (a *attempt) answered(r *lockpb.Reply, err error) {
 	case acquired.GetQueued() && !a.wait:
 		a.decide(nil, &backend.HeldError{}) // the request waits already, and this attempt does not
 	case acquired.GetQueued():
-		a.queued = true
+		a.queued, a.on = true, s.d.conn
 		s.settled(a.sequence)
 	case grants != nil:
 		sent := a.call.sent
@@ -183,16 +203,16 @@ func (a *attempt) again(wire *lockpb.Error) {
 	})
 }
 
-// granted takes grants, all that one place in the queue has brought, to those who wait for them. They did not come
-// before the given instant; zero: before they were asked for. The caller holds d.mu.
-func (d *Driver) granted(s *session, grants []*lockpb.Grant, before backend.Instant) {
+// granted takes grants, all that one place in the queue has brought, to those who wait for them. The caller holds d.mu.
+func (s *session) granted(grants []*lockpb.Grant) {
 	if len(grants) == 0 {
 		return
 	}
 	// Who gave up is not among them; the clean-up ends the holds.
 	for _, a := range s.attempts[key{grants[0].Name, grants[0].RequestId}] {
 		if mine := a.inOrder(grants); mine != nil {
-			a.queued, a.sentAt, a.before = true, s.proved, max(before, a.call.left)
+			// What proved the session was asked for before this was sent.
+			a.queued, a.sentAt, a.before = true, s.proved, max(s.proved, a.call.left)
 			a.hold(mine)
 		}
 	}
@@ -212,14 +232,10 @@ func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 	if a.decided() {
 		return
 	}
-	s := a.s
 	a.grants, a.err = grants, err
-	if a.call != nil && s.d.calls[a.call.number] == a.call {
-		delete(s.d.calls, a.call.number)
-	}
-	s.settled(a.sequence)
+	a.withdraw()
 	for _, w := range a.wishes {
-		s.remove(w.key, a)
+		a.s.remove(w.key, a)
 	}
 	close(a.done)
 }

@@ -25,6 +25,7 @@ type conn struct {
 
 	queue    []*call
 	received backend.Instant // when something came last
+	pushed   uint64          // how many pushes about sessions came
 	watchdog *time.Timer     // runs while something is not answered
 	ended    bool
 }
@@ -167,6 +168,10 @@ func (d *Driver) unlockAndTell() {
 // errDeposed: the server does not lead any more.
 var errDeposed = errors.New("the server does not lead any more")
 
+// errPushLost: the server has told something that did not come, or does not know that it is to tell it here. Neither
+// can happen on a connection by itself. The next connection begins with a comparison of all that counts: see attach.
+var errPushLost = errors.New("a push of the server got lost")
+
 // receive takes one reply. The caller holds d.mu.
 func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	if r.Number == 0 {
@@ -186,6 +191,12 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	if d.compare(x, r); d.past.lost != nil {
 		return
 	}
+	if r.Pushed != nil && r.GetPushed() != c.pushed {
+		d.log.Warn("fencelock: a push of the server got lost", "driver", driverName, "server", c.address,
+			"sent", r.GetPushed(), "received", c.pushed)
+		c.cancel(errPushLost)
+		return // what the reply proves may rest on what is not known here
+	}
 	if r.Renewed && x.session != nil {
 		x.session.proved = max(x.session.proved, x.sent)
 	}
@@ -196,11 +207,13 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	switch p := r.Answer.(type) {
 	case *lockpb.Reply_Granted:
+		c.pushed++
 		d.sawGrants(p.Granted.Grants)
 		if s := d.byID[string(p.Granted.Session)]; s != nil {
-			d.granted(s, p.Granted.Grants, s.proved) // what proved it was asked for before this was sent
+			s.granted(p.Granted.Grants)
 		}
 	case *lockpb.Reply_Lost:
+		c.pushed++
 		d.lost(p.Lost)
 	case *lockpb.Reply_Events:
 		d.happened(p.Events)

@@ -13,6 +13,10 @@
 // which everything travels: what callers ask for at the same time is sent together, answers come in any order, and the
 // server pushes grants to waiters, losses to holders and events to watchers. See package lockpb for the protocol.
 //
+// Pushes get lost with their connection only. On the next one the driver compares what it believes with what the server
+// lists: holds that are missing are lost, waiters that are missing ask again. Should the server lose a push by a fault,
+// the answer to the next keepalive shows it, and the driver ends the connection.
+//
 // All locks of one client with one TTL hang on one session, which the driver keeps alive by itself while somebody needs
 // it, and which costs one small request per third of the TTL however many locks there are. Every other TTL costs
 // another session, so use few of them. A hold is valid for the TTL from the instant before the last request was sent

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -259,10 +261,17 @@ func TestWaiterQueuesAgainWhenItsSessionEnds(t *testing.T) {
 	})
 }
 
+// Pushes get lost with their connection, or by a fault of the server, which the answer to the next keepalive shows.
 func TestGrantThatNobodyHeardOfIsFound(t *testing.T) {
+	alive := func(reply *lockpb.Reply) func(f *fake) {
+		return func(f *fake) { f.plays(once[*lockpb.Request_KeepAlive](reply)) }
+	}
+	pushed := doneReply()
+	pushed.Pushed = proto.Uint64(1)
 	for name, during := range map[string]func(f *fake){
-		"with the connection":  func(f *fake) { f.disconnect() },
-		"on a good connection": func(*fake) {},
+		"with the connection":               func(f *fake) { f.disconnect() },
+		"on a good connection":              alive(pushed),
+		"by a server that pushes to nobody": alive(errorReply(lockpb.Code_CODE_CONFLICT)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -277,6 +286,9 @@ func TestGrantThatNobodyHeardOfIsFound(t *testing.T) {
 				<-o.done
 				if o.err != nil || o.grant.Token != 5 || !o.grant.Queued {
 					t.Errorf("the waiter has %+v, %v", o.grant, o.err)
+				}
+				if n := len(asked[*lockpb.Request_Attach](f)); n != 1 {
+					t.Errorf("the driver asked %d times what hangs on the session", n)
 				}
 				if left := o.grant.SentAt.Add(d.Describe().Validity(ttl)).Sub(d.clock.Now()); left < ttl/3 {
 					t.Errorf("the grant is valid for %v more", left)

@@ -185,11 +185,6 @@ func (f *fake) answer(q *lockpb.Request) *lockpb.Reply {
 			return errorReply(lockpb.Code_CODE_NOT_HELD)
 		}
 		delete(f.holds, c.Release.Name)
-	case *lockpb.Request_CancelWait:
-		if e := f.holds[c.CancelWait.Name]; e != nil && e.RequestId == c.CancelWait.RequestId {
-			return f.grant(&lockpb.Acquire{Name: e.Name, RequestId: e.RequestId})
-		}
-		return errorReply(lockpb.Code_CODE_NOT_HELD)
 	case *lockpb.Request_GetHolder:
 		return &lockpb.Reply{Answer: &lockpb.Reply_Name{Name: &lockpb.NameState{Name: c.GetHolder.Name}}}
 	}

@@ -12,7 +12,7 @@ import (
 type hold struct {
 	session *session
 	token   uint64
-	born    uint64               // number of the last call when it was granted
+	on      *conn                // the connection on which the service told of it last
 	lost    func(backend.Reason) // nil if nobody listens
 	busy    int                  // calls under way that end it or move it
 	unsure  bool                 // it may hang on another session: a move was not answered
@@ -31,8 +31,8 @@ func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 	if old := d.holds[k]; old != nil {
 		d.drop(k, old)
 	}
-	delete(s.orphans, k)
-	d.holds[k] = &hold{session: s, token: g.Token, born: d.last, lost: lost, until: s.proved.Add(s.ttl)}
+	s.overtake(k)
+	d.holds[k] = &hold{session: s, token: g.Token, on: d.conn, lost: lost, until: s.proved.Add(s.ttl)}
 	s.Add(1)
 }
 
@@ -64,13 +64,12 @@ func (d *Driver) lost(l *lockpb.Lost) {
 	k := key{l.Name, l.RequestId}
 	if l.Token == 0 {
 		for _, a := range s.attempts[k] {
-			if a.queued {
+			if a.queued && !a.asks() {
 				a.decide(nil, waitLost(l.Reason))
 			}
 		}
 		return
 	}
-	s.unsee(k, l.Token)
 	h := d.holds[k]
 	if h == nil || h.session != s || h.token != l.Token || l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
 		return

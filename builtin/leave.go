@@ -6,18 +6,24 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
 // lateGrace is how long a call outlives its context in order to leave nothing behind. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
-// leaving is the clean-up of one name after an acquire that was given up, or of an orphan. It goes on until the service
-// has answered.
-type leaving struct {
-	s    *session
-	k    key
-	call *call
+// leftover is what a request may have in the service although nobody here has it: after an acquire that was given up, or
+// found on a new connection. A release by the session removes it, once it is due, and is sent until it is answered.
+//
+// It is forgotten when the same request is asked for again: see overtake. A release that is sent again after that would
+// end what is granted then. It stays while its caller releases it, which may fail.
+type leftover struct {
+	s      *session
+	k      key
+	token  uint64 // of the hold; zero: whatever the request has
+	target uint64 // sequence of the acquire that was given up; zero if it is not known
+	due    backend.Instant
+
+	call *call         // the release; nil before it is due
 	done chan struct{} // closed when the service has answered, or nothing is left to ask
 	none bool          // the service has nothing of the request; valid once done is closed
 }
@@ -25,9 +31,9 @@ type leaving struct {
 // giveUp ends an attempt whose caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
 // where it applies, ErrUnavailable (nothing was sent) or ErrUnknown (something may be left).
 //
-// A waiter takes whatever it has out of the service: the first clean-up ends the wait in all of its queues, or each
-// ends its hold. An attempt without waiting leaves its holds, if it was granted, to the caller, who may ask for them
-// again by the same ids or give them back; but it is not carried out from now on.
+// A waiter takes whatever it has out of the service: the first release ends the wait in all of its queues, or each ends
+// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, who may ask for them again by
+// the same ids or give them back, for one TTL: for so long they would stand in a service without sessions.
 func (s *session) giveUp(a *attempt, why error) error {
 	d := s.d
 	d.mu.Lock()
@@ -45,7 +51,7 @@ func (s *session) giveUp(a *attempt, why error) error {
 		d.mu.Unlock()
 		return unavailable(why)
 	}
-	var all []*leaving
+	var all []*leftover
 	for _, w := range a.wishes {
 		if len(s.attempts[w.key]) > 0 {
 			continue // another attempt of the same request goes on
@@ -53,20 +59,18 @@ func (s *session) giveUp(a *attempt, why error) error {
 		if a.wait {
 			all = append(all, s.giveBack(w.key, 0, a.sequence))
 		} else {
-			all = append(all, s.cleanUp(w.key, &lockpb.Request{Call: &lockpb.Request_CancelWait{CancelWait: &lockpb.CancelWait{
-				Name: w.name, RequestId: w.requestID, Target: a.sequence,
-			}}}))
+			s.leave(w.key, 0, a.sequence)
 		}
 	}
 	d.mu.Unlock()
-	if d.left(all) {
+	if a.wait && d.left(all) {
 		return why
 	}
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, why)
 }
 
-// left waits a moment for clean-ups, and reports whether the service has told meanwhile that nothing is left.
-func (d *Driver) left(all []*leaving) bool {
+// left waits a moment for releases, and reports whether the service has told meanwhile that nothing is left.
+func (d *Driver) left(all []*leftover) bool {
 	grace := time.NewTimer(lateGrace)
 	defer grace.Stop()
 	for _, l := range all {
@@ -84,34 +88,52 @@ func (d *Driver) left(all []*leaving) bool {
 	return true
 }
 
-// giveBack ends, in the background, the hold of a request with the token, or with zero whatever it has, on this
-// session; target is the sequence of the acquire that is given up with it. What another client has taken over by the
-// same request id is that client's. The caller holds d.mu.
-func (s *session) giveBack(k key, token, target uint64) *leaving {
-	return s.cleanUp(k, ownReleaseOf(k, token, target))
-}
-
-// cleanUp sends a clean-up at once, and again as long as it is not answered. The caller holds d.mu.
-func (s *session) cleanUp(k key, r *lockpb.Request) *leaving {
-	d := s.d
+// leave notes a leftover that is due in one TTL. The caller holds d.mu.
+func (s *session) leave(k key, token, target uint64) *leftover {
 	s.overtake(k)
-	l := &leaving{s: s, k: k, done: make(chan struct{}), call: &call{request: r, session: s, sequence: s.number()}}
-	s.leavings[k] = l
-	d.start(l.call)
-	d.background(l.run)
+	l := &leftover{s: s, k: k, token: token, target: target, due: s.d.clock.Now().Add(s.ttl), done: make(chan struct{})}
+	s.leftovers[k] = l
 	return l
 }
 
-// overtake stops a clean-up from being sent again on a later connection: there it would meet what comes now. The caller
-// holds d.mu.
-func (s *session) overtake(k key) {
-	if l := s.leavings[k]; l != nil {
-		l.call.once = true
-		delete(s.leavings, k)
+// giveBack is leave for what is due now. The caller holds d.mu.
+func (s *session) giveBack(k key, token, target uint64) *leftover {
+	l := s.leave(k, token, target)
+	l.remove()
+	return l
+}
+
+// clear removes what is due. The caller holds d.mu.
+func (s *session) clear(now backend.Instant) {
+	for _, l := range s.leftovers {
+		if l.call == nil && now >= l.due {
+			l.remove()
+		}
 	}
 }
 
-func (l *leaving) run() {
+// remove sends the release, in the background. What another client has taken over by the same request id is that
+// client's. The caller holds d.mu.
+func (l *leftover) remove() {
+	s := l.s
+	l.call = &call{request: ownReleaseOf(l.k, l.token, l.target), session: s, sequence: s.number()}
+	s.d.start(l.call)
+	s.d.background(l.run)
+}
+
+// overtake forgets a leftover. Its release is not sent again on a later connection: there it would meet what comes now.
+// The caller holds d.mu.
+func (s *session) overtake(k key) {
+	if l := s.leftovers[k]; l != nil {
+		if l.call != nil {
+			l.call.once = true
+		}
+		delete(s.leftovers, k)
+	}
+}
+
+// run repeats the release until it is answered, or overtaken.
+func (l *leftover) run() {
 	s, d := l.s, l.s.d
 	for {
 		reply, err := d.await(d.ctx, l.call)
@@ -125,11 +147,8 @@ func (l *leaving) run() {
 			continue
 		}
 		d.mu.Lock()
-		if s.leavings[l.k] == l {
-			delete(s.leavings, l.k)
-		}
-		if grants := reply.GetAcquired().GetGrants(); len(grants) == 1 && d.holds[l.k] == nil && len(s.attempts[l.k]) == 0 {
-			s.orphans[l.k] = orphan{grants[0].Token, d.clock.Now()}
+		if s.leftovers[l.k] == l {
+			delete(s.leftovers, l.k)
 		}
 		s.settled(l.call.sequence)
 		l.none = reply.GetDone() != nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, errSessionEnded)
@@ -142,12 +161,12 @@ func (l *leaving) run() {
 	}
 }
 
-// repeat sends the clean-up once more, unless it was overtaken.
-func (l *leaving) repeat() bool {
+// repeat sends the release once more, unless it was overtaken.
+func (l *leftover) repeat() bool {
 	d := l.s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if l.s.Ended() || l.s.leavings[l.k] != l {
+	if l.s.Ended() || l.s.leftovers[l.k] != l {
 		return false
 	}
 	next := *l.call

@@ -20,7 +20,7 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 		_, err := s.move(ctx, key{rs[i].Name, rs[i].RequestID}, 0, func(g *lockpb.Grant) {
 			held = append(held, g)
 			if k := (key{g.Name, g.RequestId}); d.holds[k] == nil {
-				s.orphans[k] = orphan{g.Token, d.clock.Now()}
+				s.leave(k, g.Token, 0)
 			}
 		})
 		switch {
@@ -48,7 +48,6 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
 	d.mu.Lock()
-	s.overtake(k)
 	c := call{request: releaseOf(k, g.Token, 0), session: s, sequence: s.number()}
 	d.mu.Unlock()
 	_, err := d.ask(ctx, c)
@@ -61,7 +60,7 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	case err != nil && !errors.Is(err, backend.ErrNotHeld):
 		return err
 	}
-	delete(s.orphans, k)
+	s.overtake(k)
 	if h := d.holds[k]; h != nil && h.token == g.Token {
 		d.drop(k, h)
 		d.tellLost(h, backend.ReasonEvicted)

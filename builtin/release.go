@@ -72,7 +72,6 @@ func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *ho
 func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error {
 	d, k := s.d, key{g.Name, g.RequestID}
 	d.mu.Lock()
-	s.overtake(k)
 	c := call{request: releaseOf(k, incarnation(g), 0), session: s, sequence: s.number()}
 	d.mu.Unlock()
 	return s.carryOut(ctx, c, k, h)
@@ -88,7 +87,7 @@ func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 		h.busy--
 	}
 	if err == nil || errors.Is(err, backend.ErrNotHeld) {
-		delete(s.orphans, k)
+		s.overtake(k)
 		if h != nil {
 			d.drop(k, h)
 		}
@@ -119,7 +118,6 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	s := h.session
 	h.busy++
 	s.Add(1)
-	s.overtake(k)
 	c := call{request: ownReleaseOf(k, h.token, 0), session: s, sequence: s.number()}
 	d.mu.Unlock()
 	defer s.Leave(1)

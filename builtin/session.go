@@ -33,19 +33,8 @@ type session struct {
 	unsettled    map[uint64]struct{} // sequences whose answers are still needed
 	acknowledged uint64              // all up to here are settled
 
-	attempts map[key][]*attempt // acquires that are not decided
-	leavings map[key]*leaving   // clean-ups of acquires that were given up
-	orphans  map[key]orphan     // holds of attempts whose caller was told that the outcome is unknown
-	looked   backend.Instant    // when the service last told all that hangs on the session
-	seen     map[key]sight      // what it has told so far, page by page; nil if it was not asked
-	seenFrom uint64             // number of the call that asked for the first page
-}
-
-// orphan is a hold that nobody here holds: the request's caller knows of its chance to exist and gives it back, or asks
-// for it again. If nothing of that comes within one TTL, the session's loop gives it back.
-type orphan struct {
-	token uint64
-	since backend.Instant
+	attempts  map[key][]*attempt // acquires that are not decided
+	leftovers map[key]*leftover
 }
 
 // sessionFor returns an open session for ttl, with a user more. It makes one if there is none.
@@ -77,8 +66,7 @@ func (s *session) unopened(err error) error {
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
-		unsettled: map[uint64]struct{}{}, attempts: map[key][]*attempt{}, leavings: map[key]*leaving{},
-		orphans: map[key]orphan{},
+		unsettled: map[uint64]struct{}{}, attempts: map[key][]*attempt{}, leftovers: map[key]*leftover{},
 	}
 	rand.Read(s.id) // never fails
 	return s
@@ -94,7 +82,7 @@ func (s *session) create() {
 		session: s, attaches: true, looks: true, // an empty session does nobody harm
 		then: func(r *lockpb.Reply, err error) {
 			if err == nil && r.GetSession() != nil {
-				s.open, s.on, s.looked = true, d.conn, s.proved
+				s.open, s.on = true, d.conn
 			}
 		},
 	})
@@ -174,10 +162,16 @@ func (s *session) prove(ctx context.Context) error {
 	if err == nil && !reply.Renewed {
 		err = errNoAnswer
 	}
-	if errors.Is(err, errSessionEnded) {
-		s.d.mu.Lock()
+	if err == nil {
+		return nil
+	}
+	s.d.mu.Lock()
+	defer s.d.unlockAndTell()
+	switch {
+	case errors.Is(err, errSessionEnded):
 		s.end(backend.ReasonSessionExpired)
-		s.d.unlockAndTell()
+	case errors.Is(err, errConflict) && s.on != nil:
+		s.on.cancel(errPushLost) // the server does not know where to push
 	}
 	return err
 }
@@ -198,21 +192,13 @@ func (s *session) keepAlive() {
 		d.mu.Lock()
 		now := d.clock.Now()
 		due := s.proved.Add(s.ttl/3 - s.ttl/20)
-		look := len(s.attempts) > 0 && now.Sub(s.looked) >= s.ttl && s.on != nil
-		s.adopt(now)
+		s.clear(now)
 		retire := d.sessions.Retire(s, s.ttl)
 		d.mu.Unlock()
 		switch {
 		case retire:
 			s.retire()
 			return
-		case look:
-			// Notifications get lost: those who wait ask from time to time, all of them in one request.
-			d.mu.Lock()
-			s.attach()
-			d.mu.Unlock()
-			timer.Reset(spread(s.ttl / 10))
-			continue
 		case now >= due:
 			// Also beyond the TTL: whether the session has ended, the service alone knows.
 			ctx, cancel := context.WithTimeout(d.ctx, s.ttl)
@@ -232,16 +218,6 @@ func (s *session) next() time.Duration {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
-}
-
-// adopt gives back orphans whose time is over. The caller holds d.mu.
-func (s *session) adopt(now backend.Instant) {
-	for k, o := range s.orphans {
-		if now.Sub(o.since) >= s.ttl {
-			delete(s.orphans, k)
-			s.giveBack(k, o.token, 0)
-		}
-	}
 }
 
 // retire closes a session that has retired.

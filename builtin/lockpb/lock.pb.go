@@ -24,9 +24,13 @@
 // that run at different rates. A push proves nothing about time.
 //
 // Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach. That
-// connection alone changes what the session holds and waits for; on another one Acquire, AcquireAll, CancelWait, Release and
-// Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
-// nothing.
+// connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and Move are
+// answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does nothing.
+//
+// Pushes. A connection delivers them in order and once, and they end with it: after Attach on the next one, the client
+// compares what it believes with what the server lists. To notice a push that got lost all the same, the client counts
+// those about sessions (Granted, Lost), and the answer to KeepAlive says how many the server has sent. Where the two
+// differ, or KeepAlive is answered CONFLICT, end the connection and attach on another one.
 //
 // Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
 // sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait
@@ -790,6 +794,8 @@ type Reply struct {
 	// renewed: the session of the request lives for its full TTL from the instant before the request was sent. Also beside
 	// an error: somebody else's hold is no reason to lose one's own.
 	Renewed bool `protobuf:"varint,2,opt,name=renewed,proto3" json:"renewed,omitempty"`
+	// pushed is how many Granted and Lost the server has sent on this connection before this reply. It answers KeepAlive.
+	Pushed *uint64 `protobuf:"varint,3,opt,name=pushed,proto3,oneof" json:"pushed,omitempty"`
 	// answer is what came of it.
 	//
 	// Types that are valid to be assigned to Answer:
@@ -853,6 +859,13 @@ func (x *Reply) GetRenewed() bool {
 		return x.Renewed
 	}
 	return false
+}
+
+func (x *Reply) GetPushed() uint64 {
+	if x != nil && x.Pushed != nil {
+		return *x.Pushed
+	}
+	return 0
 }
 
 func (x *Reply) GetAnswer() isReply_Answer {
@@ -3367,10 +3380,11 @@ const file_lock_proto_rawDesc = "" +
 	"\aunwatch\x18\x16 \x01(\v2\x15.fencelock.v1.UnwatchH\x00R\aunwatch\x12A\n" +
 	"\rforce_release\x18\x17 \x01(\v2\x1a.fencelock.v1.ForceReleaseH\x00R\fforceRelease\x12(\n" +
 	"\x04move\x18\x18 \x01(\v2\x12.fencelock.v1.MoveH\x00R\x04moveB\x06\n" +
-	"\x04call\"\x90\x05\n" +
+	"\x04call\"\xb8\x05\n" +
 	"\x05Reply\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
-	"\arenewed\x18\x02 \x01(\bR\arenewed\x12+\n" +
+	"\arenewed\x18\x02 \x01(\bR\arenewed\x12\x1b\n" +
+	"\x06pushed\x18\x03 \x01(\x04H\x01R\x06pushed\x88\x01\x01\x12+\n" +
 	"\x05error\x18\n" +
 	" \x01(\v2\x13.fencelock.v1.ErrorH\x00R\x05error\x12(\n" +
 	"\x04done\x18\v \x01(\v2\x12.fencelock.v1.DoneH\x00R\x04done\x121\n" +
@@ -3384,7 +3398,8 @@ const file_lock_proto_rawDesc = "" +
 	"\x04lost\x18\x1f \x01(\v2\x12.fencelock.v1.LostH\x00R\x04lost\x12.\n" +
 	"\x06events\x18  \x01(\v2\x14.fencelock.v1.EventsH\x00R\x06events\x121\n" +
 	"\agoodbye\x18! \x01(\v2\x15.fencelock.v1.GoodbyeH\x00R\agoodbyeB\b\n" +
-	"\x06answer\"\x1f\n" +
+	"\x06answerB\t\n" +
+	"\a_pushed\"\x1f\n" +
 	"\x05Hello\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\"\xae\x03\n" +
 	"\aWelcome\x12%\n" +

@@ -24,9 +24,13 @@
 // that run at different rates. A push proves nothing about time.
 //
 // Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach. That
-// connection alone changes what the session holds and waits for; on another one Acquire, AcquireAll, CancelWait, Release and
-// Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
-// nothing.
+// connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and Move are
+// answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does nothing.
+//
+// Pushes. A connection delivers them in order and once, and they end with it: after Attach on the next one, the client
+// compares what it believes with what the server lists. To notice a push that got lost all the same, the client counts
+// those about sessions (Granted, Lost), and the answer to KeepAlive says how many the server has sent. Where the two
+// differ, or KeepAlive is answered CONFLICT, end the connection and attach on another one.
 //
 // Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
 // sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait

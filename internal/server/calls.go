@@ -66,7 +66,7 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 // its connection, and what the client has sent on another one since, to which the session is attached now, may be ahead
 // of it.
 func (x *call) attachedElsewhere() error {
-	if !x.changesLocks() || x.session == (machine.SessionID{}) {
+	if !x.speaks() || x.session == (machine.SessionID{}) {
 		return nil
 	}
 	if other := x.leadership.Listener(x.session); other != nil && other != x.conn {
@@ -175,7 +175,7 @@ func (x *call) keepAlive() error {
 			if !o.renewed {
 				return errorReply(x.server.wireError(x.whyNotRenewed()))
 			}
-			return doneReply()
+			return aliveReply()
 		})
 	}
 	if !x.board(1) {
@@ -189,7 +189,7 @@ func (x *call) keepAlive() error {
 			return
 		}
 		if renewed || x.leadership.Time.Renew(x.session, x.receipt) {
-			r := doneReply()
+			r := aliveReply()
 			r.Renewed = true
 			x.reply(x.request, r)
 			return

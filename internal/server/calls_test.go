@@ -212,6 +212,38 @@ func TestForceRelease(t *testing.T) {
 	}
 }
 
+// The answer to a keepalive says how much was pushed before it, and that a session is attached elsewhere, or nowhere.
+func TestKeepAliveCountsPushes(t *testing.T) {
+	t.Parallel()
+	s := alone(t, Config{})
+	a, b := attach(t, s), attach(t, s)
+	session := a.open(longTTL)
+	for want := range uint64(3) {
+		if r := a.call(keepAliveOf(session)); !r.Renewed || r.Pushed == nil || r.GetPushed() != want {
+			t.Errorf("keepalive after %d pushes: %v", want, r)
+		}
+		a.hold(session, "x")
+		b.call(&lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: &lockpb.ForceRelease{Name: "x"}}})
+		a.next()
+	}
+	if r := b.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
+		t.Errorf("keepalive on a connection to which the session is not attached: %v", r)
+	}
+	if r := b.call(attachOf(session, "", 0)); r.GetSession() == nil {
+		t.Fatalf("attach: %v", r)
+	}
+	if r := b.call(keepAliveOf(session)); !r.Renewed || r.GetPushed() != 0 {
+		t.Errorf("keepalive on another connection: %v", r)
+	}
+	if r := a.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
+		t.Errorf("keepalive on the connection before: %v", r)
+	}
+	s.leadership.Load().Forget([16]byte(session)) // by a fault
+	if r := b.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
+		t.Errorf("keepalive of a session whose pushes go nowhere: %v", r)
+	}
+}
+
 // An answer that got lost is asked for again, over another connection.
 func TestSequenceMakesRequestsHarmless(t *testing.T) {
 	t.Parallel()

@@ -368,21 +368,21 @@ func notAttached() error {
 	return refused(lockpb.Code_CODE_CONFLICT, "session", "it is not attached to this connection")
 }
 
-// changesLocks reports whether the call changes what the session holds and waits for.
-func (x *call) changesLocks() bool {
+// speaks reports whether the call speaks for a session, which only the connection does to which it is attached.
+func (x *call) speaks() bool {
 	switch x.request.Call.(type) {
-	case *lockpb.Request_Acquire, *lockpb.Request_AcquireAll, *lockpb.Request_CancelWait, *lockpb.Request_Release,
-		*lockpb.Request_Move:
+	case *lockpb.Request_KeepAlive, *lockpb.Request_Acquire, *lockpb.Request_AcquireAll,
+		*lockpb.Request_CancelWait, *lockpb.Request_Release, *lockpb.Request_Move:
 		return true
 	}
 	return false
 }
 
-// checkAttached refuses what changes the locks of a session on a connection to which it is not attached: what a
-// connection delivers that the client gave up, however late, must not meet what the client has done since on another
-// one.
+// checkAttached refuses what is said for a session on a connection to which it is not attached: what a connection
+// delivers that the client gave up, however late, must not meet what the client has done since on another one. That
+// holds for keepalives too, although they change no lock: a client whose pushes go elsewhere, or nowhere, learns it.
 func (x *call) checkAttached() error {
-	if !x.changesLocks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == x.conn {
+	if !x.speaks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == x.conn {
 		return nil
 	}
 	if _, open := x.machine().SessionOpen(x.session); !open {

@@ -34,9 +34,10 @@ type outbox struct {
 
 	mu      sync.Mutex
 	replies []sized
-	bytes   int  // of replies, and of those that take returned last
-	taken   int  // bytes of these
-	closed  bool // nothing is added any more
+	pushed  uint64 // how many pushes about sessions were added
+	bytes   int    // of replies, and of those that take returned last
+	taken   int    // bytes of these
+	closed  bool   // nothing is added any more
 
 	ready chan struct{} // has room for one: there is something to send, or closed
 	calm  chan struct{} // has room for one: there is room for events again
@@ -55,7 +56,8 @@ func newOutbox(unread *atomic.Int64) *outbox {
 	}
 }
 
-// add reports false if the client reads too slowly. After close it does nothing.
+// add reports false if the client reads too slowly. After close it does nothing. A reply that has a field for the number
+// of pushes gets it here, where nothing can come between.
 func (o *outbox) add(r *lockpb.Reply) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -68,6 +70,13 @@ func (o *outbox) add(r *lockpb.Reply) bool {
 	if len(o.replies) >= maxOutbox || own > maxOutboxBytes && o.bytes > 0 ||
 		own > fairUnread && o.unread.Load()+int64(size) > maxUnread {
 		return false
+	}
+	switch r.Answer.(type) {
+	case *lockpb.Reply_Granted, *lockpb.Reply_Lost:
+		o.pushed++
+	}
+	if r.Pushed != nil {
+		*r.Pushed = o.pushed
 	}
 	o.put(r, size)
 	return true

@@ -128,6 +128,13 @@ func doneReply() *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Done{Done: &lockpb.Done{}}}
 }
 
+// aliveReply answers a keepalive. The outbox counts the pushes before it.
+func aliveReply() *lockpb.Reply {
+	r := doneReply()
+	r.Pushed = new(uint64)
+	return r
+}
+
 func errorReply(e *lockpb.Error) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Error{Error: e}}
 }
