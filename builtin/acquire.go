@@ -1,5 +1,13 @@
 package builtin
 
+// Acquire and AcquireAll. Both are one way: a set of names is acquired as one name is, by one attempt of one session.
+//
+// 	acquire ─► sessionFor ─► session.acquire ─► begin ─► attempt ─► a grant, or an error
+// 	   ▲                        │ conflict: takeOver, and begin again
+// 	   └── the session ended ◄──┘
+//
+// An attempt has its own file, attempt.go; what happens when its caller goes, is in leave.go.
+
 import (
 	"context"
 	"errors"
@@ -101,11 +109,14 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 
 // errInUse: somebody waits with the request id for another set of names, or insists on the same.
 func errInUse(r *backend.Request) error {
-	return kit.InvalidOption("request id", strconv.Quote(r.RequestID), "it is in use, together with other names or by another client")
+	return kit.InvalidOption("request id", strconv.Quote(r.RequestID),
+		"it is in use, together with other names or by another client")
 }
 
 // attempt waits until a is decided, or gives it up.
-func (s *session) attempt(ctx context.Context, a *attempt, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
+func (s *session) attempt(
+	ctx context.Context, a *attempt, rs []backend.Request, queued *bool,
+) ([]backend.Grant, error) {
 	d := s.d
 	var err error
 	select {

@@ -131,7 +131,8 @@ func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 		return err
 	})
 	if err != nil {
-		err = status.Error(codes.Unavailable, status.Convert(err).Message()) // also where the answer did not come in time
+		// Also where the answer did not come in time.
+		err = status.Error(codes.Unavailable, status.Convert(err).Message())
 	}
 	return members, adminError("list members", "", err)
 }
@@ -203,8 +204,8 @@ func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader strin
 // SetMaintenance has the member with the node id lead no more, or again; where id is empty, the one at the only address
 // of the Admin. Between on and off, or until it is started anew, that member leads only if nobody else does. It returns
 // once another one leads. Locks and sessions stay as they are. Errors wrap ErrNoMember; ErrRefused, if the member leads
-// and no other can; backend.ErrInvalidOption; or backend.ErrUnavailable: the member, or one to lead in its place, was not
-// found, and it may be in maintenance or not.
+// and no other can; backend.ErrInvalidOption; or backend.ErrUnavailable: the member, or one to lead in its place, was
+// not found, and it may be in maintenance or not.
 func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
@@ -302,7 +303,8 @@ func (a *Admin) leader(ctx context.Context) (address string, err error) {
 
 // at does something at one member, with a connection of its own.
 func (a *Admin) at(
-	ctx context.Context, address string, within time.Duration, do func(context.Context, lockpb.AdminServiceClient) error,
+	ctx context.Context, address string, within time.Duration,
+	do func(context.Context, lockpb.AdminServiceClient) error,
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -326,7 +328,9 @@ func adminError(call, name string, err error) error {
 	case codes.FailedPrecondition:
 		err = fmt.Errorf("%w: %s", ErrRefused, text)
 	case codes.InvalidArgument:
-		err = &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "member", Value: fmt.Sprintf("%q", name), Why: text}
+		err = &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "member", Value: fmt.Sprintf("%q", name), Why: text,
+		}
 	case codes.Unavailable:
 		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, text)
 	case codes.Unimplemented:

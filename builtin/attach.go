@@ -1,5 +1,8 @@
 package builtin
 
+// What a session does first on each new connection: it asks what hangs on it, and compares. Only a connection can lose
+// pushes and answers, so this is the one place where the driver has to find out what it was not told.
+
 import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -9,8 +12,12 @@ import (
 // the session there with what is believed here: with the connection before, pushes and answers got lost. The requests
 // of the session wait for that. The caller holds d.mu.
 //
-// What the service lists takes nothing from what it says otherwise. Nothing is granted by it, so that no page can be
-// too old for that: pages are looked at one after the other, while pushes go on.
+// A list confirms holds and shows what is missing, but nobody is granted anything by it. It comes in pages, which the
+// server makes one after the other while pushes go on, so a page may tell of a hold whose loss was pushed before it.
+// Granting by pages needs a note of each such push until the last page is there; asking again needs none, and costs one
+// request for each waiter that was granted while there was no connection.
+//
+// What came on this connection is newer than a page that misses it: hold.on and attempt.on are there to tell.
 func (s *session) attach() { s.attachPage("") }
 
 // sessionPage is how much of a session is asked for at a time: each page costs the server a look at all that hangs on
@@ -20,7 +27,9 @@ const sessionPage = 5000
 // attachPage asks for the names after one. The caller holds d.mu.
 func (s *session) attachPage(after string) {
 	s.d.start(&call{
-		request: &lockpb.Request{Call: &lockpb.Request_Attach{Attach: &lockpb.Attach{After: after, Limit: sessionPage}}},
+		request: &lockpb.Request{Call: &lockpb.Request_Attach{
+			Attach: &lockpb.Attach{After: after, Limit: sessionPage},
+		}},
 		session: s, attaches: true, once: true, looks: true,
 		then: func(r *lockpb.Reply, err error) {
 			if err == nil && !s.Ended() {
@@ -62,7 +71,8 @@ func (s *session) attached(r *lockpb.Reply) {
 	}
 }
 
-// attachLater asks again after a pause. The caller holds d.mu.
+// attachLater asks again after a pause, from the first page on. It gives up when there is another connection, which
+// begins with an attachment of its own. The caller holds d.mu.
 func (s *session) attachLater() {
 	d, on := s.d, s.d.conn
 	d.background(func() {

@@ -1,5 +1,8 @@
 package builtin
 
+// Attempts: one acquire on its way, from its request to the grant or the refusal, over as many connections as that
+// takes.
+
 import (
 	"errors"
 	"fmt"
@@ -46,13 +49,15 @@ type wish struct {
 // is reports whether g grants it.
 func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId == w.requestID }
 
-// begin sends an acquire. heir: it follows a takeOver.
+// begin sends an acquire. patient: it outlasts a time in which nobody leads, as one does that had a place in the queue
+// before. heir: it follows a takeOver, so that something of it may be in the service even if it is never sent.
 func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := &attempt{
-		s: s, wishes: make([]wish, len(rs)), wait: rs[0].Wait, heir: heir, sequence: s.number(), done: make(chan struct{}),
+		s: s, wishes: make([]wish, len(rs)), wait: rs[0].Wait, heir: heir, sequence: s.number(),
+		done: make(chan struct{}),
 	}
 	for i := range rs {
 		a.wishes[i] = wish{key{rs[i].Name, rs[i].RequestID}, rs[i].Lost}
@@ -116,7 +121,11 @@ func oneOf(r *backend.Request) *lockpb.Acquire {
 	}
 }
 
-// answered takes the answer to the acquire. The caller holds d.mu.
+// answered takes the answer to the acquire: it decides the attempt, or says that it waits in the queue, or that it must
+// be sent again. The caller holds d.mu.
+//
+// A grant is valid from the instant at which the acquire was sent only if the answer says that it renewed the session.
+// Otherwise its validity rests on what proved the session last.
 func (a *attempt) answered(r *lockpb.Reply, err error) {
 	s := a.s
 	acquired, wire := r.GetAcquired(), r.GetError()
@@ -149,7 +158,9 @@ func (a *attempt) answered(r *lockpb.Reply, err error) {
 	}
 }
 
-// inOrder returns one grant for each of the wishes, in their order; nil if grants are not for exactly these.
+// inOrder returns one grant for each of the wishes, in their order; nil if grants are not for exactly these. The server
+// keeps the order of the request that took the place in the queue, which may have been an earlier one with the same
+// ids.
 func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
 	if len(grants) != len(a.wishes) {
 		return nil
@@ -227,7 +238,8 @@ func (a *attempt) decided() bool {
 	}
 }
 
-// decide ends the attempt. The caller holds d.mu.
+// decide ends the attempt, once. From then on no answer to it is taken, and its sequence is settled. The caller holds
+// d.mu.
 func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 	if a.decided() {
 		return

@@ -18,8 +18,9 @@ import (
 const pieceTime = 30 * time.Second
 
 // Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes
-// from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds. An error wraps backend.ErrUnavailable, or is that of w;
-// what was written is then of no use, and cannot be restored by mistake: a backup ends with its checksum.
+// from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds. An error wraps
+// backend.ErrUnavailable, or is that of w; what was written is then of no use, and cannot be restored by mistake: a
+// backup ends with its checksum.
 //
 // "fencelock restore", or embedded.Restore, makes a new cluster of it.
 func (a *Admin) Backup(ctx context.Context, w io.Writer) error {

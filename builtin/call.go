@@ -1,5 +1,12 @@
 package builtin
 
+// Calls: one request to the service on its way to its answer. A call outlives connections, so that its caller need not
+// know of them: it is sent again on the next one, with the number that makes it harmless to carry it out twice.
+//
+// Two things call the service. ask sends one request, repeats it while the service cannot serve, and returns the
+// answer; almost everything uses it. Attempts and leftovers start their calls themselves, because they may have to be
+// taken back or overtaken while they wait.
+
 import (
 	"context"
 	"errors"
@@ -51,7 +58,8 @@ type call struct {
 // from breaking the connection that all share.
 const mostBytes = 256 << 10
 
-// start sends c, or lets it wait for a connection. The caller holds d.mu.
+// start sends c, or lets it wait for a connection. What can never be sent is finished at once: c.then is called before
+// start returns then. The caller holds d.mu.
 func (d *Driver) start(c *call) {
 	d.last++
 	c.number, c.started, c.done = d.last, d.clock.Now(), make(chan struct{})
@@ -88,7 +96,9 @@ func (c *call) began() backend.Instant {
 	return c.started
 }
 
-// route gives c to the connection, if there is one and the session of c is attached to it. The caller holds d.mu.
+// route gives c to the connection, if there is one and the session of c is attached to it. The server refuses what a
+// session says on another connection, and the order in which a session's calls were started is that in which they are
+// queued. The caller holds d.mu.
 func (d *Driver) route(c *call) {
 	if d.conn == nil || c.session != nil && !c.attaches && c.session.on != d.conn {
 		return
@@ -97,7 +107,8 @@ func (d *Driver) route(c *call) {
 	d.conn.push(c)
 }
 
-// want wakes whoever connects. The caller holds d.mu.
+// want has maintain connect, and starts it for the first call: a driver that nobody has used runs nothing. The caller
+// holds d.mu.
 func (d *Driver) want() {
 	if !d.running && d.ctx.Err() == nil {
 		d.running = true
@@ -114,7 +125,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// finish ends c with a reply or an error. The caller holds d.mu.
+// finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in which
+// answers come, before anybody who waits for c goes on. The caller holds d.mu.
 func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	if d.calls[c.number] != c {
 		return
@@ -139,7 +151,8 @@ func (c *call) unanswered(err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }
 
-// await waits for the answer. When ctx ends first, c is given up.
+// await waits for the answer. When ctx ends first, c is given up: an answer that comes later meets nobody. The error
+// then says whether c may have been carried out, except after Close, whose callers are told just that.
 func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	var err error
 	select {
@@ -214,7 +227,7 @@ func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	}
 }
 
-// settle notes that the caller needs no answer to the sequence any more.
+// settle notes that the caller needs no answer to the sequence any more: it has one, or has given up.
 func (d *Driver) settle(s *session, sequence uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

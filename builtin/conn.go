@@ -1,5 +1,11 @@
 package builtin
 
+// Connections: one stream to the leader, with a goroutine that writes and one that reads. Both end with the
+// connection's context; serve returns when both have ended.
+//
+// Everything that a connection carries belongs to calls (call.go), sessions (session.go) and watches (watch.go), which
+// outlive it. install hands them to a new connection, and uninstall takes them back.
+
 import (
 	"context"
 	"errors"
@@ -36,13 +42,15 @@ const (
 	batchBytes = 512 << 10 // after which nothing more is added
 )
 
-// push queues a call. The caller holds d.mu.
+// push queues a call. The queue is bounded by the callers: each has one call on its way, or a few. The caller holds
+// d.mu.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
 	signal(c.wake)
 }
 
-// write sends what is queued: what is ready together travels together.
+// write sends what is queued: what is ready together travels together. It needs no timer for that: while one message is
+// being sent, the next one gathers. It ends with the connection.
 func (c *conn) write() {
 	for {
 		select {
@@ -63,7 +71,8 @@ func (c *conn) write() {
 	}
 }
 
-// take makes a message of the first calls in the queue. Their instants are read here, before anything of it is sent.
+// take makes a message of the first calls in the queue. Their instants are read here, before anything of it is sent:
+// what a reply proves counts from then. An instant of when the call was queued would be as safe and waste the wait.
 func (c *conn) take() *lockpb.ClientMessage {
 	d := c.d
 	d.mu.Lock()
@@ -111,7 +120,9 @@ func (c *conn) take() *lockpb.ClientMessage {
 // errSilent: the server does not answer.
 var errSilent = errors.New("the server does not answer")
 
-// watch ends the connection if something has not been answered for too long, and nothing else was said meanwhile.
+// watch ends the connection if something has not been answered for too long, and nothing else was said meanwhile. A
+// server that answers others is alive; what it owes one call may take as long as it takes. TCP would notice a silent
+// server after minutes, when every lease is over. It runs in a timer of its own, which uninstall stops.
 func (c *conn) watch() {
 	d := c.d
 	d.mu.Lock()
@@ -138,7 +149,8 @@ func (c *conn) watch() {
 	c.watchdog = time.AfterFunc(max(limit-silent, time.Millisecond), c.watch)
 }
 
-// read takes what the server says, until the stream ends.
+// read takes what the server says, until the stream ends. Replies are taken in their order, under d.mu and one at a
+// time: a loss that was pushed before an answer is known before whoever waits for the answer goes on.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -155,7 +167,8 @@ func (c *conn) read() {
 	}
 }
 
-// unlockAndTell unlocks d.mu and tells holders what was found out under it.
+// unlockAndTell unlocks d.mu and tells holders what was found out under it. Their functions are the core's, take its
+// locks and may call the driver, so d.mu must not be held.
 func (d *Driver) unlockAndTell() {
 	tell := d.tell
 	d.tell = nil
@@ -172,7 +185,8 @@ var errDeposed = errors.New("the server does not lead any more")
 // can happen on a connection by itself. The next connection begins with a comparison of all that counts: see attach.
 var errPushLost = errors.New("a push of the server got lost")
 
-// receive takes one reply. The caller holds d.mu.
+// receive takes one reply. A reply to a call that has been given up, or that belongs to another connection by now, is
+// dropped: its call is answered there. The caller holds d.mu.
 func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	if r.Number == 0 {
 		d.pushed(c, r)
@@ -223,8 +237,8 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	}
 }
 
-// install makes c the connection. The requests that wait for an answer are sent, those of a session once it is
-// attached.
+// install makes c the connection. The requests that wait for an answer are sent in the order in which they were
+// started, those of a session once it is attached.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -244,7 +258,8 @@ func (d *Driver) install(c *conn) {
 	}
 }
 
-// uninstall takes note that c has ended.
+// uninstall takes note that c has ended. Calls that were sent may have been carried out: they are in doubt, and wait
+// for the next connection, where their sequence makes them harmless. Those that have none (once) end as unknown.
 func (d *Driver) uninstall(c *conn) {
 	cause := context.Cause(c.ctx)
 	d.mu.Lock()
@@ -282,7 +297,8 @@ func (d *Driver) inOrder() []*call {
 	return all
 }
 
-// serve runs c until it ends.
+// serve runs c until it ends. Nobody reads or writes it any more when it returns, so that two connections are never in
+// use at a time.
 func (d *Driver) serve(c *conn) {
 	d.install(c)
 	var both sync.WaitGroup

@@ -1,5 +1,13 @@
 package builtin
 
+// The driver: how it is made, what it consists of, and how it ends. Read Driver's fields first: they are the state that
+// all other files work on.
+//
+// One mutex, Driver.mu, protects all of it: sessions, calls, attempts, holds and the queue of the connection. An answer
+// concerns most of them at once, and a lock for each would need an order among five. It is never held while anything is
+// sent or waited for, nor while a caller's function runs: holders are told of losses after it is unlocked, by
+// unlockAndTell.
+
 import (
 	"cmp"
 	"context"
@@ -67,7 +75,7 @@ type Driver struct {
 	conn     *conn               // to the leader; nil if there is none
 	leader   string              // where to look for the leader first; empty if not known
 	members  []string            // addresses that servers told
-	calls    map[uint64]*call    // that wait for an answer, by number
+	calls    map[uint64]*call    // that wait for an answer, by number, with or without a connection
 	last     uint64              // number of a call
 	byID     map[string]*session // all that may be open in the service
 	holds    map[key]*hold
@@ -133,14 +141,14 @@ type Member struct {
 	Connect func(ctx context.Context) Stream
 	// Address is what it tells clients of itself.
 	Address string
-	// Forming reports whether it has known no leader yet since it was started. Meanwhile calls wait until their contexts
-	// end: with the other members, the cluster is only being started. Nil: never.
+	// Forming reports whether it has known no leader yet since it was started. Meanwhile calls wait until their
+	// contexts end: with the other members, the cluster is only being started. Nil: never.
 	Forming func() bool
 }
 
 // AttachMember returns a driver for a cluster of which a member is in this process: it reaches that one without a
-// socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before the
-// member.
+// socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before
+// the member.
 func AttachMember(m Member, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -170,7 +178,8 @@ var errNoStream = errors.New("the server in this process gives no stream")
 
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
-		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger, wake: make(chan struct{}, 1),
+		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger,
+		wake:  make(chan struct{}, 1),
 		calls: map[uint64]*call{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 	}

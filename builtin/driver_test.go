@@ -183,8 +183,8 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 	})
 }
 
-// Another process may take a hold over for the same request. It is still its grant's then, also if the news of that comes
-// with the answer to a renewal.
+// Another process may take a hold over for the same request. It is still its grant's then, also if the news of that
+// comes with the answer to a renewal.
 func TestRenewalOfWhatMovedMovesItBack(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -313,6 +313,30 @@ func TestWaiterThatLeftLeavesNothing(t *testing.T) {
 		if len(all) != 1 || all[0].GetRelease().Token != 0 ||
 			all[0].GetRelease().Target != asked[*lockpb.Request_Acquire](f)[0].Sequence {
 			t.Errorf("the clean-up is %v", all)
+		}
+	})
+}
+
+// What a waiter left is released until the server has answered, also by a server that cannot serve for a while.
+func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		queued := once[*lockpb.Request_Acquire](queuedReply())
+		busy := once[*lockpb.Request_Release](errorReply(lockpb.Code_CODE_UNAVAILABLE))
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if reply, answered := queued(p, q); answered {
+				return reply, true
+			}
+			return busy(p, q)
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		o := acquire(ctx, d, waiting("x"))
+		synctest.Wait()
+		cancel()
+		<-o.done
+		time.Sleep(ttl / 2)
+		synctest.Wait()
+		if all := asked[*lockpb.Request_Release](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+			t.Errorf("releases %v, want the same one twice", all)
 		}
 	})
 }

@@ -1,5 +1,7 @@
 package builtin
 
+// What the wire's errors mean in the words of the contract.
+
 import (
 	"cmp"
 	"errors"
@@ -37,7 +39,9 @@ func (e *LimitError) Is(target error) bool { return target == backend.ErrUnavail
 func replyError(e *lockpb.Error) error {
 	switch e.Code {
 	case lockpb.Code_CODE_HELD:
-		return &backend.HeldError{Name: e.Name, Holder: e.Holder, HoldID: e.HoldId, RetryAfter: time.Duration(e.RetryAfterNanos)}
+		return &backend.HeldError{
+			Name: e.Name, Holder: e.Holder, HoldID: e.HoldId, RetryAfter: time.Duration(e.RetryAfterNanos),
+		}
 	case lockpb.Code_CODE_NOT_HELD:
 		return &backend.NotHeldError{Reason: reasonOf(e.Reason)}
 	case lockpb.Code_CODE_SESSION_ENDED:

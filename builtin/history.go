@@ -1,5 +1,7 @@
 package builtin
 
+// The service's past: whether the cluster that answers still knows what was acknowledged to this driver.
+
 import (
 	"errors"
 	"fmt"
@@ -62,8 +64,9 @@ func orNone(text string) string {
 	return text
 }
 
-// forgotten ends everything: the service has forgotten what it acknowledged. The caller holds d.mu, and unlocks it with
-// unlockAndTell.
+// forgotten ends everything: the service has forgotten what it acknowledged. There is no way back for this driver: what
+// it holds may be another's, and a token that it saw may be issued again. Who makes a new driver says that no holder of
+// before still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
 func (d *Driver) forgotten(what, was, now string) {
 	if d.past.lost != nil || d.ctx.Err() != nil {
 		return

@@ -1,5 +1,7 @@
 package builtin
 
+// Holds: what counts as granted, and how its holder learns that it is lost.
+
 import (
 	"fmt"
 	"time"
@@ -8,7 +10,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// hold is a lock that counts as granted.
+// hold is a lock that counts as granted. It says nothing about time, which is the session's matter and the core's,
+// except until when a renewal for less time must leave it where it is.
 type hold struct {
 	session *session
 	token   uint64
@@ -25,7 +28,8 @@ func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }
 
-// hold notes a lock as granted. The caller holds d.mu.
+// hold notes a lock as granted. A later grant of the same request takes the place of the earlier one, whose holder is
+// the same caller: it is told nothing. The caller holds d.mu.
 func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 	k := key{g.Name, g.RequestId}
 	if old := d.holds[k]; old != nil {
@@ -51,7 +55,9 @@ func (d *Driver) tellLost(h *hold, reason backend.Reason) {
 	}
 }
 
-// lost takes the news that something has ended. The caller holds d.mu.
+// lost takes the news that something has ended: a session, a wait, or a hold. News of what is not known here, or of an
+// earlier grant, changes nothing; the token tells. That a hold has moved is no loss while this driver moves it itself.
+// The caller holds d.mu.
 func (d *Driver) lost(l *lockpb.Lost) {
 	s := d.byID[string(l.Session)]
 	if s == nil {
@@ -71,7 +77,8 @@ func (d *Driver) lost(l *lockpb.Lost) {
 		return
 	}
 	h := d.holds[k]
-	if h == nil || h.session != s || h.token != l.Token || l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
+	if h == nil || h.session != s || h.token != l.Token ||
+		l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
 		return
 	}
 	reason := reasonOf(l.Reason)

@@ -1,5 +1,7 @@
 package builtin
 
+// Looking: Ping, Look, List and ForceRelease. They name no session and work beside all others.
+
 import (
 	"cmp"
 	"context"
@@ -91,8 +93,8 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
-// listPage is how many names List asks for at once: what the leader, and this client, need for a page is what the locks of
-// others wait for meanwhile.
+// listPage is how many names List asks for at once: what the leader, and this client, need for a page is what the locks
+// of others wait for meanwhile.
 const listPage = 100
 
 // List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows

@@ -1,5 +1,9 @@
 package builtin
 
+// Finding the leader. One goroutine, maintain, does it for the whole driver while anybody needs a connection: it asks
+// all members, one shortly after the other, serves the connection to the one that leads until that ends, and begins
+// again. It ends with Close.
+
 import (
 	"context"
 	"errors"
@@ -53,7 +57,8 @@ func (d *Driver) patience() time.Duration {
 	return max(shortest/4, leastPatience)
 }
 
-// maintain keeps a connection to the leader while somebody needs one.
+// maintain keeps a connection to the leader while somebody needs one. It pauses between rounds, and longer each time,
+// so that a cluster which is down is not flooded; a connection that has lasted resets that.
 func (d *Driver) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // since when rounds have failed; zero: the last one did not
@@ -103,7 +108,8 @@ func (d *Driver) awaitDemand() bool {
 	}
 }
 
-// hang pauses, and reports whether the driver was closed meanwhile.
+// hang pauses, and reports whether the driver was closed meanwhile. Not pause: connections outlive the beginning of
+// Close, which ends sessions on them.
 func (d *Driver) hang(t time.Duration) bool {
 	timer := time.NewTimer(spread(t))
 	defer timer.Stop()
@@ -118,7 +124,9 @@ func (d *Driver) hang(t time.Duration) bool {
 // errElecting: members answer, and none of them leads.
 var errElecting = errors.New("the members have no leader now")
 
-// nobodyLeads ends the calls that saw a whole round fail, which began at that instant.
+// nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited for as
+// long as such a failure may last in a healthy cluster. A call that is younger than the round may find the next one
+// better.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	if d.forming != nil && d.forming() {
 		return
@@ -140,7 +148,8 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	}
 }
 
-// candidates returns the addresses to ask, the likeliest first.
+// candidates returns the addresses to ask, the likeliest first: the leader of before, or the one that was named, then
+// those that the user gave, then those that members told.
 func (d *Driver) candidates() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +232,8 @@ func (d *Driver) follow(g greeting) {
 	d.members = g.welcome.MemberAddresses
 }
 
-// greet connects to one member and says hello. round bounds that; the connection outlives it.
+// greet connects to one member and says hello. round bounds that; the connection outlives it. Each greeting is received
+// by findLeader, which waits for all that it has begun: none is left open unused.
 func (d *Driver) greet(round context.Context, address string) greeting {
 	ctx, cancel := context.WithCancelCause(d.lineCtx)
 	unhook := context.AfterFunc(round, func() { cancel(context.Cause(round)) })
@@ -242,13 +252,16 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 	return greeting{conn: c, welcome: welcome}
 }
 
+// hello opens a stream and has the member introduce itself. A member of another protocol, or of another cluster, is
+// refused here, before anything is asked of it.
 func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
 	stream, err := d.dialer(ctx, address)
 	if err != nil {
 		return nil, nil, err
 	}
 	hello := &lockpb.Request{Number: 1, Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{Client: clientName}}}
-	if err := stream.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{hello}}); err != nil && !errors.Is(err, io.EOF) {
+	err = stream.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{hello}})
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, err
 	} // after io.EOF, Recv tells the reason
 	m, err := stream.Recv()

@@ -1,5 +1,8 @@
 package builtin
 
+// Leaving: what happens to an acquire whose caller goes before it is decided, and what removes that which it may have
+// in the service.
+
 import (
 	"errors"
 	"fmt"
@@ -11,8 +14,8 @@ import (
 // lateGrace is how long a call outlives its context in order to leave nothing behind. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
-// leftover is what a request may have in the service although nobody here has it: after an acquire that was given up, or
-// found on a new connection. A release by the session removes it, once it is due, and is sent until it is answered.
+// leftover is what a request may have in the service although nobody here has it: after an acquire that was given up,
+// or found on a new connection. A release by the session removes it, once it is due, and is sent until it is answered.
 //
 // It is forgotten when the same request is asked for again: see overtake. A release that is sent again after that would
 // end what is granted then. It stays while its caller releases it, which may fail.

@@ -1,5 +1,7 @@
 package builtin
 
+// Moving: holds and waits of one request from one session to another, where its TTL changes or it is asked for again.
+
 import (
 	"context"
 	"errors"
@@ -44,7 +46,7 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	return nil
 }
 
-// endRest ends a hold of this session of which the set is broken.
+// endRest ends a hold of this session of which the set is broken. Its holder, if there is one, is told.
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
 	d.mu.Lock()
@@ -68,7 +70,9 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	return nil
 }
 
-// move takes a hold over to the session, with token zero whatever the request has. granted is called with d.mu held.
+// move takes a hold over to the session, with token zero whatever the request has. granted is called with d.mu held, as
+// soon as the answer comes: a loss that is pushed right behind it finds the hold in its place. It returns the instant
+// from which the hold is valid. A move is never in doubt for long: sent again, it answers the same.
 func (s *session) move(ctx context.Context, k key, token uint64, granted func(*lockpb.Grant)) (backend.Instant, error) {
 	var sent backend.Instant
 	c := call{

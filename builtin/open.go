@@ -39,5 +39,6 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 }
 
 var syntax = kit.Syntax{
-	Driver: driverName, Schemes: []string{"fencelock"}, Secure: []string{"fencelocks"}, Port: "7480", Timeout: 5 * time.Second,
+	Driver: driverName, Schemes: []string{"fencelock"}, Secure: []string{"fencelocks"}, Port: "7480",
+	Timeout: 5 * time.Second,
 }

@@ -1,5 +1,7 @@
 package builtin
 
+// Release and Expire: the holder gives back what it has.
+
 import (
 	"cmp"
 	"context"
@@ -47,7 +49,9 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	}
 }
 
-// sessionOf returns the session to speak for, with a user more: that of the hold, if it is one of ours, or any.
+// sessionOf returns the session to speak for and counts the caller among its users: that of the hold, if it is one of
+// ours, or any. The server compares request id and token, not the session; but a request that names none would have no
+// sequence, and could be carried out twice.
 func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *hold, error) {
 	k, token := key{g.Name, g.RequestID}, incarnation(g)
 	d.mu.Lock()
@@ -77,7 +81,8 @@ func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error 
 	return s.carryOut(ctx, c, k, h)
 }
 
-// carryOut sends the release c, and forgets h, which may be nil, unless the outcome is open.
+// carryOut sends the release c, and forgets h, which may be nil, unless the outcome is open: then the hold is still
+// known, and releasing it once more is not refused here.
 func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 	d := s.d
 	_, err := d.ask(ctx, c)
@@ -98,7 +103,8 @@ func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 	return err
 }
 
-// Expire implements backend.Expirer.
+// Expire ends a hold whose time is over, on behalf of the core, before the session ends: the session may live on for
+// other holds. Only a hold that this driver knows is ended; one that has moved to another client is that client's.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 	return d.callError("expire", g.Name, d.expire(ctx, &g))
 }

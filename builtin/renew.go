@@ -1,5 +1,7 @@
 package builtin
 
+// Renewal: one keepalive per session for all of its holds, and a move for each hold that needs another session.
+
 import (
 	"cmp"
 	"context"
@@ -64,7 +66,9 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 
 // renew proves the session of the grants whose numbers are in members. It returns those that were another's by the time
 // the server answered: another process may have taken them over for the same request, whose grants they still are.
-func (s *session) renew(ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal) (moved []int) {
+func (s *session) renew(
+	ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal,
+) (moved []int) {
 	err := s.prove(ctx)
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -86,7 +90,9 @@ func (s *session) renew(ctx context.Context, grants []backend.Grant, members []i
 	return moved
 }
 
-// moveTo puts a hold on the session of the grant's TTL. Its token stays.
+// moveTo puts a hold on the session of the grant's TTL. Its token stays. While the move is on its way, the news that
+// the hold has left its old session is no loss (busy); and if no answer comes, it may hang on either (unsure) until the
+// next renewal moves it again.
 func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	token := incarnation(g)
 	if token == 0 {

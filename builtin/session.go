@@ -1,5 +1,11 @@
 package builtin
 
+// Sessions: one for each TTL in use. Everything that the driver holds or waits for hangs on one of them in the service,
+// and lives as long as it does; so the driver renews a handful of sessions, not its holds.
+//
+// A session's own goroutine, keepAlive, renews it while it is used and closes it a TTL after its last user has left. It
+// ends when the session does, and with Close, which ends all sessions itself.
+
 import (
 	"cmp"
 	"context"
@@ -16,19 +22,28 @@ import (
 // session is what all holds and waiters with one TTL hang on. Its own loop keeps it alive, and records when each
 // request was sent that proved it.
 //
+// A session is made by the first call that needs its TTL, opened in the service, attached to one connection after the
+// other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: a caller
+// whose session has ended begins again with another one, of another id, so that nothing that was sent for the old one
+// can touch what the new one holds.
+//
 // All fields but the first ones are protected by Driver.mu.
 type session struct {
-	kit.Session
-	d   *Driver
-	id  []byte // 128 random bits
-	ttl time.Duration
+	kit.Session // who uses it, and whether it has ended
+	d           *Driver
+	id          []byte // 128 random bits: who knows it speaks for the session
+	ttl         time.Duration
 
-	open   bool
+	open   bool           // the service has it, as far as is known here
 	reason backend.Reason // why the service ended it; valid once ended, unless it was closed here
-	on     *conn          // the connection that it is attached to
+	on     *conn          // the connection that it is attached to; nil: none
 
-	proved backend.Instant // just before the last request was sent that renewed it
+	// proved is just before the last request was sent that renewed it: all that hangs on it is valid for ttl from then
+	// on. It is the instant of sending, never that of the answer, which may have been on its way for long.
+	proved backend.Instant
 
+	// The service remembers the answer to each sequence until it is acknowledged, so that a request which is sent twice
+	// is carried out once. What is acknowledged must be settled: otherwise a repetition would get no answer.
 	sequence     uint64              // the last one
 	unsettled    map[uint64]struct{} // sequences whose answers are still needed
 	acknowledged uint64              // all up to here are settled
@@ -37,7 +52,8 @@ type session struct {
 	leftovers map[key]*leftover
 }
 
-// sessionFor returns an open session for ttl, with a user more. It makes one if there is none.
+// sessionFor returns an open session for ttl and counts the caller among its users: it has to Leave. It makes a session
+// if there is none, which all callers that come meanwhile wait for.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	s, err := d.sessions.Join(ctx, ttl, func() *session { return d.newSession(ttl) }, func(s *session) {
 		d.mu.Lock()
@@ -53,7 +69,9 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	return s, err
 }
 
-// unopened is the error of a call for which the session was not open in time. The caller holds d.mu.
+// unopened is the error of a call for which the session was not open in time. Once the request to open it has left, the
+// outcome is unknown, although no lock was asked for: the error must not promise that nothing was sent. The caller
+// holds d.mu.
 func (s *session) unopened(err error) error {
 	for _, x := range s.d.calls {
 		if x.session == s && (x.doubt || x.sent != 0) {
@@ -72,7 +90,9 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create opens the session, in the background: the end of one caller's context must not fail the others.
+// create opens the session, in the background: the end of one caller's context must not fail the others. It then goes
+// on as the session's own goroutine. If the session cannot be opened, all who wait for it get the error, and the next
+// call makes another one.
 func (s *session) create() {
 	d := s.d
 	_, err := d.ask(d.ctx, call{
@@ -100,14 +120,17 @@ func (s *session) create() {
 	}
 }
 
-// forget takes the session out of the driver. It is true once. The caller holds d.mu.
+// forget takes the session out of the driver: nothing is sent for it any more but its end. It is true once, so that of
+// those who end a session at the same time one does what is to be done. The caller holds d.mu.
 func (s *session) forget() bool {
 	s.open = false
 	delete(s.d.byID, string(s.id))
 	return s.d.sessions.End(s)
 }
 
-// end takes note that the service has ended the session, and with it all that hung on it. The caller holds d.mu.
+// end takes note that the service has ended the session, and with it all that hung on it: holders are told, waiters
+// queue again in another session, and calls fail with errSessionEnded. Leftovers are gone with the session. The caller
+// holds d.mu, and unlocks it with unlockAndTell.
 func (s *session) end(reason backend.Reason) {
 	if !s.forget() {
 		return
@@ -154,7 +177,11 @@ func (s *session) settled(sequence uint64) {
 	}
 }
 
-// prove has the service renew the session, by a request that is sent after this call.
+// prove has the service renew the session, by a request that is sent after this call. Instants of before prove nothing
+// to a caller that has to know whether a hold lives now.
+//
+// A session that is not attached to the connection on which it speaks gets no pushes: its connection is ended, and the
+// next one begins with an attachment.
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
 		request: &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}, session: s,
@@ -176,7 +203,11 @@ func (s *session) prove(ctx context.Context) error {
 	return err
 }
 
-// keepAlive runs while the session lives. A session that nobody has used for one TTL is closed.
+// keepAlive runs while the session lives. A session that nobody has used for one TTL is closed: made anew for each
+// lock, it would cost two log entries more for each.
+//
+// It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also sweeps
+// the leftovers: they need no goroutine each, as none of them is urgent to the millisecond.
 func (s *session) keepAlive() {
 	d := s.d
 	timer := time.NewTimer(0)
@@ -213,14 +244,14 @@ func (s *session) keepAlive() {
 	}
 }
 
-// next is how long the loop sleeps.
+// next is how long the loop sleeps: until the session is to be renewed, if no other request has done so by then.
 func (s *session) next() time.Duration {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
 }
 
-// retire closes a session that has retired.
+// retire closes a session that has retired. It does not wait longer than the TTL, after which the service has ended it.
 func (s *session) retire() {
 	d := s.d
 	d.mu.Lock()
@@ -242,7 +273,8 @@ func (s *session) closing() *call {
 	}
 }
 
-// closeSessions ends all sessions in the service.
+// closeSessions ends all sessions in the service, at the same time. Close calls it after waiters have been told to end;
+// what they would give back ends with their session.
 func (d *Driver) closeSessions(ctx context.Context) error {
 	d.mu.Lock()
 	var last []*call

@@ -47,7 +47,8 @@ func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleSta
 	return func(yield func(StaleState, error) bool) {
 		at, after := a.addresses, ""
 		for {
-			answer, address, err := a.askStale(ctx, at, &lockpb.LookStaleRequest{Name: prefix, Prefix: true, After: after})
+			q := &lockpb.LookStaleRequest{Name: prefix, Prefix: true, After: after}
+			answer, address, err := a.askStale(ctx, at, q)
 			if err != nil {
 				yield(StaleState{}, adminError("stale list", prefix, err))
 				return
@@ -87,6 +88,7 @@ func (a *Admin) askStale(
 
 func staleState(answer *lockpb.LookStaleReply, address string, n *lockpb.NameState) StaleState {
 	return StaleState{
-		State: stateOf(n, answer.Durable), Member: answer.NodeId, Address: address, Heard: time.Duration(answer.HeardNanos),
+		State: stateOf(n, answer.Durable), Member: answer.NodeId, Address: address,
+		Heard: time.Duration(answer.HeardNanos),
 	}
 }

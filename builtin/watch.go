@@ -1,5 +1,7 @@
 package builtin
 
+// Watches: events of names, as the server pushes them, across connections.
+
 import (
 	"cmp"
 	"context"
@@ -93,7 +95,8 @@ func (w *watch) start() {
 		delete(d.followed, w.call.number)
 	}
 	this := &call{
-		request: &lockpb.Request{Call: &lockpb.Request_Watch{Watch: &lockpb.Watch{Name: w.name, Since: w.since}}}, looks: true,
+		request: &lockpb.Request{Call: &lockpb.Request_Watch{Watch: &lockpb.Watch{Name: w.name, Since: w.since}}},
+		looks:   true,
 	}
 	w.call = this
 	this.then = func(r *lockpb.Reply, err error) {
@@ -139,7 +142,7 @@ func (w *watch) startLater(before *call) {
 	}
 }
 
-// end lets the caller know that no more events come. The caller holds d.mu.
+// end lets the caller know that no more events come, after those that are here. The caller holds d.mu.
 func (w *watch) end(err error) {
 	w.err = err
 	delete(w.d.watches, w)

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// TestZones has 64 callers take and give back names of their own while the members are so far apart that a message takes
-// 5 or 10 ms from one to another; then the leader's process is killed, again and again. It prints the figures.
+// TestZones has 64 callers take and give back names of their own while the members are so far apart that a message
+// takes 5 or 10 ms from one to another; then the leader's process is killed, again and again. It prints the figures.
 func TestZones(t *testing.T) {
 	deep.Only(t)
 	for _, away := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {

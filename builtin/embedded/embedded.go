@@ -40,7 +40,8 @@ type Options struct {
 	// Cluster makes it a member of a cluster. Nil: it is alone.
 	Cluster *Cluster
 
-	// MinTTL is the least TTL of a lock. Default one second, as there are no elections to outlast, and in a cluster three.
+	// MinTTL is the least TTL of a lock. Default one second, as there are no elections to outlast, and in a cluster
+	// three.
 	MinTTL time.Duration
 
 	// MaxTTL is the greatest TTL of a lock. Default 24 hours.
@@ -112,10 +113,10 @@ type Server struct {
 // A member that is alone need not leave others time to answer.
 var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
-// Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if much
-// is to be read from DataDir. A member of a cluster is returned when it can be reached, which is before most of the
-// others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live for at
-// most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
+// Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if
+// much is to be read from DataDir. A member of a cluster is returned when it can be reached, which is before most of
+// the others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live
+// for at most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
 // backend.ErrInvalidOption.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
@@ -159,9 +160,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 }
 
 // Driver returns one more client of the server, or of the cluster of which it is a member: that finds the leader
-// wherever it is. While no leader has been known since the start, because most members are not there yet, its calls wait
-// until their contexts end. Options.TLS and Dial are set by the cluster where they are not given. Close it before the
-// server. It does no I/O.
+// wherever it is. While no leader has been known since the start, because most members are not there yet, its calls
+// wait until their contexts end. Options.TLS and Dial are set by the cluster where they are not given. Close it before
+// the server. It does no I/O.
 func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	connect := func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }
 	if s.cluster.PeerListen == "" {

@@ -32,8 +32,9 @@ type RestoreOptions struct {
 	// NewCluster gives the cluster a token space of its own, for a copy beside the original. Guards that know the old
 	// one refuse it.
 	NewCluster bool
-	// ClosedFor is how long the server serves nobody at first. 0: the longest TTL that the old cluster granted, 24 hours
-	// where that is not known. Negative: not at all. Who held a lock at the end believes so for as long as its TTL.
+	// ClosedFor is how long the server serves nobody at first. 0: the longest TTL that the old cluster granted, 24
+	// hours where that is not known. Negative: not at all. Who held a lock at the end believes so for as long as its
+	// TTL.
 	ClosedFor time.Duration
 }
 
@@ -48,9 +49,9 @@ type Restored struct {
 	ClosedFor time.Duration
 }
 
-// Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has what
-// is in the backup: see docs/SERVER.md. Every server of the old cluster must be stopped for good before Start starts it,
-// unless NewCluster is set. ErrNoBackup is in the chain of the error if the backup is cut off or damaged.
+// Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has
+// what is in the backup: see docs/SERVER.md. Every server of the old cluster must be stopped for good before Start
+// starts it, unless NewCluster is set. ErrNoBackup is in the chain of the error if the backup is cut off or damaged.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	return restored(replica.Restore(dir, backup, replica.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
 }
