@@ -52,7 +52,9 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, nil
 }
 
-// acquire takes all of rs in one step.
+// acquire takes all of rs in one step, in one session after the other: a session may end while its waiters wait, and
+// they take a place at the end of the queue in the next one. Whoever had a place does not give up because the service
+// is away.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -113,7 +115,10 @@ func errInUse(r *backend.Request) error {
 		"it is in use, together with other names or by another client")
 }
 
-// attempt waits until a is decided, or gives it up.
+// attempt waits until a is decided, or gives it up, and makes grants of what it got.
+//
+// A grant of which half the TTL is over when it arrives is proved once more first: its holder could do little with the
+// rest, and the core would give it back.
 func (s *session) attempt(
 	ctx context.Context, a *attempt, rs []backend.Request, queued *bool,
 ) ([]backend.Grant, error) {
@@ -180,6 +185,7 @@ func (s *session) giveBackUnproved(a *attempt, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 }
 
+// provedAt is when the last request was sent that renewed the session.
 func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()

@@ -1,5 +1,11 @@
 package builtin
 
+// Admin: members, leadership and sessions of a cluster, for operators and for the command line. It shares nothing with
+// Driver but the addresses: its calls are rare, and a driver that is in trouble must not stop the one who mends it.
+//
+// Every change can be asked for twice, because an answer may get lost while the leader changes. Those that cannot be
+// told from an earlier attempt of the same call by their result say so where they are called.
+
 import (
 	"context"
 	"errors"
@@ -101,6 +107,8 @@ func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	return append(all, more...)
 }
 
+// askAll has all members tell their status, at the same time: one that is silent delays none of the others. It fills in
+// what they answer, and returns when all have answered or failed.
 func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 	var all sync.WaitGroup
 	for i := range members {
@@ -216,6 +224,8 @@ func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 	return adminError("maintenance", id, err)
 }
 
+// setMaintenance tells the member itself, not the leader: it has to work where the cluster has no leader that could
+// pass it on. Then it waits until another member leads.
 func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if id == "" && len(a.addresses) != 1 {
 		return status.Error(codes.InvalidArgument, "there are several members: which one?")
@@ -288,6 +298,8 @@ func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.Ad
 	}
 }
 
+// leader returns the address of the member that leads. Each call asks all members: a leader of before is believed by
+// nobody, and administration is too rare for that to cost anything.
 func (a *Admin) leader(ctx context.Context) (address string, err error) {
 	var silent []error
 	for _, m := range a.Status(ctx) {
@@ -301,7 +313,7 @@ func (a *Admin) leader(ctx context.Context) (address string, err error) {
 	return "", status.Errorf(codes.Unavailable, "no member that answers leads; %v", errors.Join(silent...))
 }
 
-// at does something at one member, with a connection of its own.
+// at does something at one member, with a connection of its own, which it closes: nothing of an Admin stays open.
 func (a *Admin) at(
 	ctx context.Context, address string, within time.Duration,
 	do func(context.Context, lockpb.AdminServiceClient) error,
@@ -316,7 +328,8 @@ func (a *Admin) at(
 	return do(ctx, lockpb.NewAdminServiceClient(cc))
 }
 
-// adminError is an error of gRPC in the words of the contract.
+// adminError is an error of gRPC in the words of the contract. What is not known to have failed is ErrUnknown: the
+// change may have been made.
 func adminError(call, name string, err error) error {
 	if err == nil {
 		return nil

@@ -1,5 +1,7 @@
 package builtin
 
+// Backups: the whole state of a cluster as one stream, from a member that has little else to do.
+
 import (
 	"context"
 	"errors"
@@ -67,6 +69,8 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// backupFrom copies the backup of one member to w. A member that sends nothing for pieceTime is given up: a backup may
+// take long, but not a piece of it.
 func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) error {
 	return a.at(ctx, address, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -93,7 +97,7 @@ func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) err
 	})
 }
 
-// backupTime bounds a whole backup.
+// backupTime bounds a whole backup, so that no stream stays open for ever that brings a piece now and then.
 const backupTime = time.Hour
 
 // awaitSources returns who can make a backup, the leader last: also for a while in which there may be none.
@@ -111,11 +115,7 @@ func (a *Admin) awaitSources(ctx context.Context) ([]string, error) {
 			}
 			return append(sources, leader), nil
 		}
-		timer := time.NewTimer(spread(busyPause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause(ctx) {
 			return nil, err
 		}
 	}

@@ -29,7 +29,7 @@ type call struct {
 	session  *session // nil: it needs none
 	sequence uint64
 	once     bool // it is not sent again when its connection ends
-	looks    bool // it changes nothing, carried out or not
+	looks    bool // it changes nothing, carried out or not, so its outcome is never unknown
 	waits    bool // for a lock: once the request has left, it outlasts the time in which nobody leads
 	attaches bool // it opens or attaches the session, which the others of the session wait for
 	then     func(*lockpb.Reply, error)

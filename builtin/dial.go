@@ -1,5 +1,7 @@
 package builtin
 
+// How a driver reaches a server: a Stream, over gRPC or within the process. Everything above it knows no transport.
+
 import (
 	"context"
 	"net"
@@ -18,7 +20,8 @@ type Stream interface {
 	CloseSend() error
 }
 
-// dialer opens a stream to the server at address. The stream ends with ctx.
+// dialer opens a stream to the server at address. The stream ends with ctx, which is how a connection that hangs is
+// given up: Send and Recv have no time limits of their own.
 type dialer func(ctx context.Context, address string) (Stream, error)
 
 // windowBytes is how much a server may send ahead of the reader. That it is fixed spares both sides a ping with each

@@ -35,7 +35,8 @@ func (e *LimitError) Error() string {
 // Is reports true for backend.ErrUnavailable.
 func (e *LimitError) Is(target error) bool { return target == backend.ErrUnavailable }
 
-// replyError is an error of the wire in the words of the contract.
+// replyError is an error of the wire in the words of the contract, or one of the driver's own above, which callers of
+// ask deal with. Whatever this version does not know leaves the outcome open.
 func replyError(e *lockpb.Error) error {
 	switch e.Code {
 	case lockpb.Code_CODE_HELD:
@@ -83,6 +84,7 @@ func deadlockError(e *lockpb.Error) error {
 	return all
 }
 
+// invalidError is for a value that the server refuses though it passed the checks here: its limits may be narrower.
 func invalidError(e *lockpb.Error) error {
 	kind := backend.ErrInvalidOption
 	switch e.Field {
@@ -105,7 +107,8 @@ func reasonOf(r lockpb.Reason) backend.Reason {
 	return ""
 }
 
-// callError names the call and the name.
+// callError names the call and the name. It is the last step of every call of the contract: errors of this package's
+// own must not leave it, and become ErrUnavailable, since all of them say that trying again is right.
 func (d *Driver) callError(call, name string, err error) error {
 	if err == nil {
 		return nil

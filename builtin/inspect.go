@@ -23,7 +23,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", err)
 }
 
-// look asks for something that changes nothing.
+// look asks for something that changes nothing: sent again it does no harm, and without an answer nothing is in doubt.
 func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -56,10 +56,13 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 // errNoAnswer: the server does not keep to the protocol.
 var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
 
+// infoOf is stateOf for a driver that knows whether its server's tokens fence.
 func (d *Driver) infoOf(n *lockpb.NameState) backend.State {
 	return stateOf(n, d.Describe().Capabilities.Has(backend.CapFencing))
 }
 
+// stateOf is a name in the words of the contract. Tokens of a server that is not durable are left out: they do not
+// fence.
 func stateOf(n *lockpb.NameState, fences bool) backend.State {
 	info := backend.State{
 		Name: n.Name, Held: len(n.Holders) > 0, Waiters: int(n.Waiters), Revision: n.Revision,

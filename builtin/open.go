@@ -1,5 +1,7 @@
 package builtin
 
+// Open: the driver by URL.
+
 import (
 	"context"
 	"time"

@@ -1,5 +1,8 @@
 package builtin
 
+// Looking without a leader: what single members know. It is part of Admin, because a Driver promises that what it tells
+// is true now.
+
 import (
 	"context"
 	"errors"

@@ -42,6 +42,8 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 	}
 }
 
+// watch registers one watch and yields its events until the caller, ctx, the driver or the service ends it. It runs in
+// the caller's goroutine: a caller that is slow keeps its own events waiting, and nothing else.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -130,6 +132,7 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	}
 }
 
+// startLater begins the watch again after a pause, unless it has begun meanwhile on another connection.
 func (w *watch) startLater(before *call) {
 	d := w.d
 	if d.pause(d.ctx, busyPause) != nil {
@@ -157,6 +160,9 @@ func (d *Driver) happened(m *lockpb.Events) {
 	}
 }
 
+// happened takes the events of one push. Those up to since are repetitions, from the connection before. A caller that
+// is too slow is not sent more; the service keeps events, and this driver must not keep them all. The caller holds
+// d.mu.
 func (w *watch) happened(m *lockpb.Events) {
 	for _, e := range m.Events {
 		if e.Revision <= w.since {
@@ -179,7 +185,8 @@ func (w *watch) happened(m *lockpb.Events) {
 	signal(w.wake)
 }
 
-// unwatch ends the watch in the service. The caller holds d.mu.
+// unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way meet no watch. The
+// caller holds d.mu.
 func (w *watch) unwatch() {
 	d, was := w.d, w.call
 	delete(d.calls, was.number)
@@ -210,6 +217,7 @@ func (w *watch) take() ([]backend.Change, error) {
 	return events, w.err
 }
 
+// stop ends the watch for good: its caller has gone.
 func (w *watch) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
