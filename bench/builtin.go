@@ -107,7 +107,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 		open := grpc.WithTransportCredentials(insecure.NewCredentials())
 		lines[i], err = grpc.NewClient("passthrough:///"+address, open)
 		life.must(err)
-		life.later(func() { lines[i].Close() })
+		life.closing(lines[i])
 	}
 	operator := builtin.New(s.addresses, nil)
 	life.later(func() { bounded(operator.Close) })

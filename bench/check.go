@@ -192,7 +192,7 @@ func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, lengt
 func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struct{}) {
 	proxy, err := fault.NewProxy(p.at.addr())
 	s.must(err)
-	s.later(func() { proxy.Close() })
+	s.closing(proxy)
 	c, err := p.peer.client(s.ctx, clientOptions{addr: proxy.Addr(), proxied: true, ttl: p.ttl})
 	s.must(err)
 	s.later(func() { patiently(10*time.Second, c.end) })

@@ -120,7 +120,7 @@ func dialEtcd(c *scope, o clientOptions) *clientv3.Client {
 	}
 	etcd, err := clientv3.New(config)
 	c.must(err)
-	c.later(func() { etcd.Close() })
+	c.closing(etcd)
 	return etcd
 }
 

@@ -130,7 +130,7 @@ func dead(r *round) {
 func listen(r *round) {
 	for addr := range strings.SplitSeq(r.at.addr(), ",") {
 		c := goredis.NewClient(&goredis.Options{Addr: addr})
-		r.later(func() { c.Close() })
+		r.closing(c)
 		_, err := c.PSubscribe(r.ctx, "*").Receive(r.ctx)
 		r.must(err)
 	}

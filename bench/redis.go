@@ -39,7 +39,7 @@ func redisServers(life *scope, name string, n int, args func(i int) []string) (*
 				"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}, args(i)...)
 		})
 		admin := goredis.NewClient(&goredis.Options{Addr: address, PoolSize: 1})
-		life.later(func() { admin.Close() })
+		life.closing(admin)
 		life.must(server.answers(life.ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }))
 		s.servers, admins[i] = append(s.servers, server), admin
 	}
@@ -165,7 +165,7 @@ func dialRedis(c *scope, o clientOptions, connections int) goredis.UniversalClie
 	r := goredis.NewUniversalClient(&goredis.UniversalOptions{
 		Addrs: strings.Split(o.addr, ","), Dialer: o.dial, PoolSize: connections,
 	})
-	c.later(func() { r.Close() })
+	c.closing(r)
 	return r
 }
 

@@ -234,7 +234,7 @@ func (t table) write(w io.Writer) {
 		}
 		fmt.Fprintf(tab, "  target\t%s%s\t%s\tmeasured %s\t%s\n", row, v.Text, v.Target, v.Measured, v.Verdict)
 	}
-	tab.Flush()
+	_ = tab.Flush() // a program whose output is gone has nobody to tell
 	note := ""
 	if float64(t.Foreign) > loud {
 		note = "; others used up to " + t.Foreign.String() + " cores meanwhile: do not trust single figures"
@@ -252,7 +252,7 @@ func writeColumns(w io.Writer, lines [][]string) {
 	for _, cells := range lines {
 		fmt.Fprintf(tab, "%-*s\t%s\t\n", width, cells[0], strings.Join(cells[1:], "\t"))
 	}
-	tab.Flush()
+	_ = tab.Flush() // a program whose output is gone has nobody to tell
 }
 
 // report is everything that one run measured.

@@ -94,7 +94,7 @@ func (r *round) open(n int, o clientOptions) []*client {
 func (r *round) proxy() (*fault.Proxy, clientOptions) {
 	proxy, err := fault.NewProxy(r.at.addr())
 	r.must(err)
-	r.later(func() { proxy.Close() })
+	r.closing(proxy)
 	return proxy, clientOptions{addr: proxy.Addr(), proxied: true, ttl: r.ttl()}
 }
 

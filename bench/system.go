@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"runtime"
@@ -275,6 +276,9 @@ func (s *scope) must(err error) {
 
 // later has end call undo. It belongs to the goroutine of try.
 func (s *scope) later(undo func()) { s.undo = append(s.undo, undo) }
+
+// closing has end close c.
+func (s *scope) closing(c io.Closer) { s.later(func() { c.Close() }) }
 
 // try runs do in a goroutine of its own, and returns what must was given. A library that ignores its context must not
 // stop the run.
