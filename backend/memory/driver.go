@@ -88,7 +88,10 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 // for a waiter, when an answer was lost, and now and then, since the bell may get lost too. So a grant always counts
 // from a request of just now, however long the wait was.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid error) ([]backend.Grant, error) {
-	if err := cmp.Or(d.alive(ctx), invalid, d.gate.Enter()); err != nil {
+	if err := cmp.Or(d.alive(ctx), invalid); err != nil {
+		return nil, err
+	}
+	if err := d.gate.Enter(); err != nil {
 		return nil, err
 	}
 	defer d.gate.Leave()

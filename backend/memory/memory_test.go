@@ -235,6 +235,11 @@ func TestImpossibleDurationsAreRefused(t *testing.T) {
 	if left := d.Store().Names(); left != 0 {
 		t.Errorf("%d names left by refused requests", left)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := d.Close(ctx); err != nil {
+		t.Errorf("Close after refused requests = %v", err)
+	}
 }
 
 func TestAbandonedRequestKeepsNoMinimum(t *testing.T) {
