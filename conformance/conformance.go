@@ -181,7 +181,9 @@ func (r Report) Count(o Outcome) int {
 // and rule. With FENCELOCK_REQUIRE=all in the environment a clause that has to be skipped fails.
 //
 // Clauses run side by side whatever -parallel says, since most of the time they wait for a lease to end; those that
-// break the whole service run alone at the end. Run must not share the service with other tests.
+// break the whole service run alone at the end. Run must not share the service with other tests. The time that go test
+// tells of a clause is how long the report waited for it, and 0 if it had ended before its turn; what it took itself is
+// logged.
 //
 // With -short those are left out: the others take a few seconds.
 //
@@ -276,9 +278,11 @@ func tell(t *testing.T, r Result) {
 	case Inconclusive:
 		t.Logf("INCONCLUSIVE  %s  %s\n    %s", r.Clause.ID, r.Clause.Rule, strings.Join(r.Messages, "\n    "))
 	case Passed:
+		said := ""
 		if n := len(r.Messages); n > 0 {
-			t.Logf("%s  %s", r.Clause.ID, r.Messages[n-1])
+			said = ": " + r.Messages[n-1]
 		}
+		t.Logf("%s  took %v%s", r.Clause.ID, r.Took.Round(time.Millisecond), said)
 	case NotApplicable:
 		t.Logf("%s does not apply: %s", r.Clause.ID, r.Messages[0])
 	}
