@@ -68,7 +68,8 @@ func (g *Gateway) routes() http.Handler {
 func operation(api huma.API, method, path, id, summary string, answers map[int]any, problems ...int) huma.Operation {
 	op := huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, MaxBodyBytes: maxBody, BodyReadTimeout: -1,
-		Errors: append([]int{http.StatusBadRequest, http.StatusInternalServerError, http.StatusServiceUnavailable}, problems...),
+		Errors: append([]int{http.StatusBadRequest, http.StatusInternalServerError, http.StatusServiceUnavailable},
+			problems...),
 	}
 	slices.Sort(op.Errors)
 	op.Responses = map[string]*huma.Response{}
@@ -108,8 +109,9 @@ func (g *Gateway) waitRoutes(api huma.API) {
 			}
 			return g.handleAcquire(ctx, &b.Terms, []wish{b.wish(in.name())}, func(all []Lock) any { return all[0] })
 		})
-	huma.Register(api, operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
-		map[int]any{200: Locks{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
+	huma.Register(api,
+		operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
+			map[int]any{200: Locks{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
 		func(ctx context.Context, in *struct {
 			Idempotent
 			Body acquireAllBody
@@ -124,7 +126,9 @@ func (g *Gateway) waitRoutes(api huma.API) {
 			}
 			return g.handleAcquire(ctx, &in.Body.Terms, wishes, func(all []Lock) any { return Locks{all} })
 		})
-	huma.Register(api, operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, 404, 409),
+	huma.Register(api,
+		operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, 404,
+			409),
 		func(ctx context.Context, in *struct {
 			NameOf
 			RequestID string `path:"requestId"`
@@ -145,7 +149,8 @@ func (g *Gateway) waitRoutes(api huma.API) {
 
 // holdRoutes are about holds that there are.
 func (g *Gateway) holdRoutes(api huma.API) {
-	huma.Register(api, operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil, 403, 409, 413, 504),
+	huma.Register(api,
+		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil, 403, 409, 413, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body renewBody
@@ -170,7 +175,8 @@ func (g *Gateway) holdRoutes(api huma.API) {
 			valid, expires := g.validity(out.SentAt, out.TTL, arrived)
 			return &body[Renewed]{Renewed{ExpiresAt: expires, ValidForMillis: valid}}, nil
 		})
-	huma.Register(api, operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil, 403, 409, 413, 504),
+	huma.Register(api,
+		operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil, 403, 409, 413, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body releaseBody
@@ -188,8 +194,9 @@ func (g *Gateway) holdRoutes(api huma.API) {
 			}
 			return &body[Released]{Released{"RELEASED", again}}, nil
 		})
-	huma.Register(api, operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
-		nil, 403, 404, 412, 413, 501, 504),
+	huma.Register(api,
+		operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
+			nil, 403, 404, 412, 413, 501, 504),
 		func(ctx context.Context, in *struct {
 			NameOf
 			IfMatch string `header:"If-Match" doc:"Only if the lock is as it was when GET gave this ETag"`
@@ -203,7 +210,8 @@ func (g *Gateway) holdRoutes(api huma.API) {
 }
 
 func (g *Gateway) lookRoutes(api huma.API) {
-	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock", map[int]any{200: State{}, 404: State{}}, 429, 501)
+	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock",
+		map[int]any{200: State{}, 404: State{}}, 429, 501)
 	op.Responses["304"] = &huma.Response{Description: "The state is the one of If-None-Match, after the wait that was asked for"}
 	huma.Register(api, op, func(ctx context.Context, in *lookQuery) (*answer, error) {
 		s, err := g.lookBeyond(ctx, in)
@@ -232,8 +240,9 @@ func (g *Gateway) lookRoutes(api huma.API) {
 func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, shape func([]Lock) any) (*answer, error) {
 	r := requestOf(ctx)
 	a := &ask{
-		certificate: certificateOf(r), principal: principalOf(r), owner: t.OwnerID, requestID: t.RequestID, wishes: wishes,
-		wait: t.Wait || t.WaitMillis > 0, keep: t.WaitMillis > 0, most: pollMost,
+		certificate: certificateOf(r), principal: principalOf(r), owner: t.OwnerID, requestID: t.RequestID,
+		wishes: wishes,
+		wait:   t.Wait || t.WaitMillis > 0, keep: t.WaitMillis > 0, most: pollMost,
 	}
 	var errs [3]error
 	a.ttl, errs[0] = millis("ttlMillis", t.TTLMillis)
@@ -259,7 +268,8 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	}
 	if got.queued > 0 {
 		return &answer{
-			Status: http.StatusAccepted, RetryAfter: "0", Body: Queued{"QUEUED", a.requestID, got.queued.Milliseconds()},
+			Status: http.StatusAccepted, RetryAfter: "0",
+			Body: Queued{"QUEUED", a.requestID, got.queued.Milliseconds()},
 		}, nil
 	}
 	all := make([]Lock, len(got.grants))
@@ -275,7 +285,10 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 
 // lockOf is a hold as its holder sees it, whose request had arrived at the given instant.
 func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, arrived backend.Instant) *Lock {
-	l := &Lock{LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold), OwnerID: grant.Owner, TTLMillis: grant.TTL.Milliseconds()}
+	l := &Lock{
+		LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold), OwnerID: grant.Owner,
+		TTLMillis: grant.TTL.Milliseconds(),
+	}
 	if grant.Token.Exclusive() {
 		l.FencingToken, l.TokenSpace = grant.Token.Order(), g.driver.Describe().TokenSpace
 	}
