@@ -73,7 +73,9 @@ func (o *outcome) arrived(ctx context.Context) bool {
 }
 
 // giveUp starts to tidy up what attempts may have left, and returns the error of the call: err, as an unknown outcome
-// if there is anything to tidy up. It does not wait for the removals, since a call has to return within its context.
+// if there is anything to tidy up. It does not wait for the removals, since a call has to return within its context. An
+// outcome is unknown although a removal is on its way: until that is answered, the name may be held for the caller
+// without its knowledge.
 func (d *Driver) giveUp(left []outcome, err error) error {
 	if len(left) == 0 {
 		return err

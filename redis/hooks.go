@@ -49,6 +49,7 @@ func (h *hooks) process(ctx context.Context, name, key string, carry func(contex
 		outcome = carry(ctx)
 		return outcome
 	}}
+	// A hook has refused the command, or lost it: nothing was sent.
 	if err := h.client.Process(ctx, cmd); !ran {
 		if err == nil {
 			err = errHook

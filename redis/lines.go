@@ -86,7 +86,8 @@ func (ls *lines) line(opt goredis.Options) *rediswire.Line {
 	return rediswire.NewLine(o)
 }
 
-// of returns the line for a lock. Without one on record it asks the cluster, for answerTime at most.
+// of returns the line for a lock. Without one on record it asks the cluster, for answerTime at most. What it returns
+// may be wrong a moment later, when the slot moves: the node then answers MOVED, and redirect corrects the table.
 func (ls *lines) of(ctx context.Context, lock string) (*rediswire.Line, error) {
 	if ls.one != nil {
 		// A store only where it changes something: all callers write to the same cache line otherwise.

@@ -24,6 +24,7 @@ const maxOffers = 10000
 func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	// Beyond the bound the next look of somebody who waits does the same, later.
 	if w.shut || w.offers[keys.Lock] != nil || len(w.offers) >= maxOffers {
 		return
 	}

@@ -3,6 +3,9 @@ package redis
 // This file makes a driver from a URL (Open), and a client with fitting settings from the one that New was given (fit).
 // One server, Sentinels and a cluster differ here, in lines.go, and in whether AcquireAll is offered; the rest of the
 // driver does not tell them apart.
+//
+// What is wrong with a URL is said with what to write instead, and as early as it can be known: by reading it, or else
+// by the first look at the server (redisconn.URL.Explain).
 
 import (
 	"context"

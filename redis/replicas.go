@@ -82,7 +82,8 @@ type confirmation struct {
 }
 
 // of waits until replicas have what was granted or renewed in g. It is nil if nothing is asked of replicas. On a
-// cluster the replicas of the name's own master count, so that each master is asked for itself.
+// cluster the replicas of the name's own master count, so that each master is asked for itself, once for each call:
+// what it has answered for one grant holds for all that it was given before.
 func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	if c.d.replicas.want == 0 {
 		return nil

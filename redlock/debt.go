@@ -73,6 +73,7 @@ func (n *node) settle(ctx context.Context) {
 
 		sink := make(chan *step, len(due))
 		steps := make([]*step, len(due))
+		// Quit names the attempt, so that paying twice takes nothing from a later one.
 		for i, x := range due {
 			steps[i] = n.stepFor(sink, x.keys, redisscript.Quit, x.start, redisconn.ClosedFor(x.closed, now))
 			steps[i].index = i

@@ -1,6 +1,7 @@
 package redlock
 
-// This file has the errors that callers can look for, and the causes that stand in the texts of others.
+// This file has the errors that callers can look for, and the causes that stand in the texts of others. Every failure
+// of a call wraps one of the classes of package backend; these say what happened on the servers beneath that class.
 
 import (
 	"errors"
@@ -30,8 +31,12 @@ func (e *QuarantineError) Is(target error) bool { return target == backend.ErrUn
 
 // Causes of failures that no server tells.
 var (
+	// errSilent: a server was asked and had no answer when its time was over.
 	errSilent = errors.New("the server does not answer")
-	errLate   = errors.New("the majority's answers took so long that nothing of the validity is left")
-	errSplit  = errors.New("nobody has a majority")
+	// errLate: the votes are given back, as their grant would have ended before it began.
+	errLate = errors.New("the majority's answers took so long that nothing of the validity is left")
+	// errSplit: the attempt gives up its votes and is made again after a pause.
+	errSplit = errors.New("nobody has a majority")
+	// errNobody: there is no server to wait on, for lack of a subscription.
 	errNobody = errors.New("no server with a queue answers")
 )

@@ -1,7 +1,7 @@
 package redlock
 
 // This file looks at a name for people: who holds it, and how many wait. It asks every server, and believes what a
-// majority says; one server's word is not a hold.
+// majority says; one server's word is not a hold. What it finds is over when it is told, so no decision may rest on it.
 
 import (
 	"context"

@@ -155,7 +155,8 @@ func (x *contender) unsure() bool {
 	return unsure
 }
 
-// left are the nodes that may have something, and are asked to give it back.
+// left are the nodes that may have something, and are asked to give it back. That is every node that was ever asked for
+// a place in this attempt: an answer that nothing is there may be older than a request that came late.
 func (x *contender) left() (nodes set) {
 	for i := range x.places {
 		if x.places[i].touched {

@@ -120,6 +120,10 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 // run_id, since that one would vote twice. A server that was not met before, or has restarted, is in quarantine until
 // it has been up for MaxTTL: all that it may have forgotten has ended by then. Its uptime is in whole seconds and
 // rounded down, which errs on the safe side.
+//
+// A server that has every write on disk before it answers (Server.Durable) forgets nothing in a restart and votes at
+// once. Nobody can tell a first start from a restart, so a server met for the first time is treated as restarted unless
+// Options.TrustFresh says otherwise.
 func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	d.roster.Lock()
 	defer d.roster.Unlock()

@@ -1,7 +1,7 @@
 package redlock
 
 // This file makes a driver from a URL. The URL's clients are never connected: New takes their options and makes its
-// own.
+// own. All servers of a URL have the same credentials, database and certificates, and New is for those that differ.
 
 import (
 	"context"

@@ -209,7 +209,7 @@ func (t *tally) failed(f *redisconn.Failure) {
 }
 
 // undecided is the error of a question without a majority for either answer. If anything may have been done anywhere,
-// the outcome is unknown.
+// the outcome is unknown; the context's error takes the place of the fault's text where the context has ended.
 func (d *Driver) undecided(ctx context.Context, t *tally, silent int) error {
 	if silent > 0 {
 		t.failed(&redisconn.Failure{Cause: errSilent})

@@ -1,6 +1,8 @@
 package redlock
 
-// This file is what travels to a node and back.
+// This file is what travels to a node and back: a rediswire.Step with the node and the sink that it belongs to. A step
+// is made for one exchange and never used again, so that a late answer can only reach the channel of the call that
+// asked.
 
 import (
 	"sync/atomic"

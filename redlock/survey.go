@@ -2,6 +2,10 @@ package redlock
 
 // This file looks at the servers as a set: whether they are fit and a majority answers, before the first call, and
 // whether they still are, every half minute. A single server is looked at by node.vet, on each of its connections.
+//
+// The two looks differ in what they refuse. Before the first call one unfit server refuses the whole set, because that
+// is a mistake of the configuration which is found best at once. Later on an unfit server only loses its vote, because
+// holds exist that must be kept and given back.
 
 import (
 	"context"

@@ -206,6 +206,9 @@ func (v *vote) certain() bool { return v.yes >= v.c.d.quorum || v.top >= v.c.d.q
 
 // silent gives up those that have not answered. late says that they had all the time that nodes have, so that they
 // count as sick; otherwise it was ctx that ended.
+//
+// What a line has not taken yet is taken back, and that node has nothing of the attempt. Where a line has taken it the
+// vote may be given later: the node stays in open, and so in left.
 func (v *vote) silent(late bool) {
 	taken := false
 	for i, n := range v.c.d.nodes {
@@ -232,7 +235,8 @@ func (v *vote) silent(late bool) {
 	}
 }
 
-// left are the nodes that have, or will have, what the attempt asked for, or may.
+// left are the nodes that have, or will have, what the attempt asked for, or may. An attempt that was not won gives
+// back there, and nowhere else.
 func (v *vote) left() set { return v.kept | v.open }
 
 // refusal notes the answer of a node that did not vote for us: who holds its vote, by the request.

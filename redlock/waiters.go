@@ -2,6 +2,9 @@ package redlock
 
 // This file finds the contenders that a push is for. It is the only place where contenders of several calls meet: each
 // is told by its own channel, and its own goroutine does the rest.
+//
+// A push names a nonce, for an offer, or a lock, for everything else. The contenders of a lock are found by going
+// through all of the driver's, because such pushes are rare: a second index would cost every wait.
 
 import (
 	"sync"

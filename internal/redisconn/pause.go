@@ -1,6 +1,7 @@
 package redisconn
 
-// This file waits: between repetitions, and for contexts.
+// This file waits: between repetitions, and for contexts. All pauses are random within bounds, since what fails for one
+// client fails for all of them at the same moment.
 
 import (
 	"context"

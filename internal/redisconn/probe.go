@@ -75,7 +75,8 @@ func (p *Probe) Ready(ctx context.Context, gate *kit.Gate, look func(context.Con
 	return nil
 }
 
-// Suspect has the service looked at again with the next call, unless that was just done.
+// Suspect has the service looked at again with the next call, unless that was just done: many calls fail together when
+// a server does, and one look answers for all of them.
 func (p *Probe) Suspect(now backend.Instant) {
 	if now.Sub(p.LastAt()) > ProbeSoon {
 		p.found.CompareAndSwap(fits, stale)

@@ -20,7 +20,8 @@ const (
 // Wanted knows the locks for which several have contended just now. The zero Wanted is ready. All methods may be called
 // by several goroutines.
 type Wanted struct {
-	// any says that until is not empty. It spares callers the lock as long as nothing is contended.
+	// any says that until is not empty. It spares callers the lock as long as nothing is contended, which is the common
+	// case.
 	any atomic.Bool
 
 	mu    sync.Mutex // protects the following field

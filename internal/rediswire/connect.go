@@ -2,7 +2,7 @@ package rediswire
 
 // This file makes the connections that lines use. What a connection needs before its first command (TLS, HELLO, AUTH,
 // SELECT, CLIENT SETNAME, the user's OnConnect) is left to go-redis, so that every option of a client means here what
-// it means there.
+// it means there. go-redis has no call for that alone, so it is given a connection to greet and made to let go of it.
 
 import (
 	"context"

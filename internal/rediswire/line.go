@@ -106,7 +106,8 @@ type Line struct {
 func NewLine(o Options) *Line { return &Line{o: o, ended: make(chan struct{})} }
 
 // Submit sends steps. The Owner of each is told in the end, unless it was dropped. It may write to the connection, and
-// does not wait for answers.
+// does not wait for answers. Steps of one call of Submit leave in their order; how they are grouped into requests is
+// the encoder's.
 func (l *Line) Submit(steps ...*Step) {
 	l.mu.Lock()
 	if l.closed {
@@ -269,7 +270,8 @@ func (l *Line) take(n int) (steps []*Step) {
 }
 
 // giveBack puts steps that were under way before all that was submitted later. Nothing of them was run: they did not
-// leave, or the server did not know the script. mu is held.
+// leave, or the server did not know the script. They can be dropped again until the next connection takes them. mu is
+// held.
 func (l *Line) giveBack(steps []*Step) {
 	for _, s := range steps {
 		s.state.Store(pending)

@@ -60,7 +60,8 @@ type own struct {
 }
 
 // Carry is Submit for one step whose caller will wait for it. If nothing else is under way the step may have ended when
-// it returns.
+// it returns. A step whose deadline is so near that the caller could overlook it goes by Submit, as does every step
+// while the server is slow: then the background reads, and the caller sees its context end.
 func (l *Line) Carry(s *Step) {
 	l.mu.Lock()
 	w := l.wire

@@ -1,7 +1,8 @@
 package rediswire
 
 // This file reads the protocol (RESP2): the five types that commands of a lock are answered with. What comes is not
-// trusted, as an address may lead to anything: lengths are bounded before memory is taken for them.
+// trusted, as an address may lead to anything: lengths are bounded before memory is taken for them. An answer that
+// breaks the bounds ends the connection, because nothing behind it can be told from it.
 
 import (
 	"bufio"
@@ -23,7 +24,7 @@ const (
 	maxDepth = 3
 )
 
-// errProtocol is the error of a connection to something that is no Redis.
+// errProtocol is the error of a connection to something that is no Redis. What was sent there counts as sent.
 var errProtocol = errors.New("the server does not speak the Redis protocol")
 
 // receive reads one answer: an int64, a string, nil, or a []any of these. An error that the server answers is an
@@ -40,6 +41,7 @@ func receive(in *bufio.Reader, depth int) (answer any, err error) {
 	kind, rest := line[0], line[1:len(line)-2]
 	switch kind {
 	case '+':
+		// The answer to every SET that was granted, without new memory.
 		if string(rest) == "OK" {
 			return "OK", nil // without new memory
 		}

@@ -51,7 +51,8 @@ const (
 	dropped
 )
 
-// Drop takes a step back, whose Owner is then told nothing. It is false if that is too late.
+// Drop takes a step back, whose Owner is then told nothing. It is false if that is too late. Among a writer and its
+// caller exactly one wins, by the state alone; the step stays in its line's list until the next write passes over it.
 func (s *Step) Drop() bool { return s.state.CompareAndSwap(pending, dropped) }
 
 // Again makes a step that has ended, or was never submitted, ready to be submitted.

@@ -157,6 +157,7 @@ func (w *wire) depart(steps []*Step) {
 		w.calls = append(w.calls, call{kind: k, steps: len(steps), sent: now})
 		w.flight = append(w.flight, steps...)
 	})
+	// From rest to the background, or to the caller that is writing: somebody has to read what comes.
 	if first {
 		w.attend()
 	}
