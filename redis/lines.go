@@ -196,8 +196,8 @@ func serverError(f *redisconn.Failure) (text string, answered bool) {
 	return string(answer), ok
 }
 
-// close ends all lines and returns when they have ended, or with ctx. A line made later by a step under way is closed
-// by to.
+// close ends all lines and returns when they have ended, or with ctx. All are told before any is waited for. A line
+// made later by a step under way is closed by to.
 func (ls *lines) close(ctx context.Context) error {
 	ls.mu.Lock()
 	ls.closed = true

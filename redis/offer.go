@@ -20,7 +20,7 @@ const maxOffers = 10000
 
 // follow looks after an offer that this driver has made for keys. If the name has a timer already, that one sees the
 // new offer too. Waiting for the answer of the offered client was rejected: it would cost every contended release a
-// second, and the releaser is not the one who waits.
+// second, and the releaser is not the one who waits. It sets a timer and returns.
 func (w *waiting) follow(d *Driver, keys redisscript.Keys) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -133,7 +133,8 @@ func (d *Driver) judge(ctx context.Context) error {
 	return nil
 }
 
-// tryScript sees whether the server runs the script, with a question about a name that nobody needs.
+// tryScript sees whether the server runs the script, with a question about a name that nobody needs. A user that may
+// not run it, or a proxy that does not pass it on, shows here and not with the first release.
 func (d *Driver) tryScript(ctx context.Context) error {
 	_, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe")))
 	if err != nil {

@@ -22,7 +22,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 }
 
 // holder is Look without the words of its error. It waits for all servers that answer in time, since each may have a
-// waiter that the others lack.
+// waiter that the others lack. What has not left by then is taken back: nobody reads its answer.
 func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
 	info := backend.State{Name: name}
 	if err := backend.ValidateName(name); err != nil {

@@ -67,7 +67,8 @@ func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
 }
 
 // send asks for the votes, on the timer's goroutine or on that of a renewal. They stand beside those who wait on these
-// servers, as the hold does: it exists by its majority. Nobody awaits the answers.
+// servers, as the hold does: it exists by its majority. Nobody awaits the answers. A server that refuses, because
+// another request has its vote, is one that the hold does without; the next renewal finds it lacking and asks again.
 func (l *laterVotes) send() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

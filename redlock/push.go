@@ -92,7 +92,7 @@ func (d *Driver) listen(ctx context.Context) error {
 }
 
 // listening reports whether a majority may still have time to confirm: a context that ends by then says nothing about
-// the servers.
+// the servers, so the call's error is the context's alone and not that the service is unavailable.
 func (d *Driver) listening(began time.Time) bool {
 	failed := 0
 	for _, n := range d.nodes {

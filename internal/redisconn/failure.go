@@ -172,7 +172,8 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
 }
 
-// Unrenewed is the answer to a Renew that err has kept from asking anything.
+// Unrenewed is the answer to a Renew that err has kept from asking anything: the same error for every grant, each with
+// its own name.
 func Unrenewed(ctx context.Context, driver string, grants []backend.Grant, err error) []backend.Renewal {
 	answers := make([]backend.Renewal, len(grants))
 	for i, g := range grants {

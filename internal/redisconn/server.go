@@ -153,7 +153,8 @@ func (s Server) Fit() error {
 	return nil
 }
 
-// advice names the way out for servers whose policy nobody can change, as some hosted ones.
+// advice names the way out for servers whose policy nobody can change, as some hosted ones. With the policies allkeys-…
+// there is none: they throw away keys whatever their time to live.
 func (s Server) advice() string {
 	if !strings.HasPrefix(s.policy, "volatile-") {
 		return ""

@@ -80,7 +80,8 @@ type encoder struct {
 }
 
 // encode writes the requests for steps, and passes on each call with its steps in the order in which they are answered.
-// With sharded, each step is a call of its own, since keys may be on different nodes.
+// With sharded, each step is a call of its own, since keys may be on different nodes. The slices that it passes on are
+// used again by the next write.
 func (e *encoder) encode(steps []*Step, channels string, sharded bool, each func(kind, []*Step)) {
 	e.out = e.out[:0]
 	for _, s := range steps {

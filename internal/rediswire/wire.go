@@ -290,7 +290,8 @@ func (w *wire) serve() {
 	w.end(l.o.Ordered)
 }
 
-// end notes that the connection has ended, and connects anew if that has waited for it.
+// end notes that the connection has ended, and connects anew if that has waited for it, as on an ordered line that has
+// steps pending.
 func (w *wire) end(waited bool) {
 	l := w.l
 	l.mu.Lock()
@@ -320,7 +321,8 @@ func (w *wire) read() error {
 	}
 }
 
-// next reads one answer, completes its steps, and reports whether s was one of these.
+// next reads one answer, completes its steps, and reports whether s was one of these. An answer that nobody has asked
+// for ends the connection: from there on no answer could be told from the next.
 func (w *wire) next(s *Step) (found bool, err error) {
 	l := w.l
 	l.mu.Lock()
@@ -343,7 +345,8 @@ func (w *wire) next(s *Step) (found bool, err error) {
 	return found, err
 }
 
-// answer reads the answer to one call. The two commands of a take are one answer to its caller.
+// answer reads the answer to one call. The two commands of a take are one answer to its caller. With ASKING each
+// command has an answer before its own, which says nothing.
 func (w *wire) answer(c call, asking bool) (answer any, err error) {
 	receive := func() (any, error) {
 		if asking {
