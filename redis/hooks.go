@@ -34,7 +34,7 @@ type lockCmd struct {
 }
 
 // NoRetry keeps a cluster client from repeating the command: the driver repeats steps by itself, and knows which may
-// be.
+// be. A step that was repeated below it would count as sent once.
 func (lockCmd) NoRetry() bool { return true }
 
 // process shows the hooks one command that carry runs, and returns what carry returned, whatever the hooks make of it:

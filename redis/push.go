@@ -70,7 +70,8 @@ func (p *push) confirmed() {
 }
 
 // lost notes the end of a connection, or that none came about. refused says that trying again soon cannot help, such as
-// for a user that may not subscribe: redisconn then asks again every half minute, and waiters poll.
+// for a user that may not subscribe: redisconn then asks again every half minute, and waiters poll. Those that stand in
+// queues keep their places meanwhile, and learn of their turn by looks.
 func (p *push) lost(err error) (refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

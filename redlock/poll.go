@@ -106,7 +106,7 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 }
 
 // byNode calls act once for each node, with its steps in order, so that they leave in one piece. Steps of one node are
-// neighbours.
+// neighbours: callers that ask many things order them so, which needs no map here.
 func byNode(steps []*step, act func(*node, []*step)) {
 	for len(steps) > 0 {
 		n := steps[0].node

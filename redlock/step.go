@@ -38,7 +38,8 @@ func (n *node) submit(steps ...*step) {
 	n.line.Submit(all...)
 }
 
-// Ended is called by the line, once, when the step was answered or has failed. It must not block.
+// Ended is called by the line, once, when the step was answered or has failed. It must not block, as it runs on the
+// goroutine that reads the connection: sink has room, and a debt is only put on a list.
 func (s *step) Ended() {
 	s.sink <- s
 	// In this order, so that one side sees the other: see ending.unwatch.
