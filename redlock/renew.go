@@ -118,7 +118,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 }
 
 // refill gives nodes back what a majority has. Nobody waits for it: the lines keep a later release behind it. It asks
-// by SET NX, so that a node which has given its vote to another request in the meantime keeps it there.
+// by SET NX, so that a node which has given its vote to another request in the meantime keeps it there. The steps'
+// answers go to a sink that nobody reads.
 func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 	room := 0
 	for i := range held {

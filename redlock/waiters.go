@@ -42,7 +42,8 @@ func (w *waiters) add(x *contender) {
 	w.names[x.c.keys.Lock]++
 }
 
-// remove forgets a contender that has ended.
+// remove forgets a contender that has ended. The name counts as contended for a second more, since where one has waited
+// the next is seldom far.
 func (w *waiters) remove(x *contender) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,7 +65,8 @@ func (w *waiters) contended(lock string) bool {
 }
 
 // offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned,
-// and the vote is to be given back.
+// and the vote is to be given back. An offer to an attempt that is just not known any more is left alone: its hold may
+// stand by that vote.
 func (w *waiters) offered(node int, nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
