@@ -63,8 +63,8 @@ func newLine(ctx context.Context) line {
 	return l
 }
 
-// released reports whether why is the end of a lease that was given back. A lost one stays in its line, so that the work
-// under it hears of the loss; a driver's ErrNotHeld may stand in the chain of a loss, too.
+// released reports whether why is the end of a lease that was given back. A lost one stays in its line, so that the
+// work under it hears of the loss; a driver's ErrNotHeld may stand in the chain of a loss, too.
 func released(why error) bool { return errors.Is(why, ErrNotHeld) && !errors.Is(why, ErrLost) }
 
 // with returns the line of the work under more leases. It copies: two branches of work under one lease must not write

@@ -79,8 +79,8 @@ func (t *trial) underWay() string {
 // slack is what a busy machine may add to anything that should happen at once.
 const slack = 3 * time.Second
 
-// ample bounds a call whose own time is not the matter of the clause: the first one of a client connects, on a machine that
-// runs many clauses at once.
+// ample bounds a call whose own time is not the matter of the clause: the first one of a client connects, on a machine
+// that runs many clauses at once.
 const ample = 6 * slack
 
 // promptly is the bound for what must be immediate. It is far above what a healthy driver takes and far below long.

@@ -18,8 +18,8 @@ const Nodes = 3
 // cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
 type cluster struct{ nodes [Nodes]*Server }
 
-// startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end with
-// the test t, and then the network between them, if there is one.
+// startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end
+// with the test t, and then the network between them, if there is one.
 func startNodes(t testing.TB, create create, peers *peerNet,
 	specOf func(i int, clients []*port.Port) spec) (cluster, error) {
 	t.Helper()

@@ -31,10 +31,10 @@ func Postgres(t testing.TB, opts ...Option) *PostgresServer {
 	return &PostgresServer{run(t, postgresSpec, opts, newContainer, containerOnly)}
 }
 
-// PostgresPair starts a primary, and a standby that follows it, for the test t, and stops them at the end. Args are those
-// of both. They write to disk as in production; nothing waits for the standby unless synchronous_standby_names says so.
-// `select pg_promote()` makes the standby primary, whatever becomes of the former one. Each keeps its files when it is
-// stopped. The image is that of Postgres, and it runs in containers only, which share the host's network.
+// PostgresPair starts a primary, and a standby that follows it, for the test t, and stops them at the end. Args are
+// those of both. They write to disk as in production; nothing waits for the standby unless synchronous_standby_names
+// says so. `select pg_promote()` makes the standby primary, whatever becomes of the former one. Each keeps its files
+// when it is stopped. The image is that of Postgres, and it runs in containers only, which share the host's network.
 func PostgresPair(t testing.TB, opts ...Option) (primary, standby *PostgresServer) {
 	t.Helper()
 	firstWay(t, pairSpec, opts, newContainer, containerOnly, func(sp spec, create create) error {

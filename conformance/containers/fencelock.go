@@ -28,7 +28,8 @@ type FencelockServer struct{ *Server }
 func Fencelock(t testing.TB, opts ...Option) *FencelockServer {
 	t.Helper()
 	sp := fencelockSpec()
-	sp.command = append(sp.command, "--listen", "0.0.0.0:7480", "--insecure") // beyond its own loopback nobody reaches it otherwise
+	// Beyond its own loopback nobody reaches it otherwise.
+	sp.command = append(sp.command, "--listen", "0.0.0.0:7480", "--insecure")
 	sp.process = func(addr, dir string) []string {
 		return []string{"serve", "--data-dir", dir + "/data", "--listen", addr}
 	}

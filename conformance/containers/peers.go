@@ -29,7 +29,7 @@ import (
 type peerNet struct {
 	ports   [Nodes][]*port.Port          // where the nodes listen for their peers
 	named   map[string]peerPort          // by what the nodes dial, host:port
-	links   [Nodes][Nodes][]*fault.Proxy // by who dials and who is dialled, one for each port; none from a node to itself
+	links   [Nodes][Nodes][]*fault.Proxy // by dialler and dialled, one for each port; none from a node to itself
 	dialers [Nodes]*net.TCPListener      // the SOCKS proxy of each node
 	work    sync.WaitGroup               // all goroutines
 

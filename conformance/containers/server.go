@@ -13,8 +13,8 @@
 // The environment decides:
 //
 //	FENCELOCK_IMAGE_REDIS   the image to use instead of the official one
-//	FENCELOCK_IMAGE_ETCD    the same for etcd; …_ZOOKEEPER, …_POSTGRES and …_MARIADB for those; …_FENCELOCK for the bundled
-//	                        server
+//	FENCELOCK_IMAGE_ETCD    the same for etcd; …_ZOOKEEPER, …_POSTGRES and …_MARIADB for those; …_FENCELOCK for the
+//	                        bundled server
 //	FENCELOCK_REQUIRE=all   never skip: fail instead. If a Docker engine answers, the container must start, too
 //
 // The variables of testcontainers-go and of Docker (DOCKER_HOST, TESTCONTAINERS_...) apply as well.

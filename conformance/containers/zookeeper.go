@@ -69,8 +69,9 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	sp.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
+		// A file that cannot be written is no error here: the server says what is missing.
 		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
-			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(sp.settings, "\n")), 0o600) // the server says what is missing
+			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(sp.settings, "\n")), 0o600)
 		return append(append([]string(nil), zooKeeperJava...),
 			"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
 			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain", config)

@@ -83,7 +83,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	}
 	s.Tell("kill -9. Its locks end with their TTL")
 
-	err = b.transfer(ctx, "ann", "bob", 50, func() { s.Tell("another process has the locks, and makes the transfer anew") })
+	err = b.transfer(ctx, "ann", "bob", 50,
+		func() { s.Tell("another process has the locks, and makes the transfer anew") })
 	if err != nil {
 		return err
 	}

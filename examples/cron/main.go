@@ -46,7 +46,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	}
 	due := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
 	for range runs {
-		s.Tell("the report of %s is due; the clocks of the replicas differ by more than the job takes", due.Format(time.TimeOnly))
+		s.Tell("the report of %s is due; the clocks of the replicas differ by more than the job takes",
+			due.Format(time.TimeOnly))
 		for _, r := range all { // one after the other: the first is done before the next one's clock strikes
 			if err := r.wake(ctx, due); err != nil {
 				return fmt.Errorf("replica %d: %w", r.number, err)

@@ -71,7 +71,8 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 	if err := p.write(ctx, old.lease.Claim(scheduler), first.name); err != nil {
 		return err
 	}
-	s.Tell("%s leads (term %v), writes the plan, and hangs for longer than its lease of %v", first.name, old.lease.Token(), ttl)
+	s.Tell("%s leads (term %v), writes the plan, and hangs for longer than its lease of %v",
+		first.name, old.lease.Token(), ttl)
 
 	present, err := second.stand(ctx) // until the lease has run out
 	if err != nil {
@@ -82,7 +83,8 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 	}
 	s.Tell("%s leads (term %v) and writes another plan", second.name, present.lease.Token())
 
-	err = p.write(ctx, old.lease.Claim(scheduler), first.name) // in the middle of its work: it looks at neither clock nor lease
+	// In the middle of its work: it looks at neither clock nor lease.
+	err = p.write(ctx, old.lease.Claim(scheduler), first.name)
 	switch {
 	case s.Unsafe && err == nil:
 		s.Tell("%s wakes up and writes; nothing stops it", first.name)

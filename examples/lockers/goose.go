@@ -15,7 +15,8 @@ import (
 
 // Goose lets one process at a time run the migrations of a goose.Provider, and the others wait:
 //
-//	p, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithLocker(lockers.NewGoose(locks, "schema/shop")))
+//	p, err := goose.NewProvider(goose.DialectPostgres, db, files,
+//		goose.WithLocker(lockers.NewGoose(locks, "schema/shop")))
 //	_, err = p.Up(ctx)
 //
 // goose does not look at the lock while it migrates: a lock that was lost meanwhile is the error of Unlock, and so of

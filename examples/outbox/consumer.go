@@ -23,7 +23,9 @@ func (sh *shop) consume(ctx context.Context, claim fencing.Claim) (finish func(c
 		for i, e := range batch {
 			offset := next + i
 			// What a topic delivers again under this hold is not counted again.
-			if err := sh.guarded(ctx, claim.At(uint64(offset)+1), func(tx *sql.Tx) error { return sh.count(ctx, tx, e, offset) }); err != nil {
+			if err := sh.guarded(
+				ctx, claim.At(uint64(offset)+1), func(tx *sql.Tx) error { return sh.count(ctx, tx, e, offset) },
+			); err != nil {
 				return err
 			}
 		}
@@ -35,7 +37,9 @@ func (sh *shop) consume(ctx context.Context, claim fencing.Claim) (finish func(c
 func (sh *shop) count(ctx context.Context, tx *sql.Tx, e event, offset int) error {
 	known := false
 	if sh.guard != nil {
-		if err := tx.QueryRowContext(ctx, `SELECT count(*) > 0 FROM sales WHERE key = ?`, e.key).Scan(&known); err != nil {
+		if err := tx.QueryRowContext(
+			ctx, `SELECT count(*) > 0 FROM sales WHERE key = ?`, e.key,
+		).Scan(&known); err != nil {
 			return err
 		}
 	}

@@ -50,7 +50,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	if err := sh.db.QueryRowContext(ctx, `SELECT sum(amount) FROM sales`).Scan(&sales); err != nil {
 		return err
 	}
-	s.Tell("one order of 50 was paid: mails sent: %d, events in the topic: %d, sales: %d", len(sh.mail.sent), len(sh.topic), sales)
+	s.Tell("one order of 50 was paid: mails sent: %d, events in the topic: %d, sales: %d",
+		len(sh.mail.sent), len(sh.topic), sales)
 	if once := len(sh.mail.sent) == 1 && sales == 50; once == s.Unsafe {
 		return fmt.Errorf("%d mails and sales of %d with -unsafe=%t", len(sh.mail.sent), sales, s.Unsafe)
 	}
@@ -72,7 +73,8 @@ func (sh *shop) paused(ctx context.Context, lock, who, what string,
 		return err
 	}
 	sh.story.Tell("%s 0 (token %v) is about to %s, and is paused", who, late.Token(), what)
-	err = sh.second.Do(ctx, lock, func(ctx context.Context, lease *fencelock.Lease) error { // waits until that lease has run out
+	// Do waits until that lease has run out.
+	err = sh.second.Do(ctx, lock, func(ctx context.Context, lease *fencelock.Lease) error {
 		finish, err := prepare(ctx, lease.Claim(lock))
 		if err != nil {
 			return err

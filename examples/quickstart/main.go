@@ -30,7 +30,8 @@ import (
 const accountName = "accounts/7" // the lock has the name of what it protects
 
 func main() {
-	url := flag.String("backend", "", "`URL` of the lock service, such as redis://127.0.0.1:6379. Default: one in this process")
+	url := flag.String("backend", "",
+		"`URL` of the lock service, such as redis://127.0.0.1:6379. Default: one in this process")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -57,7 +58,9 @@ func run(ctx context.Context, out io.Writer, url string) error {
 }
 
 // tellWith tells the story with clients that open makes.
-func (s *story) tellWith(ctx context.Context, open func(fencelock.Tier, *fencelock.Options) (*fencelock.Client, error)) (err error) {
+func (s *story) tellWith(
+	ctx context.Context, open func(fencelock.Tier, *fencelock.Options) (*fencelock.Client, error),
+) (err error) {
 	// A double write would damage the account, so this is a case for the correctness tier. Not every driver serves it.
 	tier := fencelock.Correctness
 	probe, err := open(tier, nil)

@@ -68,7 +68,8 @@ func tell(ctx context.Context, s *story.Story) error {
 	if err != nil {
 		return err
 	}
-	s.Tell("it waits until the first life has lost the lock (%v), and has it with token %v", first.Err(), second.Token())
+	s.Tell("it waits until the first life has lost the lock (%v), and has it with token %v",
+		first.Err(), second.Token())
 	if second.Token() <= first.Token() || first.Err() == nil {
 		return fmt.Errorf("both lives hold the lock: tokens %v and %v, %w", first.Token(), second.Token(), first.Err())
 	}

@@ -24,7 +24,8 @@ func open(ctx context.Context, s *story.Story, postgres string) (b *bank, err er
 	if err != nil {
 		return nil, err
 	}
-	_, err = b.db.ExecContext(ctx, `CREATE TABLE story_accounts (balance integer); INSERT INTO story_accounts VALUES (30)`)
+	_, err = b.db.ExecContext(ctx,
+		`CREATE TABLE story_accounts (balance integer); INSERT INTO story_accounts VALUES (30)`)
 	return b, err
 }
 

@@ -67,7 +67,8 @@ func tell(ctx context.Context, s *story.Story, postgres string) error {
 	}
 	s.Tell("bob takes the lock for %v (token %v), reads %d, wants to add 10, and is paused", ttl, late.Token(), read)
 
-	err = ann.Do(ctx, account, func(ctx context.Context, lease *fencelock.Lease) error { // waits until bob's lease has run out
+	// Do waits until bob's lease has run out.
+	err = ann.Do(ctx, account, func(ctx context.Context, lease *fencelock.Lease) error {
 		s.Tell("ann gets the lock (token %v) and adds 1000", lease.Token())
 		return b.do(ctx, lease.Claim(account), func(tx *sql.Tx) error {
 			n, err := balance(ctx, tx)

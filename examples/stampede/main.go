@@ -129,6 +129,7 @@ func open(ctx context.Context, s *story.Story) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = db.ExecContext(ctx, `CREATE TABLE cache (name TEXT PRIMARY KEY, page TEXT); CREATE TABLE builds (reader INTEGER)`)
+	_, err = db.ExecContext(ctx,
+		`CREATE TABLE cache (name TEXT PRIMARY KEY, page TEXT); CREATE TABLE builds (reader INTEGER)`)
 	return db, err
 }

@@ -46,7 +46,9 @@ func tell(ctx context.Context, s *story.Story) error {
 		return err
 	}
 	var booked int
-	if err := db.QueryRowContext(ctx, `SELECT sum(amount) FROM ledger WHERE account = 'ann'`).Scan(&booked); err != nil {
+	if err := db.QueryRowContext(
+		ctx, `SELECT sum(amount) FROM ledger WHERE account = 'ann'`,
+	).Scan(&booked); err != nil {
 		return err
 	}
 	if s.Unsafe {
@@ -110,7 +112,8 @@ func (r *replica) book(ctx context.Context, payment string, claim fencing.Claim)
 		return "", err
 	}
 	return "booked", story.Guarded(ctx, r.db, r.guard, claim, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ($1, 'ann', $2), ($1, 'provider', -$2)`, payment, amount)
+		_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ($1, 'ann', $2), ($1, 'provider', -$2)`,
+			payment, amount)
 		return err
 	})
 }

@@ -93,7 +93,8 @@ func overtakenWriteSurvives(t *trial) {
 
 func racingWriters(t *trial) {
 	var token atomic.Uint64
-	t.race(12, func() fencing.Token { return fencing.Token(token.Add(1)) }) // the lock goes round while the one before is still writing
+	// The lock goes round while the one before is still writing.
+	t.race(12, func() fencing.Token { return fencing.Token(token.Add(1)) })
 }
 
 func oneHold(t *trial) {

@@ -17,8 +17,8 @@
 // The claims are in the header Fencing-Claim. What a guard refuses is answered with 409 and a problem document (RFC
 // 9457) that tells both tokens:
 //
-//	{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token","title":"Stale fencing token",
-//	 "status":409,"detail":"…","resource":"/accounts/42","token":"33","highest":"34"}
+//	{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token",
+//	 "title":"Stale fencing token","status":409,"detail":"…","resource":"/accounts/42","token":"33","highest":"34"}
 //
 // The headers are no secret and no proof: whoever may call the service may send any token.
 //

@@ -75,8 +75,8 @@ func (s *HTTP) Put(ctx context.Context, key string, content []byte, tag string) 
 	case code == http.StatusOK || code == http.StatusCreated || code == http.StatusNoContent:
 		return nil // and whatever became of the rest of the answer
 	case code == http.StatusPreconditionFailed, // the rule
-		code == http.StatusConflict,              // S3, where two conditional writes meet; Azure, where the object is there
-		code == http.StatusNotFound && tag != "": // S3, where the object is gone
+		code == http.StatusConflict,              // S3: two conditional writes meet; Azure: the object is there
+		code == http.StatusNotFound && tag != "": // S3: the object is gone
 		return fmt.Errorf("%w: %w", ErrChanged, unexpected(http.MethodPut, key, resp, text))
 	case err != nil:
 		return err

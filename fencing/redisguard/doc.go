@@ -4,9 +4,8 @@
 //	guard, err := redisguard.New(client, nil)
 //
 //	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
-//		return guard.Update(ctx, lease.Claim("accounts/42"), "balance:{accounts/42}", func(old []byte) ([]byte, error) {
-//			return debit(old, 10)
-//		})
+//		return guard.Update(ctx, lease.Claim("accounts/42"), "balance:{accounts/42}",
+//			func(old []byte) ([]byte, error) { return debit(old, 10) })
 //	}) // errors.Is(err, fencing.ErrStale): somebody else holds the lock by now, and nothing was written
 //
 // Update reads after the claim was shown, so what it reads is what the last holder left. A write that depends on

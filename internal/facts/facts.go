@@ -18,16 +18,18 @@ type Clauses struct{ Passed, Failed, Inconclusive, Skipped, NotApplicable int }
 type ClusterFault struct {
 	Slug                                          string
 	Rounds, Grants, Losses, Confirmed, Violations int
-	Margin                                        *time.Duration // shortest time from a loss to the rival; nil: no rival followed
-	Overlap                                       time.Duration
-	Recoveries                                    int // of leaders' faults, until the locks went on
-	MedianRecovery, LongestRecovery               time.Duration
+	// Margin is the shortest time from a loss to the rival; nil if no rival followed.
+	Margin                          *time.Duration
+	Overlap                         time.Duration
+	Recoveries                      int // of leaders' faults, until the locks went on
+	MedianRecovery, LongestRecovery time.Duration
 }
 
 // Failover is what killing the primary under load and promoting its standby has shown.
 type Failover struct {
-	Standby                                   string        // what was promised of it
-	Rounds, Grants, Losses, Disorder, Doubled int           // tokens out of order; holders beside whom a rival was granted
+	Standby string // what was promised of it
+	// Disorder counts tokens out of order, Doubled holders beside whom a rival was granted.
+	Rounds, Grants, Losses, Disorder, Doubled int
 	Overrun                                   time.Duration // the longest of the latter
 }
 
@@ -38,10 +40,11 @@ type Soak struct {
 	Seed                                           uint64
 	Took                                           time.Duration
 	Faults, Operations, Grants, Losses, Violations int
-	Margin                                         *time.Duration // from the end of a lost holder's belief to its rival's grant
-	Overlap, LongestRecovery                       time.Duration
-	Kinds                                          []SoakKind
-	Found                                          []Count // of violations
+	// Margin is from the end of a lost holder's belief to its rival's grant.
+	Margin                   *time.Duration
+	Overlap, LongestRecovery time.Duration
+	Kinds                    []SoakKind
+	Found                    []Count // of violations
 }
 
 // SoakKind is what the faults of one kind have shown.

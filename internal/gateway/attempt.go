@@ -110,8 +110,8 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 	}
 }
 
-// begin makes an attempt, which carryOut carries out: in the background if it may wait, else it is for the caller to call.
-// seen is the moment in the history before it. The caller holds g.mu.
+// begin makes an attempt, which carryOut carries out: in the background if it may wait, else it is for the caller to
+// call. seen is the moment in the history before it. The caller holds g.mu.
 func (g *Gateway) begin(key, print string, named bool, rs []backend.Request,
 	seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime

@@ -366,8 +366,8 @@ func (g *Gateway) unbusy(h *hold) {
 	h.busy--
 }
 
-// cancelWait takes a request out of the queue. If it was granted meanwhile, and its client was told, the hold comes with
-// the error.
+// cancelWait takes a request out of the queue. If it was granted meanwhile, and its client was told, the hold comes
+// with the error.
 func (g *Gateway) cancelWait(key string) (*hold, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -212,7 +212,9 @@ func (g *Gateway) holdRoutes(api huma.API) {
 func (g *Gateway) lookRoutes(api huma.API) {
 	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock",
 		map[int]any{200: State{}, 404: State{}}, 429, 501)
-	op.Responses["304"] = &huma.Response{Description: "The state is the one of If-None-Match, after the wait that was asked for"}
+	op.Responses["304"] = &huma.Response{
+		Description: "The state is the one of If-None-Match, after the wait that was asked for",
+	}
 	huma.Register(api, op, func(ctx context.Context, in *lookQuery) (*answer, error) {
 		s, err := g.lookBeyond(ctx, in)
 		if err != nil {

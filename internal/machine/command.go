@@ -19,9 +19,9 @@ type Op uint16
 // The operations. Each lists the fields of Command that it uses besides Session, Seq and Acked; others must be zero, or
 // they get lost in the log.
 const (
-	// OpOpenSession makes Session. TTL, Client. Opening a session that is open, with the same TTL, is CodeOK; with another TTL,
-	// CodeConflict. The machine does not remember sessions that ended: one that is opened again starts empty. Seq must
-	// be 0.
+	// OpOpenSession makes Session. TTL, Client. Opening a session that is open, with the same TTL, is CodeOK; with
+	// another TTL, CodeConflict. The machine does not remember sessions that ended: one that is opened again starts
+	// empty. Seq must be 0.
 	OpOpenSession Op = 1
 	// OpCloseSession ends Session at the client's wish, with all that hangs on it. Linger. Seq must be 0.
 	OpCloseSession Op = 2

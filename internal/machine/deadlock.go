@@ -101,7 +101,8 @@ func (e *entry) blockers(c claim, ticket uint64, steps *int, yield func(string, 
 		if *steps--; *steps < 0 {
 			return false
 		}
-		if !compatible(claim{modes: p.claim.modes, permits: e.limit, limit: e.limit}, c) && !yield(e.name, nil, p.wait) {
+		if !compatible(claim{modes: p.claim.modes, permits: e.limit, limit: e.limit}, c) &&
+			!yield(e.name, nil, p.wait) {
 			return false
 		}
 	}

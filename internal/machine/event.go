@@ -17,7 +17,7 @@ const (
 	EventForced    EventType = 4 // a hold ended by OpForceRelease; Reason, By
 	EventQueued    EventType = 5 // a wait began; one event for all of its names, Name is the first one
 	EventCancelled EventType = 6 // a wait ended without a grant, for whatever reason; Name as with EventQueued
-	EventFreed     EventType = 7 // a hold that lingered ended; that it began to linger was told as its release or expiry
+	EventFreed     EventType = 7 // a hold that lingered ended; its lingering was told as its release or expiry
 )
 
 // Event is one step of the revision.

@@ -101,9 +101,9 @@ func show(n int, holds iter.Seq[*hold]) []Hold {
 
 func (h *hold) show() Hold {
 	return Hold{
-		Name: h.Name, Token: h.token, Session: h.session, RequestID: h.ID, HoldID: h.HoldID, Owner: h.Owner, Kind: h.Kind,
-		Permits: h.Permits, Limit: h.Limit, Metadata: h.Metadata, MinHold: h.MinHold, Since: h.since,
-		Hierarchical: h.Hierarchical, Lingering: h.lingering(),
+		Name: h.Name, Token: h.token, Session: h.session, RequestID: h.ID, HoldID: h.HoldID,
+		Owner: h.Owner, Kind: h.Kind, Permits: h.Permits, Limit: h.Limit, Metadata: h.Metadata,
+		MinHold: h.MinHold, Since: h.since, Hierarchical: h.Hierarchical, Lingering: h.lingering(),
 	}
 }
 
@@ -139,7 +139,8 @@ func (m *Machine) Session(id SessionID) (Session, bool) {
 	}
 	shown := Session{ID: id, TTL: s.ttl, Holds: show(len(s.holds), slices.Values(sorted(s.holds)))}
 	for _, w := range sorted(s.waits) {
-		shown.Waits = append(shown.Waits, Wait{Ticket: w.ticket, Session: w.session, Requests: w.requests, Since: w.since})
+		shown.Waits = append(shown.Waits,
+			Wait{Ticket: w.ticket, Session: w.session, Requests: w.requests, Since: w.since})
 	}
 	return shown, true
 }

@@ -35,7 +35,9 @@ func (m *Machine) SessionPage(id SessionID, after string, limit int) (SessionPag
 		return SessionPage{}, false
 	}
 	limit = max(limit, 1)
-	first := firstEntries{after: after, limit: limit, entries: make([]SessionEntry, 0, min(4*limit, len(s.holds)+len(s.waits)))}
+	first := firstEntries{
+		after: after, limit: limit, entries: make([]SessionEntry, 0, min(4*limit, len(s.holds)+len(s.waits))),
+	}
 	for _, h := range s.holds {
 		first.add(h.Name, h.ID, h.token)
 	}

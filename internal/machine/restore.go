@@ -55,7 +55,8 @@ func (m *Machine) become(fresh *Machine) {
 	defer m.mu.Unlock()
 	m.revision, m.now, m.clock, m.limits, m.level = fresh.revision, fresh.now, fresh.clock, fresh.limits, fresh.level
 	m.sessions, m.holds, m.waits = fresh.sessions, fresh.holds, fresh.waits
-	m.names, m.sorted, m.claimants, m.under, m.clients = fresh.names, fresh.sorted, fresh.claimants, fresh.under, fresh.clients
+	m.names, m.sorted, m.claimants, m.under, m.clients = fresh.names, fresh.sorted, fresh.claimants, fresh.under,
+		fresh.clients
 	m.past = history{base: m.revision, most: m.past.most}
 }
 
@@ -186,7 +187,8 @@ func (r *reader) wait() *wait {
 // sane fails if q is nothing that an acquire would have taken, as far as the state depends on it.
 func (r *reader) sane(q *Request) {
 	known := q.Kind <= Permits && q.Name != ""
-	fits := q.Kind != Permits && q.Limit == 0 && q.Permits == 0 || q.Permits >= 1 && q.Permits <= q.Limit && !q.Hierarchical
+	fits := q.Kind != Permits && q.Limit == 0 && q.Permits == 0 ||
+		q.Permits >= 1 && q.Permits <= q.Limit && !q.Hierarchical
 	r.must(known && fits && q.MinHold >= 0, "a request that cannot be")
 }
 

@@ -40,7 +40,8 @@ func (m *Machine) Freeze() *Frozen {
 	for _, s := range m.sessions {
 		from := len(results)
 		results = append(results, s.results...)
-		f.sessions = append(f.sessions, session{id: s.id, ttl: s.ttl, due: s.due, client: s.client, acked: s.acked, results: results[from:]})
+		f.sessions = append(f.sessions,
+			session{id: s.id, ttl: s.ttl, due: s.due, client: s.client, acked: s.acked, results: results[from:]})
 	}
 	return f
 }

@@ -73,8 +73,10 @@ func main() {
 	for _, name := range slices.Sorted(maps.Keys(sizes)) {
 		s := sizes[name]
 		s.print(out, name)
-		total.lines, total.comments, total.exported = total.lines+s.lines, total.comments+s.comments, total.exported+s.exported
-		total.functions, total.wide, total.repeated = total.functions+s.functions, total.wide+s.wide, total.repeated+s.repeated
+		total.lines, total.comments, total.exported = total.lines+s.lines, total.comments+s.comments,
+			total.exported+s.exported
+		total.functions, total.wide, total.repeated = total.functions+s.functions, total.wide+s.wide,
+			total.repeated+s.repeated
 	}
 	total.print(out, "all")
 }

@@ -173,8 +173,10 @@ func page(f findings, steps []step) string {
 		"something left behind. All of them must be 0 for the drivers of the correctness tier, whatever breaks.\n" +
 		"\nA holder believes until its lease's context ends, or until its deadline where nobody looked: a process that is stopped is told when\n" +
 		"it wakes, and whoever asks its lease then is told the truth. The worst margin is the shortest time from there to the rival's grant.\n")
-	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" + faultTable(f))
-	b.WriteString("\n## Recovery\n\nFrom the fault until names that nobody held went on, in seconds: median, and the longest.\n\n" + recoveryTable(f))
+	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" +
+		faultTable(f))
+	b.WriteString("\n## Recovery\n\nFrom the fault until names that nobody held went on, in seconds: median, and the longest.\n\n" +
+		recoveryTable(f))
 	b.WriteString("\n## Failovers of PostgreSQL\n\n" + failoverText + failoverTable(f.failovers))
 	b.WriteString("\n## Faults drawn by seed\n\n" + soakTable(f.soaks))
 	b.WriteString("\n## What Redis and Redlock do not survive\n\n" +
@@ -182,7 +184,8 @@ func page(f findings, steps []step) string {
 		"corrupts data: their tier is efficiency. The library reports the loss at the next renewal, which is too late for the rival\n" +
 		"that came before. A violation is counted for the fault after which it was found.\n\n")
 	b.WriteString(reportedTable(f.reported))
-	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where what the algorithm assumes does not hold:\n\n" + rateTable(f.rates))
+	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where what the algorithm assumes does not hold:\n\n" +
+		rateTable(f.rates))
 	b.WriteString("\n## Others under the same checks\n\nEach library takes, holds and waits for locks, while links are held back or lost, servers stop, and keys are deleted behind\n" +
 		"everybody; the last one nobody can tell a holder before its rival. Libraries that tell nobody get the benefit of a user who watches\n" +
 		"the deadline.\n\n" + strings.Join(f.peers, "\n\n") + "\n")

@@ -11,8 +11,8 @@ import (
 
 // Rig is what a server uses instead of the usual. Fields that are zero change nothing.
 type Rig struct {
-	// Files comes between the log and the file system, Log between raft and the log, Stable between raft and its store of
-	// terms and votes.
+	// Files comes between the log and the file system, Log between raft and the log, Stable between raft and its store
+	// of terms and votes.
 	Files  func(types.VFS) types.VFS
 	Log    func(raft.LogStore) raft.LogStore
 	Stable func(raft.StableStore) raft.StableStore

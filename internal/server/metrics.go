@@ -35,7 +35,8 @@ func (s *Server) WriteMetrics(w io.Writer) error {
 		{"applied_index", "Up to where this member has carried the log out.", m.AppliedIndex},
 		{
 			"agreed_index",
-			"The last log entry after which the state of this member was that of the leader; 0: not compared.", m.AgreedIndex,
+			"The last log entry after which the state of this member was that of the leader; 0: not compared.",
+			m.AgreedIndex,
 		},
 		{
 			"differs_index", "The last log entry after which it was another; 0: never. One of the two is wrong.",

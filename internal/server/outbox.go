@@ -56,8 +56,8 @@ func newOutbox(unread *atomic.Int64) *outbox {
 	}
 }
 
-// add reports false if the client reads too slowly. After close it does nothing. A reply that has a field for the number
-// of pushes gets it here, where nothing can come between.
+// add reports false if the client reads too slowly. After close it does nothing. A reply that has a field for the
+// number of pushes gets it here, where nothing can come between.
 func (o *outbox) add(r *lockpb.Reply) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

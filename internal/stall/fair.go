@@ -20,7 +20,8 @@ type InconclusiveError struct {
 
 // Error implements error.
 func (e *InconclusiveError) Error() string {
-	return fmt.Sprintf("inconclusive, the machine stood still in each of %d attempts: %s", len(e.Excused), strings.Join(e.Excused, "; "))
+	return fmt.Sprintf("inconclusive, the machine stood still in each of %d attempts: %s",
+		len(e.Excused), strings.Join(e.Excused, "; "))
 }
 
 // Unwrap returns the error of the last attempt.
@@ -86,7 +87,8 @@ func Report(t testing.TB, what string, excused []string, err error) {
 	case err != nil:
 		t.Errorf("%s: %v", what, err)
 	case len(excused) > 0:
-		t.Logf("%s: passed after attempts that failed while the machine stood still: %s", what, strings.Join(excused, "; "))
+		t.Logf("%s: passed after attempts that failed while the machine stood still: %s",
+			what, strings.Join(excused, "; "))
 	}
 }
 

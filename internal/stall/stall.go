@@ -43,8 +43,8 @@ func (l Lost) Matters(slack, took time.Duration) bool {
 	return l.Longest > slack || l.Total > max(slack, took/10)
 }
 
-// little reports whether what was lost is what a busy machine loses all the time: not more than slack at once, and not more
-// than a third of all.
+// little reports whether what was lost is what a busy machine loses all the time: not more than slack at once, and not
+// more than a third of all.
 func (l Lost) little(slack, took time.Duration) bool { return l.Longest <= slack && l.Total <= took/3 }
 
 // Window is a time in which stalls count. It must be ended.

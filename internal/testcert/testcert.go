@@ -61,7 +61,9 @@ func (a *Authority) Sign(t testing.TB, host string) (certificate, key string) {
 }
 
 // make writes a certificate and its key; an authority without a certificate of its own signs itself.
-func (a *Authority) make(t testing.TB, template *x509.Certificate) (string, string, *x509.Certificate, *ecdsa.PrivateKey) {
+func (a *Authority) make(t testing.TB, template *x509.Certificate) (
+	string, string, *x509.Certificate, *ecdsa.PrivateKey,
+) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -106,7 +108,8 @@ func (a *Authority) Server(t testing.TB, host string) *tls.Config {
 	clients := x509.NewCertPool()
 	clients.AddCert(a.certificate)
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientCAs: clients, ClientAuth: tls.RequireAndVerifyClientCert,
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientCAs: clients,
+		ClientAuth: tls.RequireAndVerifyClientCert,
 	}
 }
 

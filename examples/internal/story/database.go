@@ -45,7 +45,9 @@ func (s *Story) GuardedDatabase(ctx context.Context) (db *sql.DB, guard *sqlguar
 }
 
 // Guarded runs f in a transaction that shows the claims first, or in a bare one if there is no guard.
-func Guarded(ctx context.Context, db *sql.DB, guard *sqlguard.Guard, claims fencing.Claims, f func(*sql.Tx) error) error {
+func Guarded(
+	ctx context.Context, db *sql.DB, guard *sqlguard.Guard, claims fencing.Claims, f func(*sql.Tx) error,
+) error {
 	if guard == nil {
 		return inTx(ctx, db, f)
 	}

@@ -29,7 +29,8 @@ type Options struct {
 // Flags makes flags of the options. The caller parses them.
 func Flags() *Options {
 	o := &Options{}
-	flag.StringVar(&o.Backend, "backend", "", "`URL` of the lock service, such as redis://127.0.0.1:6379. Default: one in this process")
+	flag.StringVar(&o.Backend, "backend", "",
+		"`URL` of the lock service, such as redis://127.0.0.1:6379. Default: one in this process")
 	flag.BoolVar(&o.Unsafe, "unsafe", false, "leave the protection out, and show the damage")
 	flag.StringVar(&o.Dir, "dir", "", "an empty `folder` for data. Default: a temporary one, removed at the end")
 	flag.StringVar(&o.Namespace, "namespace", "", "put before every lock's `name`. Default: random")

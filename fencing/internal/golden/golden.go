@@ -38,6 +38,7 @@ func Compare(t testing.TB, name, text string) {
 		t.Fatal(err)
 	}
 	if text != string(want) {
-		t.Errorf("%s is not what is said now; if that is meant, go test ./fencing/... -run Golden -update. Now:\n%s", path, text)
+		t.Errorf("%s is not what is said now; if that is meant, go test ./fencing/... -run Golden -update. Now:\n%s",
+			path, text)
 	}
 }

@@ -45,7 +45,8 @@ func Of(err error) (Refusal, bool) {
 	switch {
 	case errors.As(err, &stale):
 		return Refusal{
-			Kind: Stale, Title: "Stale fencing token", Resource: stale.Resource, Token: stale.Token, Highest: stale.Highest,
+			Kind: Stale, Title: "Stale fencing token", Resource: stale.Resource,
+			Token: stale.Token, Highest: stale.Highest,
 		}, true
 	case errors.As(err, &none):
 		return Refusal{Kind: NoToken, Title: "No fencing token", Resource: none.Resource, Highest: none.Highest}, true
@@ -61,8 +62,8 @@ func Of(err error) (Refusal, bool) {
 		}, true
 	case errors.As(err, &order):
 		r := Refusal{
-			Kind: Reordered, Title: "Reordered write", Resource: order.Resource, Token: order.Token, Highest: order.Token,
-			Sequence: order.Sequence, Last: order.Last,
+			Kind: Reordered, Title: "Reordered write", Resource: order.Resource,
+			Token: order.Token, Highest: order.Token, Sequence: order.Sequence, Last: order.Last,
 		}
 		if errors.Is(err, fencing.ErrRepeated) {
 			r.Kind, r.Title = Repeated, "Repeated write"

@@ -58,7 +58,9 @@ func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first b
 			continue // the row is counted by Lock
 		}
 		r := remember[i]
-		if _, err := db.Exec(ctx, s.Remember, int64(r.Epoch), int64(r.Token), int64(r.Sequence), c.Resource); err != nil {
+		if _, err := db.Exec(
+			ctx, s.Remember, int64(r.Epoch), int64(r.Token), int64(r.Sequence), c.Resource,
+		); err != nil {
 			return fmt.Errorf("check %q: %w", c.Resource, err)
 		}
 	}
@@ -91,7 +93,9 @@ func (s Set) lock(ctx context.Context, db Conn, resource string, first bool) (fe
 func (s Set) seen(ctx context.Context, db Conn, resource string) (_ fencing.Seen, checks int64, known bool, _ error) {
 	var epoch, token, sequence int64
 	known, err := db.Row(ctx, s.Seen, []any{resource}, &epoch, &token, &sequence, &checks)
-	return fencing.Seen{Epoch: uint64(epoch), Token: fencing.Token(token), Sequence: uint64(sequence)}, checks, known, err
+	return fencing.Seen{
+		Epoch: uint64(epoch), Token: fencing.Token(token), Sequence: uint64(sequence),
+	}, checks, known, err
 }
 
 func (s Set) terms(ctx context.Context, db Conn) (fencing.Terms, bool, error) {
@@ -148,7 +152,8 @@ func Elsewhere(ctx context.Context, db Conn, table string) error {
 WHERE tablename = $1 AND schemaname <> current_schema() LIMIT 1`, []any{table}, &schema)
 	if err == nil && found {
 		return &fencing.InvalidError{
-			What: "table", Value: table, Why: fmt.Sprintf("there is one in the schema %s: name the schema to use", schema),
+			What: "table", Value: table,
+			Why: fmt.Sprintf("there is one in the schema %s: name the schema to use", schema),
 		}
 	}
 	return err

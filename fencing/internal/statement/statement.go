@@ -21,7 +21,7 @@ type Set struct {
 
 	Lock     string // resource: locks its row, and creates it if it is not there
 	Seen     string // resource → epoch, token, sequence, checks: as committed, or as this transaction wrote it
-	View     string // resource → checks, as the transaction's reads see it; empty where that is the same or the database refuses
+	View     string // resource → checks, as the transaction's reads see it; empty if that is the same or is refused
 	Remember string // epoch, token, sequence, resource
 	Terms    string // → epoch, space, token: as Seen
 	Pin      string // space: sets the terms unless they are set
@@ -44,7 +44,8 @@ func Table(name string) (string, error) {
 	}
 	if !identifier.MatchString(name) {
 		return "", &fencing.InvalidError{
-			What: "table", Value: name, Why: "want letters, digits and _, at most 63 of them, and one dot after a schema",
+			What: "table", Value: name,
+			Why: "want letters, digits and _, at most 63 of them, and one dot after a schema",
 		}
 	}
 	return name, nil
