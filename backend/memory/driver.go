@@ -1,5 +1,11 @@
 package memory
 
+// The driver: one client of a store. Each call is a function that the store runs at one moment of its own (call), sent
+// through the driver's network; what the function writes is the answer.
+//
+// Such a function may run long after its caller has gone, when the network was slow. So it writes to variables of its
+// own attempt only, and the caller reads them only after it has received from done.
+
 import (
 	"cmp"
 	"context"
@@ -13,6 +19,8 @@ import (
 )
 
 // Options are the settings of New. The zero value, or nil, means defaults.
+//
+// Drivers that are to contend need one store together: make that with NewStore.
 type Options struct {
 	// Clock of the store and the driver. See StoreOptions.Clock.
 	Clock backend.Clock
@@ -22,14 +30,24 @@ type Options struct {
 func New(o *Options) *Driver { return NewStore((*StoreOptions)(o)).Driver() }
 
 // Driver is one client of a Store. It implements backend.FencingDriver, Inspector, Lister, Watcher, ForceReleaser,
-// MultiAcquirer and Pinger.
+// MultiAcquirer and Pinger. Store.Driver makes one; the zero value is not usable. All methods are safe for concurrent
+// use.
+//
+// It has no goroutine and no timer but those of its calls, so one that is never closed costs memory only. Nothing in it
+// changes after it was made but the network and the gate, which have mutexes of their own.
 type Driver struct {
 	store *Store
 	net   Network
-	space string // the store's, as the driver found it
-	gate  *kit.Gate
+	// space is the token space that the store had when the driver was made. If it differs from the store's, the store
+	// was wiped: see Store.forgot. The driver never takes over the new one, since it may hold locks of the old.
+	space string
+	// gate counts the acquires in, which Close waits for because they stand in queues. Other calls leave nothing
+	// behind; they only end with it.
+	gate *kit.Gate
 }
 
+// The bounds of a TTL. maxTTL is also what the machine's own two sessions are opened with; the store measures no time
+// by it.
 const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 365 * 24 * time.Hour
@@ -42,7 +60,8 @@ func (d *Driver) Store() *Store { return d.store }
 func (d *Driver) Network() *Network { return &d.net }
 
 // IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows, within a token
-// space.
+// space. That it begins anew after Store.Wipe is no exception, because the token space is another one then, and the
+// driver is refused from there on.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe tells what the driver can do. The bounds of TTLs are 100 ms and a year, in steps of a nanosecond.
@@ -58,10 +77,20 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// Acquire takes a lock, with a token that is higher than all that the store ever issued. With Wait the request stands
-// in the name's queue until it is granted or ctx ends. The same RequestID again, from whichever driver, gets the same
-// hold. Errors wrap backend.ErrHeld, ErrUnavailable (nothing was sent), ErrUnknown (no answer came), DeadlockError,
-// ErrHistoryLost (after Store.Wipe), or ctx's error.
+// Acquire takes a lock, with a token that is higher than all that the store ever issued in this token space. With Wait
+// the request stands in the name's queue until it is granted or ctx ends. The same RequestID again, from whichever
+// driver, gets the same hold.
+//
+// An answer that is lost is asked for again, by the same request id. The errors:
+//
+//	backend.ErrHeld           somebody holds it, and the request does not wait
+//	DeadlockError             waiting would close a cycle
+//	ErrLimitMismatch          the name is in use with another kind, limit or hierarchy
+//	ErrInvalidOption, …       the request makes no sense; nothing was sent
+//	ErrUnavailable            the server is down; nothing was done
+//	ErrUnknown                something may have been taken that is not given back
+//	ErrHistoryLost            Store.Wipe was called
+//	ErrClosed, or ctx's       a waiter has left the queue, unless ErrUnknown is there too
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.acquire(ctx, []backend.Request{r}, kit.Validate(d.Describe(), r))
 	if err != nil {
@@ -70,7 +99,11 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// AcquireAll takes any set of distinct names in one step, or none. It waits in the queues of all of them at once.
+// AcquireAll takes any set of distinct names in one step, or none. It waits in the queues of all of them at once, so
+// sets that overlap cannot deadlock each other. All requests have the same TTL, Wait and Under. Errors are those of
+// Acquire; they name the first name of the set.
+//
+//	grants, err := d.AcquireAll(ctx, []backend.Request{from, to}) // both accounts, or neither
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	rs = slices.Clone(rs) // the store keeps those that wait
 	grants, err := d.acquire(ctx, rs, kit.ValidateSet(d.Describe(), rs))
@@ -87,6 +120,21 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 // acquire asks for rs until it has a final answer. It asks again, with the same request ids, when the store has rung
 // for a waiter, when an answer was lost, and now and then, since the bell may get lost too. So a grant always counts
 // from a request of just now, however long the wait was.
+//
+// Each answer of the store has one outcome here:
+//
+//	granted                     return the grants, valid from the instant before this request
+//	refused                     return the error: it is final
+//	waits                       rest, and ask again
+//	none came                   ask again at once: the store knows the request by its id
+//	down, at the first time     ErrUnavailable
+//	down, later, with Wait      rest, and ask again: it may have had a place
+//	ctx ended, or Close         giveUp
+//
+// A waiter asks again within one TTL of the request before: it waits two thirds of the TTL at most for an answer, and
+// rests for a third at most. For so long the store keeps its place.
+//
+// invalid is the result of the check of rs, passed in because one request and a set are checked differently.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid error) ([]backend.Grant, error) {
 	if err := cmp.Or(d.alive(ctx), invalid); err != nil {
 		return nil, err
@@ -103,9 +151,13 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid erro
 	wait, ttl := rs[0].Wait, rs[0].TTL
 	if wait {
 		bell, ring = d.bell()
+		// A waiter asks again to keep its place. A request without a place has nothing to keep, and waits for its
+		// answer until ctx ends.
 		limit = ttl * 2 / 3
 	}
-	ambiguous := false // a request left that may have done something
+	// It becomes true with the first request that left and may have done something, and stays so: an answer that was
+	// lost may have been a grant.
+	ambiguous := false
 	for first := true; ; first = false {
 		conn := d.net.connection()
 		// A message may be delivered late: it has variables of its own.
@@ -141,6 +193,11 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid erro
 
 // giveUp ends an acquire with err. A waiter takes itself out of the queue, and gives back what it was granted
 // meanwhile; what cannot be confirmed is unknown.
+//
+// The release is sent behind the requests, on the same network, so it cannot overtake them. It does not wait for its
+// answer: the caller wants to go, and a network that is whole has run the release by the time send returns. A caller
+// that does not wait gets no release, since it may ask for its hold again by the same ids, or release it; else the hold
+// ends with its TTL.
 func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 	if !ambiguous {
 		return err
@@ -168,6 +225,10 @@ func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 
 // Renew prolongs any number of grants in one message, and answers for each of them, in order. A hold that is gone is a
 // backend.NotHeldError with the reason, as long as the store remembers it, and is never made again.
+//
+// The new validity counts from Renewal.SentAt, which is just before the message was sent. A renewal never shortens: a
+// grant with a smaller TTL than before leaves the hold as it is. Without an answer every grant has the same error,
+// backend.ErrUnknown or ErrUnavailable, and the holds may live on or not.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if len(grants) == 0 {
@@ -194,19 +255,26 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 
 // Release gives a hold back if it still is the one that was granted. With a grant that Request.Grant made it removes
 // whatever that request has, its hold or its place in the queue. What is not held is backend.ErrNotHeld.
+//
+// The name goes to its first waiter in the same step, unless a minimum hold keeps it closed. After backend.ErrUnknown
+// it may be called again: the second time it is ErrNotHeld if the first was carried out.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return callError("release", g.Name, d.try(ctx, func(now backend.Instant) error {
 		return d.store.release(now, d, g)
 	}))
 }
 
-// Ping makes sure that the store answers.
+// Ping makes sure that the store answers. It is backend.ErrUnavailable after Store.Stop and Network.Refuse, and waits
+// until ctx ends while the server is paused or the network holds messages back. It says nothing about a wipe.
 func (d *Driver) Ping(ctx context.Context) error {
 	return callError("ping", "", d.try(ctx, func(backend.Instant) error { return nil }))
 }
 
 // Close ends waiters with backend.ErrClosed, and returns once every one of them is out of its queue, or when ctx ends.
 // Holds stay until they expire. Close may be called again.
+//
+// The error is ctx's; then waiters may still be leaving. Other calls that are under way end with backend.ErrClosed, and
+// so do watches. Losses are told no more.
 func (d *Driver) Close(ctx context.Context) error {
 	d.gate.Close()
 	err := d.gate.Wait(ctx)
@@ -216,7 +284,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	return err
 }
 
-// alive refuses calls that must not reach the store.
+// alive refuses calls that must not reach the store: after Close, and with a context that has ended before the call.
 func (d *Driver) alive(ctx context.Context) error {
 	if d.gate.Closed() {
 		return backend.ErrClosed
@@ -225,6 +293,8 @@ func (d *Driver) alive(ctx context.Context) error {
 }
 
 // try runs op at one moment of the store and returns its error. What op writes may be read only if that is nil.
+//
+// Nothing is sent again: of what try is used for, asking again is the caller's choice, who knows what it would do.
 func (d *Driver) try(ctx context.Context, op func(now backend.Instant) error) error {
 	var failed error
 	_, err := d.call(ctx, 0, func(now backend.Instant) { failed = op(now) })
@@ -236,6 +306,16 @@ func (d *Driver) try(ctx context.Context, op func(now backend.Instant) error) er
 
 // call runs op at one moment of the store, and returns the instant before. What op writes may be read only if the error
 // is nil. Unless it is 0, the limit is how long to wait for the answer.
+//
+// Done is looked at first and alone. On a network that is whole the answer is there when send returns, and a select
+// over all channels could choose the end of ctx instead; it would also make a timer for each call. When none of these
+// ends the wait, none will: the timer of limit is not stopped, which time.After allows since Go 1.23.
+//
+//	the answer                nil, or backend.ErrUnavailable: nothing was done
+//	the connection broke      ErrUnknown
+//	the limit is over         ErrUnknown
+//	ctx ended                 ErrUnknown, and ctx's error
+//	Close                     ErrClosed
 func (d *Driver) call(ctx context.Context, limit time.Duration, op func(now backend.Instant)) (backend.Instant, error) {
 	if err := d.alive(ctx); err != nil {
 		return 0, err
@@ -265,7 +345,9 @@ func (d *Driver) call(ctx context.Context, limit time.Duration, op func(now back
 	}
 }
 
-// send sends op to the store. The answer comes on done, or none will if the connection breaks.
+// send sends op to the store. The answer comes on done, which has room for it and is never closed, so that it may come
+// when nobody listens any more; none will come if the connection breaks, which closes conn. If there is no connection
+// conn is nil, and done has the error already.
 func (d *Driver) send(op func(now backend.Instant)) (done chan error, conn <-chan struct{}) {
 	done = make(chan error, 1)
 	reply := func(err error) { d.net.send(replies, func() { done <- err }) }
@@ -277,6 +359,10 @@ func (d *Driver) send(op func(now backend.Instant)) (done chan error, conn <-cha
 }
 
 // bell returns a channel, and a function with which the store says through the network that there is something to ask.
+//
+// The bell has room for one ring, which is enough: it says that there is something, not what. It is never closed. A
+// ring travels as a reply does, so it is lost with the network's, and is no more than a hint: rest has a bound for
+// that.
 func (d *Driver) bell() (chan struct{}, func()) {
 	bell := make(chan struct{}, 1)
 	return bell, func() {
@@ -290,6 +376,8 @@ func (d *Driver) bell() (chan struct{}, func()) {
 }
 
 // rest waits until it is time to ask the store again: at the bell, when the connection has broken, and after a while.
+//
+// It returns an error only if the call is over. bell may be nil, and then never rings.
 func (d *Driver) rest(ctx context.Context, conn, bell <-chan struct{}, after time.Duration) error {
 	select {
 	case <-bell:
@@ -303,6 +391,7 @@ func (d *Driver) rest(ctx context.Context, conn, bell <-chan struct{}, after tim
 	return nil
 }
 
+// callError is err with the call and the name of the contract; nil stays nil. name is empty where a call has none.
 func callError(call, name string, err error) error {
 	if err == nil {
 		return nil

@@ -1,5 +1,8 @@
 package memory
 
+// Holds and waiters: what the store keeps of each beside the machine, from the grant or the place in the queue to its
+// end. Every function here is called with Store.mu held.
+
 import (
 	"maps"
 	"slices"
@@ -10,19 +13,28 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// hold is what the store keeps of one hold besides what the machine does.
+// hold is what the store keeps of one hold besides what the machine does. It begins with keep, and is forgotten when it
+// ends in whichever way: by release, by its TTL (end), by force or eviction (notice), or by Wipe.
 type hold struct {
 	name, requestID string
 	token           fencing.Token
-	expires         backend.Instant
-	closes          backend.Instant // until then its minimum keeps the name closed; zero: none
-	queued          bool            // granted out of the queue
-	lost            func(backend.Reason)
-	driver          *Driver // whom lost belongs to
-	alarm           alarm
+	// expires is when its TTL is over. Only renewals move it, and only to later.
+	expires backend.Instant
+	// closes is until when its minimum keeps the name closed; zero: it has none. Expire sets it to zero.
+	closes backend.Instant
+	// queued: it was granted out of the queue.
+	queued bool
+	// lost is nil if nobody listens. It is the function of the last request for the hold, and driver is the one through
+	// whose network it is told: the same request may have come again from another.
+	lost   func(backend.Reason)
+	driver *Driver
+	alarm  alarm
 }
 
 // keep makes the store time a hold, or time it for longer if it was granted before.
+//
+// The same grant comes here again whenever its request does. That prolongs the hold and keeps its minimum, which counts
+// from the first grant.
 func (s *Store) keep(now backend.Instant, d *Driver, r *backend.Request, t fencing.Token, queued bool) *hold {
 	h := s.holds[t]
 	if h == nil {
@@ -38,12 +50,15 @@ func (s *Store) keep(now backend.Instant, d *Driver, r *backend.Request, t fenci
 	return h
 }
 
+// prolong has the hold end ttl from now, or when it would have ended anyway, if that is later: renewals never shorten.
 func (s *Store) prolong(now backend.Instant, h *hold, ttl time.Duration) {
 	h.expires = max(h.expires, now.Add(ttl))
 	s.setAlarm(&h.alarm, h.expires)
 }
 
 // find returns the hold that g is, by request and by token, never by name alone.
+//
+// A driver from before a wipe finds nothing: its tokens may be those of other holds now.
 func (s *Store) find(d *Driver, g *backend.Grant) *hold {
 	h := s.holds[g.Token]
 	if h == nil || s.forgot(d) != nil || h.name != g.Name || h.requestID != g.RequestID ||
@@ -64,7 +79,9 @@ func (s *Store) held(name string) []*hold {
 	return held
 }
 
-// end ends a hold as its TTL does.
+// end ends a hold as its TTL does. The machine knows expiry of sessions only, so the hold moves to a session of its
+// own, which expires at once: watchers are to see it expired, and a release would be shown as one. The holder is told
+// first, while the hold is still known.
 func (s *Store) end(now backend.Instant, h *hold) {
 	s.lose(h, backend.ReasonExpired)
 	s.apply(now, machine.Command{Op: machine.OpOpenSession, Session: expired, TTL: maxTTL}, "")
@@ -75,7 +92,8 @@ func (s *Store) end(now backend.Instant, h *hold) {
 	s.forget(h)
 }
 
-// linger frees the name of a hold that is over once its minimum is.
+// linger frees the name of a hold that is over once its minimum is. The alarm is a new one, because forget takes the
+// hold's out, and nothing takes it out early: a free of what was force-released meanwhile does nothing in the machine.
 func (s *Store) linger(h *hold) {
 	s.forget(h)
 	s.setAlarm(&alarm{end: func(now backend.Instant) {
@@ -83,7 +101,9 @@ func (s *Store) linger(h *hold) {
 	}}, h.closes)
 }
 
-// lose tells the holder of h through his own network why it is gone, unless he gave it back.
+// lose tells the holder of h why it is gone, through the network of the holder's driver, which may delay or lose that
+// as any message. An empty reason means that the holder gave it back: then there is nobody to tell, and nothing to
+// remember. A driver that was closed meanwhile tells nobody.
 func (s *Store) lose(h *hold, reason backend.Reason) {
 	if reason == "" {
 		return
@@ -100,20 +120,24 @@ func (s *Store) lose(h *hold, reason backend.Reason) {
 	}
 }
 
+// forget takes h out of the store. Forgetting it again does nothing.
 func (s *Store) forget(h *hold) {
 	s.setAlarm(&h.alarm, 0)
 	delete(s.holds, h.token)
 }
 
-// ending is why a hold ended against its holder's will. The store remembers that of the last tokens, at most.
+// ending is why a hold ended against its holder's will, for a holder that was not told and renews or releases it.
 type ending struct {
 	token  fencing.Token
 	reason backend.Reason
 }
 
+// endingsKept is how many tokens the store remembers the ends of, at most. What is older is answered without a reason.
 const endingsKept = 1024
 
 // notHeld tells why the hold that g names is gone, if the store remembers.
+//
+// After a wipe the reason is always that: the endings that the store remembers are of other tokens.
 func (s *Store) notHeld(d *Driver, g *backend.Grant) error {
 	gone := &backend.NotHeldError{Name: g.Name}
 	if last := s.ended[g.Token.Order()%endingsKept]; last.token == g.Token {
@@ -129,12 +153,14 @@ func (s *Store) notHeld(d *Driver, g *backend.Grant) error {
 type waiter struct {
 	requests []backend.Request
 	driver   *Driver
-	ring     func() // tells it to ask
-	alarm    alarm
+	// ring tells it to ask. It does so at every grant, and at a wipe.
+	ring func()
+	// alarm is when its place ends, unless it asks again before.
+	alarm alarm
 }
 
 // keepWaiter makes the store time a place in the queue. One that nobody asks for any more ends like a hold would, or a
-// queue of the dead would close the name for one TTL each.
+// queue of the dead would close the name for one TTL each. Each request sets the time anew, also one that is the same.
 func (s *Store) keepWaiter(now backend.Instant, d *Driver, rs []backend.Request, ticket uint64, ring func()) {
 	w := s.waiters[ticket]
 	if w == nil {
@@ -147,6 +173,8 @@ func (s *Store) keepWaiter(now backend.Instant, d *Driver, rs []backend.Request,
 }
 
 // waiting returns those who wait, by arrival; with a name, those who wait for that.
+//
+// It looks at all waiters of the store, which only Stop, Wipe and EvictWaiters ask for.
 func (s *Store) waiting(name string) []*waiter {
 	var found []*waiter
 	for _, ticket := range slices.Sorted(maps.Keys(s.waiters)) {
@@ -158,12 +186,14 @@ func (s *Store) waiting(name string) []*waiter {
 	return found
 }
 
-// leave takes a waiter out of all queues.
+// leave takes a waiter out of all of its queues, and tells it nothing. It notices when it asks again, and then gets a
+// place at the end. Cancelling the wait for one of the names ends the wait for all.
 func (s *Store) leave(now backend.Instant, w *waiter) {
 	r := &w.requests[0]
 	s.apply(now, machine.Command{Op: machine.OpCancelWait, Name: r.Name, RequestID: r.RequestID}, "")
 }
 
+// forgetWaiter takes a waiter out of the store, which must know the ticket.
 func (s *Store) forgetWaiter(ticket uint64) {
 	s.setAlarm(&s.waiters[ticket].alarm, 0)
 	delete(s.waiters, ticket)

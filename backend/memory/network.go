@@ -1,5 +1,12 @@
 package memory
 
+// The network between a driver and its store, as two queues of functions. Nothing is encoded: a message is a function
+// that does at the other end what the message would bring about there. What a test breaks is when it runs, whether it
+// runs, and whether its sender learns that it will not.
+//
+// A network that is whole has no goroutine and no queue: the sender runs the message itself, the store's answer
+// included, so that one call costs no switch of goroutines and a test in simulated time needs no waiting for messages.
+
 import (
 	"sync"
 	"time"
@@ -19,12 +26,24 @@ const (
 
 // Network lies between one driver and its store. It passes everything until told otherwise. Methods are safe for
 // concurrent use and take effect before they return.
+//
+//	d := store.Driver()
+//	d.Network().Drop(memory.Replies) // requests are carried out, and their answers are lost
+//	_, err := d.Acquire(ctx, r)      // backend.ErrUnknown, when ctx ends
+//	d.Network().Pass()               // whole again, on another connection
+//
+// No message runs under its mutex, because messages lock the store and call holders, who may call the network.
 type Network struct {
-	mu       sync.Mutex // protects the following fields
+	mu sync.Mutex // protects the following fields
+	// refusing: there is no connection, and none can be made until Pass.
 	refusing bool
-	gap      bool // something was swallowed on the present connection
-	legs     [2]leg
-	conn     chan struct{} // the connection: closed when it breaks
+	// gap: something was swallowed on the present connection. A stream cannot go on behind a hole, so Pass breaks the
+	// connection; its callers would otherwise wait for an answer that is gone.
+	gap  bool
+	legs [2]leg
+	// conn stands for the connection: it is closed when that breaks, and another one is made in the same step. Callers
+	// that wait for an answer select on the one on which they sent. Only Network closes it.
+	conn chan struct{}
 }
 
 // The legs of a Network.
@@ -33,28 +52,44 @@ const (
 	replies
 )
 
-// leg is one direction.
+// leg is one direction. Its queue holds what is kept back, in the order in which it was sent; a leg that passes has an
+// empty one. Network.mu protects the fields.
 type leg struct {
-	seen       int64
-	mode       mode
-	delay      time.Duration
-	queue      []func() // kept back, in order
-	ripe       int      // how many of the queue may go
-	pumping    bool     // somebody delivers already; one at a time keeps the order
-	generation int      // outdates the timers of messages that Pass or Reset has dealt with
+	// seen counts all messages, the lost ones too: see Seen.
+	seen  int64
+	mode  mode
+	delay time.Duration
+	queue []func() // kept back, in order
+	// ripe is how many of the queue, from its head, may go. It is a number and no mark on each message, so that a
+	// message can never go before an earlier one: a timer of Delay that fires lets one more go, and not necessarily its
+	// own.
+	ripe int
+	// pumping: somebody delivers from the queue. A second goroutine leaves its message to that one, or it could
+	// overtake what is just being delivered.
+	pumping bool
+	// generation is counted up by Pass and Reset. A timer of Delay that finds another one does nothing: its message has
+	// gone, or is lost.
+	generation int
 }
 
+// mode is what a leg does with a message that is sent.
 type mode uint8
 
 const (
+	// pass delivers it, on the sender's goroutine.
 	pass mode = iota
+	// keep queues it until Pass.
 	keep
+	// swallow loses it, and notes the gap.
 	swallow
+	// slow queues it, and sets a timer for it.
 	slow
 )
 
-// Pass heals the network and delivers what Hold or Delay kept back now, in order, also if its caller gave up long ago.
-// If Drop swallowed something, the connection breaks.
+// Pass heals the network and delivers what Hold or Delay kept back now, in order, also if its caller gave up long ago:
+// this is how a test has a request arrive late. It returns when all has been delivered, unless another goroutine is
+// delivering already. If Drop swallowed something, the connection breaks as with Reset, but what was kept back is
+// delivered.
 func (n *Network) Pass() {
 	n.mu.Lock()
 	n.refusing = false
@@ -72,15 +107,19 @@ func (n *Network) Pass() {
 	n.pump(replies)
 }
 
-// Hold keeps back what is sent in the given direction until Pass.
+// Hold keeps back what is sent in the given direction until Pass. Callers wait meanwhile, until their contexts end.
 func (n *Network) Hold(dir Direction) { n.set(dir, keep, 0) }
 
-// Drop swallows what is sent in the given direction.
+// Drop swallows what is sent in the given direction from now on. What is queued already is not lost by it. Nobody is
+// told: callers wait until their contexts end, or until Pass.
 func (n *Network) Drop(dir Direction) { n.set(dir, swallow, 0) }
 
-// Delay delivers everything in the given direction d later, in order.
+// Delay delivers everything in the given direction d later, in order. Each message has a timer of its own; Pass and
+// Reset do not wait for it.
 func (n *Network) Delay(dir Direction, d time.Duration) { n.set(dir, slow, d) }
 
+// set changes the mode of one direction or both. What is queued already stays, and so do its timers: only Pass and
+// Reset outdate them.
 func (n *Network) set(dir Direction, m mode, delay time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -91,14 +130,17 @@ func (n *Network) set(dir Direction, m mode, delay time.Duration) {
 	}
 }
 
-// Reset breaks the connection: what is under way is gone, and calls that wait for an answer learn that none will come.
+// Reset breaks the connection: what is under way is gone in both directions, and calls that wait for an answer learn
+// that none will come. Acquire then asks again, and other calls are backend.ErrUnknown. The next call has a new
+// connection. Modes stay as they are.
 func (n *Network) Reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reset()
 }
 
-// Refuse breaks the connection and refuses another one until Pass.
+// Refuse breaks the connection and refuses another one until Pass: new calls are backend.ErrUnavailable at once, and
+// nothing of theirs was done.
 func (n *Network) Refuse() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -106,7 +148,8 @@ func (n *Network) Refuse() {
 	n.reset()
 }
 
-// Seen returns how many messages were sent in the given direction so far, whatever became of them.
+// Seen returns how many messages were sent in the given direction so far, whatever became of them: answers and pushed
+// losses count as Replies, and so do the signals by which the store has a waiter or a watch ask.
 func (n *Network) Seen(dir Direction) (sum int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,6 +161,7 @@ func (n *Network) Seen(dir Direction) (sum int64) {
 	return sum
 }
 
+// reset loses what is queued, and breaks the connection. The caller holds n.mu.
 func (n *Network) reset() {
 	for i := range n.legs {
 		l := &n.legs[i]
@@ -127,6 +171,7 @@ func (n *Network) reset() {
 	n.breakConn()
 }
 
+// breakConn closes the connection and makes the next one. The caller holds n.mu.
 func (n *Network) breakConn() {
 	n.gap = false
 	close(n.conn)
@@ -153,7 +198,8 @@ func (n *Network) request(m func()) (<-chan struct{}, bool) {
 	return conn, true
 }
 
-// send sends m over a leg.
+// send sends m over a leg: it runs m, loses it, or queues it. m runs without n.mu, on this goroutine or on the one that
+// delivers already. A message that is sent while none may pass (refusing) has no connection to go on, and is lost.
 func (n *Network) send(i int, m func()) {
 	n.mu.Lock()
 	l := &n.legs[i]
@@ -179,6 +225,7 @@ func (n *Network) send(i int, m func()) {
 	n.pump(i)
 }
 
+// ripen is the end of one message's delay, on the goroutine of its timer.
 func (n *Network) ripen(i, generation int) {
 	n.mu.Lock()
 	l := &n.legs[i]
@@ -189,7 +236,8 @@ func (n *Network) ripen(i, generation int) {
 	n.pump(i)
 }
 
-// pump delivers what is ripe, in order and without a lock.
+// pump delivers what is ripe, in order and one at a time. It runs on the goroutine of whoever made something ripe; n.mu
+// is free while a message runs, and what becomes ripe meanwhile is delivered by the same loop.
 func (n *Network) pump(i int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -10,6 +10,8 @@ import (
 
 func init() { backend.Register("memory", open) }
 
+// named are the stores that a URL has named. They are never taken out: nobody knows when the last driver that will ever
+// name one is closed, and a store that went with its last driver would forget its tokens.
 var named struct {
 	mu     sync.Mutex // protects the following field
 	stores map[string]*Store
@@ -17,6 +19,9 @@ var named struct {
 
 // open returns a driver for memory://name, a store that all of the process shares and that lives as long as the
 // process, or for memory://, a store of its own.
+//
+// A memory URL has no settings. ctx is only looked at, since there is nothing to connect to. Errors wrap
+// backend.ErrInvalidOption, or are ctx's.
 func open(ctx context.Context, rawURL string) (backend.Driver, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, callError("open", "", err)

@@ -1,5 +1,8 @@
 package memory
 
+// Trouble of the server: what operators and outages do to it. Each function acts at one moment of the store, between
+// two requests, and has happened when it returns; only what it causes at drivers takes as long as their networks do.
+
 import (
 	"maps"
 	"math"
@@ -12,13 +15,17 @@ import (
 type serverState uint8
 
 const (
+	// serving: requests are carried out, and holds end.
 	serving serverState = iota
+	// paused: requests are kept in the inbox, and nothing ends.
 	paused
+	// stopped: requests are refused. What would have ended meanwhile ends with Start.
 	stopped
 )
 
 // Pause freezes the server: requests arrive and are not answered, nothing expires, and callers wait until their
-// contexts end. Resume goes on, and serves what has arrived meanwhile, in order.
+// contexts end. Resume goes on, and serves what has arrived meanwhile, in order. Time goes on: what is over by then
+// ends when it goes on, before anything is served. It does nothing to a server that is stopped.
 func (s *Store) Pause() {
 	s.at(func(backend.Instant) {
 		if s.state == serving {
@@ -27,11 +34,14 @@ func (s *Store) Pause() {
 	})
 }
 
-// Resume ends Pause.
+// Resume ends Pause, and does nothing otherwise.
 func (s *Store) Resume() { s.goOn(paused) }
 
 // Stop ends the server: connections break, and calls answer backend.ErrUnavailable until Start. What it held is kept
 // as if on disk, and time goes on for it; places in queues are lost.
+//
+// What had arrived during Pause is gone, and was not carried out. Waiters ask again once they reach the server, and
+// stand at the end of the queue then.
 func (s *Store) Stop() {
 	s.at(func(now backend.Instant) {
 		s.state = stopped
@@ -45,16 +55,18 @@ func (s *Store) Stop() {
 	})
 }
 
-// Start ends Stop.
+// Start ends Stop, and does nothing otherwise. Holds whose TTL was over meanwhile end first, and their holders are
+// told.
 func (s *Store) Start() { s.goOn(stopped) }
 
-// Restart is Stop and Start.
+// Restart is Stop and Start: holds and the counter of tokens stay, connections and places in queues do not.
 func (s *Store) Restart() {
 	s.Stop()
 	s.Start()
 }
 
-// goOn goes back to work, if the server is in that state, and serves what has arrived meanwhile.
+// goOn goes back to work, if the server is in that state, and serves what has arrived meanwhile. It is sent from the
+// outbox, without s.mu, so a request that arrives at this moment may come before what was kept.
 func (s *Store) goOn(from serverState) {
 	s.at(func(backend.Instant) {
 		if s.state == from {
@@ -75,11 +87,14 @@ func (s *Store) Evict(name string) (there bool) {
 	return there
 }
 
-// byEviction is who takes holds away where nobody does.
+// byEviction stands in the machine's event for an eviction, where nobody takes the hold away: changeOf knows it by
+// that.
 const byEviction = "eviction"
 
 // Expire ends the holds of name, whatever minimum was asked for, as if their TTLs had passed: their holders are told
 // backend.ReasonExpired. It reports whether there was one.
+//
+// A holder whose network is held is not told; its renewals and its release then are a *backend.NotHeldError.
 func (s *Store) Expire(name string) (there bool) {
 	s.at(func(now backend.Instant) {
 		for _, h := range s.held(name) { // those who get the name meanwhile are spared
@@ -148,7 +163,8 @@ func (s *Store) Names() (n int) {
 	return n
 }
 
-// at runs op at one moment of the store, whatever its state.
+// at runs op at one moment of the store, whatever its state, on the caller's goroutine: the server's trouble does not
+// come over a network. If the server is at work, what is over by then ends first.
 func (s *Store) at(op func(now backend.Instant)) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -158,7 +174,7 @@ func (s *Store) at(op func(now backend.Instant)) {
 }
 
 // handle runs op at one moment of the store and answers, as soon as the server serves; if it is down, the answer is an
-// error.
+// error, and op was not run. reply is called without s.mu, and after all that op brought about has been sent.
 func (s *Store) handle(op func(now backend.Instant), reply func(error)) {
 	s.mu.Lock()
 	defer s.unlock()

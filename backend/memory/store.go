@@ -1,5 +1,13 @@
 package memory
 
+// The store: the lock machine, and around it what the machine leaves to others. The machine decides who gets what; it
+// measures no time, and tells by notices what a command did to others than who sent it. The store times each hold and
+// each waiter by an alarm, and turns notices into messages.
+//
+// Locks. Store.mu protects all of it. Nothing is sent and no function of a caller runs under it: what is to be sent is
+// put into the outbox, and unlock sends it. So no mutex of a driver or of a network is ever taken under Store.mu, and a
+// holder that is told of a loss may call the store.
+
 import (
 	"cmp"
 	"fmt"
@@ -26,31 +34,56 @@ type StoreOptions struct {
 
 // Store is a lock service in memory: the lock machine of the bundled server, and the time, which the machine leaves to
 // others. All methods are safe for concurrent use.
+//
+// A store has no goroutine, and one timer, which is set while anything can end. There is nothing to close.
 type Store struct {
 	clock backend.Clock
 
-	mu      sync.Mutex // protects the following fields
-	space   string     // of the tokens; another one after Wipe
-	state   serverState
-	inbox   []func() // requests that arrived while paused
+	mu sync.Mutex // protects the following fields
+	// space is the token space; another one after Wipe.
+	space string
+	// state is what Pause, Stop and the like have made of the server.
+	state serverState
+	// inbox has the requests that arrived while the server was paused, in order. Stop empties it, and nobody answers
+	// them: the broken connection tells their callers.
+	inbox []func()
+	// machine is replaced by Wipe; all else that is kept by token or ticket belongs to one machine.
 	machine *machine.Machine
-	holds   map[fencing.Token]*hold
-	waiters map[uint64]*waiter // by ticket
-	ended   [endingsKept]ending
-	floor   uint64 // the revision up to which Compact has forgotten all events
+	// holds are those that somebody holds. One that only lingers is the machine's alone.
+	holds map[fencing.Token]*hold
+	// waiters are by ticket, which is their order of arrival.
+	waiters map[uint64]*waiter
+	// ended is a ring, at the place that the order of the token says: a later token overwrites an older one.
+	ended [endingsKept]ending
+	// floor is the revision up to which Compact has forgotten all events.
+	floor uint64
+	// watches are by name. A name without watches has no entry, so that wake can tell at once that nobody listens.
 	watches map[string][]*watch
-	alarms  *btree.BTreeG[*alarm]
-	alarmed uint64 // counts alarms
-	timer   *time.Timer
-	armed   backend.Instant // when the timer fires; zero: not armed
-	outbox  []func()        // what to send once mu is free
+	// alarms are those of holds, of waiters and of minimum holds, in the order in which they ring.
+	alarms *btree.BTreeG[*alarm]
+	// alarmed counts alarms: see alarm.number.
+	alarmed uint64
+	// timer runs tick. It is nil before the first alarm, and never stopped.
+	timer *time.Timer
+	// armed is when the timer fires; zero: it is not set.
+	armed backend.Instant
+	// outbox is what to send once mu is free. The answer to a request comes after all that the request has brought
+	// about.
+	outbox []func()
+	// drivers are those whose connections Stop breaks. Driver.Close takes its own out.
 	drivers []*Driver
 }
 
-// eventsKept is how many events of all names together the store keeps for watchers.
+// eventsKept is how many events of all names together the store keeps for watchers, and how many of one name it keeps
+// for a watch that is slow.
 const eventsKept = 4096
 
 // NewStore returns an empty store with a random token space.
+//
+// Contenders in one test share it:
+//
+//	store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}) // under testing/synctest
+//	a, b := store.Driver(), store.Driver()
 func NewStore(o *StoreOptions) *Store {
 	s := &Store{clock: backend.SystemClock(), watches: map[string][]*watch{}}
 	if o != nil && o.Clock != nil {
@@ -61,6 +94,9 @@ func NewStore(o *StoreOptions) *Store {
 }
 
 // Driver returns one more client of the store. The caller closes it.
+//
+// A driver that is not closed costs memory, for as long as the store lives. It is bound to the store as it is now:
+// after Wipe it is refused, and another one has to be made.
 func (s *Store) Driver() *Driver {
 	d := &Driver{store: s, gate: kit.NewGate()}
 	d.net.conn = make(chan struct{})
@@ -72,13 +108,15 @@ func (s *Store) Driver() *Driver {
 }
 
 // Sessions of the machine. The store times each hold by itself, so one session has them all; a hold whose time is over
-// moves to another one and ends with it.
+// moves to another one and ends with it. A session for each hold would do the same with two commands more for each
+// lock.
 var (
 	everybody = machine.SessionID{1}
 	expired   = machine.SessionID{2}
 )
 
-// begin makes the store an empty one, with a token space of its own.
+// begin makes the store an empty one, with a token space of its own. The limits are the widest that the machine knows:
+// they protect a server from its clients, and here both are one process. The caller holds s.mu, or has the store alone.
 func (s *Store) begin() {
 	s.space = "memory-" + backend.NewRequestID()
 	s.machine = machine.New(eventsKept)
@@ -94,6 +132,9 @@ func (s *Store) begin() {
 
 // apply carries out c, and does to others what it brings about. Holders who lose a hold by it are told the reason, if
 // there is one.
+//
+// The machine's stamps are the store's instants, so what it tells of times is subtracted from instants and never from
+// the time of day. The caller holds s.mu.
 func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Reason) machine.Result {
 	before := s.machine.Revision()
 	r, notices := s.machine.Apply(int64(now), &c)
@@ -104,6 +145,16 @@ func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Rea
 	return r
 }
 
+// notice does to one holder or waiter what a command has done to it. The caller holds s.mu.
+//
+//	granted                the holds are timed from now on, and the waiter is told to ask
+//	lingering              the name is freed when the minimum is over
+//	lost, because moved    nothing: end has moved it, and goes on
+//	lost, with a ticket    the waiter is forgotten; it notices when it asks again
+//	lost, without          the holder is told the reason, if there is one, and the hold is forgotten: a release, too
+//
+// A grant carries no token to the waiter. It asks for it, so that the validity counts from a request of its own,
+// however long it has waited.
 func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Reason) {
 	switch {
 	case n.Type == machine.NoticeGranted:
@@ -129,6 +180,9 @@ func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Re
 // acquire grants all of rs, or says why not, or queues them and answers neither. A ring is the bell of requests that
 // wait. Requests that hold or wait already keep what they have, with a fresh TTL: that is what makes sending them again
 // harmless.
+//
+// Grants come in the order of rs. The caller holds s.mu; the driver's copy of rs is kept, and must not be changed
+// later.
 func (s *Store) acquire(now backend.Instant, d *Driver, rs []backend.Request, ring func()) ([]backend.Grant, error) {
 	if err := s.forgot(d); err != nil {
 		return nil, err
@@ -161,6 +215,7 @@ func (s *Store) acquire(now backend.Instant, d *Driver, rs []backend.Request, ri
 	return nil, s.refusal(now, rs, &r)
 }
 
+// requestsOf is rs in the machine's words. It copies the metadata, which the machine keeps and callers may change.
 func requestsOf(rs []backend.Request) []machine.Request {
 	out := make([]machine.Request, len(rs))
 	for i := range rs {
@@ -175,6 +230,9 @@ func requestsOf(rs []backend.Request) []machine.Request {
 }
 
 // refusal is the answer to requests that were not granted.
+//
+// A cycle comes from the machine as who is in the way of whom. The contract wants for each owner what it holds and what
+// it wants: it holds what the one before wants, and the first holds what the last is about. The caller holds s.mu.
 func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Result) error {
 	switch r.Code {
 	case machine.CodeHeld, machine.CodeQueued:
@@ -194,6 +252,10 @@ func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Re
 }
 
 // heldError tells who is in the way of rs. A hold that only keeps the name closed is nobody's.
+//
+// RetryAfter is the shortest time after which one of the holders may be gone: more than one of them may have to go
+// first, and waiters may come before, so it is a hint. in is nil where the machine names nobody; then the first name is
+// meant. The caller holds s.mu.
 func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) error {
 	held := &backend.HeldError{Name: rs[0].Name}
 	closed := rs[0].Name
@@ -225,6 +287,8 @@ func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine
 }
 
 // renew prolongs a hold, and never makes one that it does not find.
+//
+// The caller holds s.mu.
 func (s *Store) renew(now backend.Instant, d *Driver, g backend.Grant) error {
 	h := s.find(d, &g)
 	if h == nil {
@@ -236,6 +300,9 @@ func (s *Store) renew(now backend.Instant, d *Driver, g backend.Grant) error {
 
 // release ends the hold that g names. If g names a request only (Request.Grant), it ends whatever that request has, and
 // no minimum applies, since nobody ran under it. A wait for several names ends as a whole.
+//
+// The name alone would not do: the request may have been granted anew since, or another may hold the name. The caller
+// holds s.mu.
 func (s *Store) release(now backend.Instant, d *Driver, g backend.Grant) error {
 	c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
 	there := s.forgot(d) == nil
@@ -251,6 +318,8 @@ func (s *Store) release(now backend.Instant, d *Driver, g backend.Grant) error {
 }
 
 // forceRelease takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
+//
+// by is who did it, as watchers are told. The caller holds s.mu.
 func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
 	if len(s.held(name)) == 0 {
 		return false
@@ -259,7 +328,8 @@ func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason b
 	return true
 }
 
-// forgot says that the store knows nothing any more of what it told d, after a Wipe.
+// forgot is a *backend.HistoryError if the store has been wiped since d was made, and nil otherwise. The caller holds
+// s.mu.
 func (s *Store) forgot(d *Driver) error {
 	if d.space == s.space {
 		return nil
@@ -269,6 +339,9 @@ func (s *Store) forgot(d *Driver) error {
 
 // unlock frees the store, then sends what piled up. Sending under the lock would let a callback that looks at the store
 // block for ever.
+//
+// Two goroutines may send at the same time, each what its own request brought about: there is no order between the two,
+// as there is none between two connections of a server.
 func (s *Store) unlock() {
 	out := s.outbox
 	s.outbox = nil

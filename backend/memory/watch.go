@@ -22,6 +22,16 @@ import (
 // Holds that ended by Store.Evict are reported as released, with backend.ReasonEvicted as the reason; Store.Wipe ends
 // the watch with backend.ErrHistoryLost. If the store cannot be reached when the watch starts, that is its end; later
 // it waits for the store to come back and misses nothing.
+//
+// The error comes last, with an empty change. ctx's end and Close end the watch, and so does leaving the loop, which
+// costs nothing then or later:
+//
+//	for c, err := range d.Watch(ctx, "orders", 0) {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Println(c.Type, c.Owner, c.Token)
+//	}
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, since, yield); err != nil {
@@ -31,6 +41,9 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 }
 
 // watch returns nil if the loop was left. It does not count as waiting: the body of the loop may call Close.
+//
+// It asks at the bell, when the connection breaks, and once a second at least. What a lost answer brought is asked for
+// again: the store keeps news until a later question shows that they have been seen.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change, error) bool) error {
 	bell, ring := d.bell()
 	w := &watch{name: name, ring: ring}
@@ -73,15 +86,21 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 // fill those.
 type watch struct {
 	name string
-	ring func() // tells the driver to ask
+	// ring tells the driver to ask; it is called without Store.mu.
+	ring func()
 
-	begun   bool
-	over    bool             // unwatch was called; a request may arrive later
-	news    []backend.Change // what the driver has not confirmed to have seen
-	overrun bool             // some are gone
+	// begun: the store has it. The first question sets that, so that events count from the moment at which it arrives.
+	begun bool
+	// over: unwatch was called. A question may still arrive later, from a slow network, and would put the watch back
+	// into the store for good.
+	over bool
+	// news is what the driver has not confirmed to have seen, oldest first; at most eventsKept.
+	news []backend.Change
+	// overrun: some of the news are gone. That is final, and the watch ends at the next question.
+	overrun bool
 }
 
-// wake tells those who watch of the events since a revision.
+// wake tells those who watch of the events after the revision since. The caller holds s.mu.
 func (s *Store) wake(since uint64) {
 	if len(s.watches) == 0 {
 		return
@@ -95,7 +114,8 @@ func (s *Store) wake(since uint64) {
 	}
 }
 
-// tell adds those of events that w sees to its news.
+// tell adds those of events that w sees to its news. A watch that has fallen behind by more than eventsKept keeps none
+// of them: it could not go on without a gap. The caller holds s.mu.
 func (s *Store) tell(w *watch, events []machine.Event) {
 	for i := range events {
 		if c, shown := changeOf(&events[i]); shown && c.Name == w.name {
@@ -107,7 +127,8 @@ func (s *Store) tell(w *watch, events []machine.Event) {
 	}
 }
 
-// read answers w, which has seen everything up to since, with what followed.
+// read answers w, which has seen everything up to since, with what followed. What it returns is a copy, since the
+// driver may read it while later events are added. The caller holds s.mu.
 func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error) {
 	if err := s.forgot(d); err != nil || w.over {
 		return nil, err
@@ -133,7 +154,8 @@ func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error
 	return slices.Clone(w.news), nil
 }
 
-// changeOf is an event as a watcher sees it; false if it sees none.
+// changeOf is an event as a watcher sees it; false if it sees none: places in queues are not shown, nor is the end of a
+// minimum. An eviction is shown as a release, with its own reason, since nobody force-released.
 func changeOf(e *machine.Event) (backend.Change, bool) {
 	c := backend.Change{Name: e.Name, Owner: e.Owner, Token: e.Token, Reason: e.Reason, Revision: e.Revision}
 	switch {
@@ -151,7 +173,7 @@ func changeOf(e *machine.Event) (backend.Change, bool) {
 	return c, true
 }
 
-// unwatch forgets w.
+// unwatch forgets w, which may never have begun.
 func (s *Store) unwatch(w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
