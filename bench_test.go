@@ -17,7 +17,8 @@ type instant struct{ last fencing.Token }
 func (d *instant) IssuesFencingTokens() backend.Driver { return d }
 func (d *instant) Describe() backend.Description {
 	return backend.Description{
-		Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1, Exclusion: backend.ExclusionInProcess,
+		Name: "instant", Capabilities: backend.CapFencing, MinTTL: 1, TTLGranularity: 1,
+		Exclusion: backend.ExclusionInProcess,
 	}
 }
 

@@ -89,7 +89,8 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		stuck := make(chan struct{})
 		s := &scripted{Driver: b.store.Driver()}
-		s.release = func(context.Context, backend.Grant) error { <-stuck; return backend.ErrUnknown } // ignores its context
+		// It ignores its context.
+		s.release = func(context.Context, backend.Grant) error { <-stuck; return backend.ErrUnknown }
 		c := opened(t, s, fencelock.Options{})
 		mustAcquire(t, c, "x")
 		go func() {
@@ -186,7 +187,8 @@ func TestASharedDriverIsClosedByTheLastClient(t *testing.T) {
 		if err := two.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		_, err := d.Acquire(t.Context(), backend.Request{Name: "x", RequestID: backend.NewRequestID(), TTL: time.Second})
+		_, err := d.Acquire(t.Context(),
+			backend.Request{Name: "x", RequestID: backend.NewRequestID(), TTL: time.Second})
 		wantErr(t, err, backend.ErrClosed)
 	})
 }

@@ -29,10 +29,12 @@ func TestARepeatThroughTheSameClientIsTheSameHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		if second.Token() != first.Token() || second.HoldID() != first.HoldID() {
-			t.Errorf("the repeat has token %v and id %s, want %v and %s", second.Token(), second.HoldID(), first.Token(), first.HoldID())
+			t.Errorf("the repeat has token %v and id %s, want %v and %s",
+				second.Token(), second.HoldID(), first.Token(), first.HoldID())
 		}
 		lost := (*fencelock.LostError)(nil)
-		if !errors.As(first.Err(), &lost) || lost.Reason != fencelock.ReasonReplaced || !errors.Is(context.Cause(ctx), fencelock.ErrLost) {
+		if !errors.As(first.Err(), &lost) || lost.Reason != fencelock.ReasonReplaced ||
+			!errors.Is(context.Cause(ctx), fencelock.ErrLost) {
 			t.Errorf("the earlier lease: %v, its context: %v", first.Err(), context.Cause(ctx))
 		}
 		wantErr(t, first.Release(t.Context()), fencelock.ErrLost) // touches nothing
@@ -102,7 +104,8 @@ func TestConcurrentCallsWithOneRequestID(t *testing.T) {
 		release(t, held)
 		one, two := <-got, <-got
 		if one.Token() != two.Token() || (one.Err() == nil) == (two.Err() == nil) {
-			t.Errorf("tokens %v and %v, errors %v and %v; want one hold, and one lease of it", one.Token(), two.Token(), one.Err(), two.Err())
+			t.Errorf("tokens %v and %v, errors %v and %v; want one hold, and one lease of it",
+				one.Token(), two.Token(), one.Err(), two.Err())
 		}
 	})
 }
@@ -250,7 +253,8 @@ func TestAnExclusionThatIsLearntLateIsRefused(t *testing.T) {
 			_, one := c.Acquire(t.Context(), "x")
 			_, all := c.AcquireAll(t.Context(), []string{"y", "z"})
 			for _, err := range []error{one, all} {
-				if lacks := (*fencelock.CapabilityError)(nil); errors.As(err, &lacks) == accept || !accept && !errors.Is(err, fencelock.ErrTier) {
+				if lacks := (*fencelock.CapabilityError)(nil); errors.As(err, &lacks) == accept ||
+					!accept && !errors.Is(err, fencelock.ErrTier) {
 					t.Errorf("AcceptAsyncReplica %v: %v", accept, err)
 				}
 			}
@@ -350,7 +354,8 @@ func TestZeroValuesAnswerErrors(t *testing.T) {
 		wantErr(t, l.Release(ctx), fencelock.ErrNotHeld)
 		wantErr(t, l.Extend(ctx, time.Second), fencelock.ErrNotHeld)
 		wantErr(t, context.Cause(l.Context()), fencelock.ErrNotHeld)
-		if l.Token() != 0 || l.Name()+l.Owner()+l.HoldID()+l.TokenSpace() != "" || !l.Deadline().IsZero() || l.Grant().Name != "" {
+		if l.Token() != 0 || l.Name()+l.Owner()+l.HoldID()+l.TokenSpace() != "" || !l.Deadline().IsZero() ||
+			l.Grant().Name != "" {
 			t.Error("a lease that was never held tells of something")
 		}
 	}
@@ -370,8 +375,8 @@ func TestTheObserverSeesTheWholeLife(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				seen = append(seen, e.Type)
-				if ctx.Value(key{}) != "span" || e.Driver != "memory" || e.Tier != fencelock.Correctness || e.Name != "x" ||
-					e.HoldID == "" || e.Kind != fencelock.KindExclusive || e.Time.IsZero() {
+				if ctx.Value(key{}) != "span" || e.Driver != "memory" || e.Tier != fencelock.Correctness ||
+					e.Name != "x" || e.HoldID == "" || e.Kind != fencelock.KindExclusive || e.Time.IsZero() {
 					t.Errorf("event %+v lacks something", e)
 				}
 				if e.Type == fencelock.EventWaiting && (e.Holder == nil || e.Holder.Owner != "the holder") {
@@ -384,10 +389,11 @@ func TestTheObserverSeesTheWholeLife(t *testing.T) {
 			time.Sleep(time.Second)
 			release(t, held)
 		}()
-		err := c.Lead(context.WithValue(t.Context(), key{}, "span"), "x", func(context.Context, *fencelock.Lease) error {
-			time.Sleep(1200 * time.Millisecond)
-			return nil
-		})
+		err := c.Lead(context.WithValue(t.Context(), key{}, "span"), "x",
+			func(context.Context, *fencelock.Lease) error {
+				time.Sleep(1200 * time.Millisecond)
+				return nil
+			})
 		if err != nil {
 			t.Error(err)
 		}

@@ -67,7 +67,8 @@ func TestHierarchicalNamesExcludeWhatIsAboveAndBelow(t *testing.T) {
 		_ = c
 		held := mustAcquire(t, a, "a/b", fencelock.Hierarchical())
 		for name, want := range map[string]error{
-			"a": fencelock.ErrHeld, "a/b/c": fencelock.ErrHeld, "a/b": fencelock.ErrHeld, "a/c": nil, "ab": nil, "a/bc": nil,
+			"a": fencelock.ErrHeld, "a/b/c": fencelock.ErrHeld, "a/b": fencelock.ErrHeld, "a/c": nil,
+			"ab": nil, "a/bc": nil,
 		} {
 			l, err := a.TryAcquire(t.Context(), name, fencelock.Hierarchical())
 			if !errors.Is(err, want) {
@@ -143,7 +144,8 @@ func TestLockDelay(t *testing.T) {
 func TestLockDelayBelongsToTheTTL(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		for _, o := range []fencelock.Options{
-			{LockDelay: -time.Second}, {LockDelay: 365 * 24 * time.Hour}, {TTL: time.Second, LockDelay: 366 * 24 * time.Hour},
+			{LockDelay: -time.Second}, {LockDelay: 365 * 24 * time.Hour},
+			{TTL: time.Second, LockDelay: 366 * 24 * time.Hour},
 		} {
 			_, err := fencelock.ForCorrectness(b.store.Driver(), &o)
 			if !errors.Is(err, fencelock.ErrInvalidOption) && !errors.Is(err, fencelock.ErrInvalidTTL) {

@@ -76,7 +76,8 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 			t.Errorf("a leader that ends its work: %v", err)
 		}
 		wantErr(t, c.Lead(t.Context(), "x", nil), fencelock.ErrInvalidOption)
-		wantErr(t, c.Lead(t.Context(), "", func(context.Context, *fencelock.Lease) error { return nil }), fencelock.ErrInvalidName)
+		wantErr(t, c.Lead(t.Context(), "", func(context.Context, *fencelock.Lease) error { return nil }),
+			fencelock.ErrInvalidName)
 		if b.store.Names() != 0 {
 			t.Error("a lock is left")
 		}

@@ -79,10 +79,11 @@ func TestAcquireContextBoundsTheWaitNotTheHold(t *testing.T) {
 
 func TestAcquireWithEndedContextSendsNothing(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
-		c := b.over(&scripted{Driver: b.store.Driver(), acquire: func(context.Context, backend.Request) (backend.Grant, error) {
-			t.Error("the driver was asked")
-			return backend.Grant{}, backend.ErrHeld
-		}}, fencelock.Options{})
+		c := b.over(&scripted{Driver: b.store.Driver(),
+			acquire: func(context.Context, backend.Request) (backend.Grant, error) {
+				t.Error("the driver was asked")
+				return backend.Grant{}, backend.ErrHeld
+			}}, fencelock.Options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := c.Acquire(ctx, "x")

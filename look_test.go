@@ -58,7 +58,9 @@ func TestLooking(t *testing.T) {
 				break
 			}
 		}
-		if want := []string{"stock/1 acquired ", "stock/1 force-released pod 7f9c is gone"}; !slices.Equal(changes, want) {
+		if want := []string{
+			"stock/1 acquired ", "stock/1 force-released pod 7f9c is gone",
+		}; !slices.Equal(changes, want) {
 			t.Errorf("Watch = %q, want %q", changes, want)
 		}
 		wantErr(t, c.ForceRelease(t.Context(), "stock/1", "again"), fencelock.ErrNotHeld)

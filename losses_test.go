@@ -320,7 +320,8 @@ func TestLossesAreToldWithinTheMargin(t *testing.T) {
 			var worst time.Duration
 			excused, err := stall.Fairly(50*time.Millisecond, func() error {
 				if worst = lossesAtOnce(t, n); worst >= 0 {
-					return fmt.Errorf("of %d holders the last was told %v after its TTL had ended in the service", n, worst)
+					return fmt.Errorf("of %d holders the last was told %v after its TTL had ended in the service",
+						n, worst)
 				}
 				return nil
 			})

@@ -265,7 +265,8 @@ func TestLeadRefusesReentrant(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
 		outer := mustAcquire(t, c, "x")
-		err := c.Lead(outer.Context(), "x", func(context.Context, *fencelock.Lease) error { return fencelock.ErrResign },
+		err := c.Lead(outer.Context(), "x",
+			func(context.Context, *fencelock.Lease) error { return fencelock.ErrResign },
 			fencelock.Reentrant())
 		wantErr(t, err, fencelock.ErrInvalidOption)
 		release(t, outer)

@@ -59,13 +59,17 @@ func TestValidateName(t *testing.T) {
 }
 
 func TestValidateTTL(t *testing.T) {
-	d := backend.Description{Name: "d", MinTTL: 100 * time.Millisecond, MaxTTL: time.Hour, TTLGranularity: time.Millisecond}
+	d := backend.Description{
+		Name: "d", MinTTL: 100 * time.Millisecond, MaxTTL: time.Hour, TTLGranularity: time.Millisecond,
+	}
 	for _, ttl := range []time.Duration{100 * time.Millisecond, time.Second, time.Hour} {
 		if err := d.ValidateTTL(ttl); err != nil {
 			t.Errorf("%v: %v", ttl, err)
 		}
 	}
-	for _, ttl := range []time.Duration{0, -time.Second, time.Millisecond, time.Hour + 1, time.Second + time.Microsecond} {
+	for _, ttl := range []time.Duration{
+		0, -time.Second, time.Millisecond, time.Hour + 1, time.Second + time.Microsecond,
+	} {
 		if err := d.ValidateTTL(ttl); !errors.Is(err, backend.ErrInvalidTTL) {
 			t.Errorf("%v: %v, want ErrInvalidTTL", ttl, err)
 		}

@@ -39,10 +39,12 @@ func TestViolationIsNotTriedAgain(t *testing.T) {
 			return Result{Outcome: Failed, Messages: []string{"found"}}, violated
 		})
 		if r.Outcome != want.outcome || n != want.attempts || r.Messages[0] != "found" {
-			t.Errorf("violated: %v: %v %q after %d attempts, want %v after %d", violated, r.Outcome, r.Messages, n, want.outcome, want.attempts)
+			t.Errorf("violated: %v: %v %q after %d attempts, want %v after %d",
+				violated, r.Outcome, r.Messages, n, want.outcome, want.attempts)
 		}
 	}
-	if r := fairly(-1, func() (Result, bool) { return Result{Outcome: Passed}, false }); r.Outcome != Passed || len(r.Messages) > 0 {
+	if r := fairly(-1, func() (Result, bool) { return Result{Outcome: Passed}, false }); r.Outcome != Passed ||
+		len(r.Messages) > 0 {
 		t.Errorf("a clause that passes: %+v", r)
 	}
 }

@@ -62,24 +62,28 @@ var boundMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a waiter without a place takes its predecessor's end for its turn", breaks: []string{"W10"}, apply: falseTurn},
-	{name: "a waiter that was cut off takes the end of the silence for its turn", breaks: []string{"W11"}, apply: func(b *broken) {
-		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
-			for cut := false; ; {
-				ask, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-				g, err := b.Driver.Acquire(ask, r)
-				cancel()
-				switch {
-				case !r.Wait || ctx.Err() != nil || err == nil:
-					return g, err
-				case errors.Is(err, backend.ErrUnknown):
-					cut = true
-				case cut:
-					return b.madeUp(r), nil
+	{
+		name:   "a waiter without a place takes its predecessor's end for its turn",
+		breaks: []string{"W10"}, apply: falseTurn,
+	},
+	{name: "a waiter that was cut off takes the end of the silence for its turn", breaks: []string{"W11"},
+		apply: func(b *broken) {
+			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+				for cut := false; ; {
+					ask, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+					g, err := b.Driver.Acquire(ask, r)
+					cancel()
+					switch {
+					case !r.Wait || ctx.Err() != nil || err == nil:
+						return g, err
+					case errors.Is(err, backend.ErrUnknown):
+						cut = true
+					case cut:
+						return b.madeUp(r), nil
+					}
 				}
 			}
-		}
-	}},
+		}},
 	{name: "owners are cut at 32 bytes", breaks: []string{"P16"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			owner := r.Owner

@@ -58,7 +58,8 @@ var identityMutants = []mutant{
 	}},
 	{name: "a hold belongs to whoever has its name", breaks: []string{"D13"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
-			if state, err := b.Driver.Look(ctx, r.Name); err == nil && state.Held && state.Holders[0].HoldID == r.HoldID {
+			if state, err := b.Driver.Look(ctx, r.Name); err == nil && state.Held &&
+				state.Holders[0].HoldID == r.HoldID {
 				b.world.mu.Lock()
 				r.RequestID = b.world.holders[r.HoldID]
 				b.world.mu.Unlock()
@@ -74,7 +75,8 @@ var identityMutants = []mutant{
 	}},
 	{name: "a release goes by what is shown of a hold", breaks: []string{"D16"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
-			if state, err := b.Driver.Look(ctx, g.Name); err == nil && state.Held && state.Holders[0].HoldID == g.HoldID {
+			if state, err := b.Driver.Look(ctx, g.Name); err == nil && state.Held &&
+				state.Holders[0].HoldID == g.HoldID {
 				g = backend.Request{Name: g.Name, RequestID: b.world.request(state.Holders[0])}.Grant()
 			}
 			return b.Driver.Release(ctx, g)

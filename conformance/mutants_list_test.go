@@ -21,7 +21,8 @@ var mutants = []mutant{
 			if err != nil || !info.Held {
 				return b.Driver.Release(ctx, g)
 			}
-			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: b.world.request(info.Holders[0])}.Grant())
+			return b.Driver.Release(ctx,
+				backend.Request{Name: g.Name, RequestID: b.world.request(info.Holders[0])}.Grant())
 		}
 	}},
 	{name: "release compares the owner instead of the request", breaks: []string{"O1", "O4"}, apply: func(b *broken) {
@@ -240,7 +241,9 @@ var mutants = []mutant{
 			case o := <-done:
 				return o.g, o.err
 			case <-ctx.Done():
-				return backend.Grant{}, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
+				return backend.Grant{}, &backend.CallError{
+					Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err(),
+				}
 			}
 		}
 	}},
@@ -264,7 +267,9 @@ var mutants = []mutant{
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if err != nil && ctx.Err() != nil {
-				err = &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: errors.New("i/o timeout")}
+				err = &backend.CallError{
+					Driver: "memory", Call: "acquire", Name: r.Name, Err: errors.New("i/o timeout"),
+				}
 			}
 			return g, err
 		}

@@ -43,9 +43,10 @@ var serviceMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "a restart forgets what is younger than 300 ms", breaks: []string{"S7"}, apply: func(*broken) {}, restart: func(w *world) {
-		w.evict(300 * time.Millisecond)
-	}},
+	{name: "a restart forgets what is younger than 300 ms", breaks: []string{"S7"}, apply: func(*broken) {},
+		restart: func(w *world) {
+			w.evict(300 * time.Millisecond)
+		}},
 	{name: "a restart forgets everything", breaks: []string{"S7"}, apply: func(*broken) {}, restart: func(w *world) {
 		w.evict(time.Hour)
 	}},

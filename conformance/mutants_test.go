@@ -197,7 +197,8 @@ func (w *world) request(h backend.Holder) string {
 
 func (m mutant) harness(t testing.TB) conformance.Harness {
 	w := &world{
-		t: t, store: memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}), released: make(chan struct{}), base: map[string]fencing.Token{},
+		t: t, store: memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}), released: make(chan struct{}),
+		base:    map[string]fencing.Token{},
 		holders: map[string]string{}, requests: map[string]string{}, noPlace: map[string]bool{},
 	}
 	h := memoryHarness(t)

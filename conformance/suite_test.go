@@ -16,7 +16,8 @@ func TestClausesThatCannotBeTriedAreSkippedByName(t *testing.T) {
 	store := memory.NewStore(nil)
 	h := conformance.Harness{New: func(testing.TB) backend.Driver { return store.Driver() }}
 	want := map[string]string{
-		"A1": "Harness.Linked", "S1": "Harness.Server.Stop", "S2": "Harness.Server.Pause", "S3": "Harness.Server.Restart",
+		"A1": "Harness.Linked", "S1": "Harness.Server.Stop",
+		"S2": "Harness.Server.Pause", "S3": "Harness.Server.Restart",
 		"D2": "Harness.Server.Evict", "S6": "Harness.Server.Wipe", "K2": "Harness.Leftovers", "N4": "Harness.Intrude",
 		"P14": "Harness.Server.Compact",
 	}
@@ -77,7 +78,9 @@ func TestACallThatDoesNotEndIsNamed(t *testing.T) {
 		}
 	}}.harness
 	for _, r := range conformance.CheckSimulated(t, h, "W7") {
-		if r.Outcome != conformance.Failed || !strings.Contains(strings.Join(r.Messages, "\n"), `Acquire with Wait "conformance/dead-waiter-blocks-nobody/`) {
+		if r.Outcome != conformance.Failed ||
+			!strings.Contains(
+				strings.Join(r.Messages, "\n"), `Acquire with Wait "conformance/dead-waiter-blocks-nobody/`) {
 			t.Errorf("%v = %v %q, want the call that goes on named", r.Clause, r.Outcome, r.Messages)
 		}
 	}

@@ -20,8 +20,8 @@ func TestClaimIsReadBackFromItsKey(t *testing.T) {
 	}
 	// Whatever else stands there keeps everybody out.
 	for _, part := range []string{
-		"+permits/8/9/", "+permits/8/0/", "+permits/08/1/", "+permits/8/+1/", "+permits/8/", "+permits//1/", "+permits/8/1/2/",
-		"+permits/99999999999999999999/1/", "+shared/x/", "+later/", "x/",
+		"+permits/8/9/", "+permits/8/0/", "+permits/08/1/", "+permits/8/+1/", "+permits/8/",
+		"+permits//1/", "+permits/8/1/2/", "+permits/99999999999999999999/1/", "+shared/x/", "+later/", "x/",
 	} {
 		if got := claimOf(part); got != exclusively() {
 			t.Errorf("%q is read as %+v", part, got)

@@ -35,11 +35,12 @@ var dialers = map[string]dialer{
 	"New": {"fencelock/", nil, func(t testing.TB, addrs ...string) backend.FencingDriver {
 		return etcd.New(newClient(t, addrs...), nil)
 	}},
-	"New-in-a-namespace": {"app/locks/", []string{"exclusion", "names", "capabilities", "leftovers"}, func(t testing.TB, addrs ...string) backend.FencingDriver {
-		c := newClient(t, addrs...)
-		c.KV, c.Watcher = namespace.NewKV(c.KV, "app/"), namespace.NewWatcher(c.Watcher, "app/")
-		return etcd.New(c, &etcd.Options{KeyPrefix: "locks/"})
-	}},
+	"New-in-a-namespace": {"app/locks/", []string{"exclusion", "names", "capabilities", "leftovers"},
+		func(t testing.TB, addrs ...string) backend.FencingDriver {
+			c := newClient(t, addrs...)
+			c.KV, c.Watcher = namespace.NewKV(c.KV, "app/"), namespace.NewWatcher(c.Watcher, "app/")
+			return etcd.New(c, &etcd.Options{KeyPrefix: "locks/"})
+		}},
 	"Open": {"fencelock/", []string{"exclusion", "cancellation", "errors", "outages"}, openDriver},
 }
 
@@ -65,10 +66,11 @@ func TestConformance(t *testing.T) {
 			}
 			t.Parallel()
 			server := containers.Etcd(t)
-			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
-				addr, link := server.NewLink(t)
-				return []string{addr}, link
-			}), way.some(t)...)
+			conformance.Run(t,
+				harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+					addr, link := server.NewLink(t)
+					return []string{addr}, link
+				}), way.some(t)...)
 		})
 	}
 }
@@ -90,7 +92,8 @@ func TestConformanceAsPermits(t *testing.T) {
 		addr, link := server.NewLink(t)
 		return []string{addr}, link
 	})
-	conformance.Run(t, conformance.AsPermits(h, 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+	conformance.Run(t, conformance.AsPermits(h, 2, 3),
+		deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 // TestConformanceCluster runs it on three nodes, which fail all at once where the suite stops the service. What happens
@@ -99,9 +102,10 @@ func TestConformanceCluster(t *testing.T) {
 	deep.Only(t)
 	t.Parallel()
 	cluster := containers.EtcdCluster(t)
-	conformance.Run(t, harness(t, dialers["Open"], cluster, cluster.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
-		return cluster.NewLinks(t)
-	}))
+	conformance.Run(t,
+		harness(t, dialers["Open"], cluster, cluster.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
+			return cluster.NewLinks(t)
+		}))
 }
 
 func newClient(t testing.TB, addrs ...string) *clientv3.Client {
@@ -121,7 +125,10 @@ func newClientAs(t testing.TB, user, password string, addrs ...string) *clientv3
 	return c
 }
 
-func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, newLink func(testing.TB) ([]string, fault.Link)) conformance.Harness {
+func harness(
+	t *testing.T, way dialer, s containers.Lifecycle, addrs []string,
+	newLink func(testing.TB) ([]string, fault.Link),
+) conformance.Harness {
 	admin := newClient(t, addrs...)
 	return conformance.Harness{
 		New: func(t testing.TB) backend.Driver { return way.dial(t, addrs...) },
@@ -179,8 +186,8 @@ func harness(t *testing.T, way dialer, s containers.Lifecycle, addrs []string, n
 			containers.Within(func(ctx context.Context) error {
 				dir := strings.TrimSuffix(way.dir(name), "/")
 				for _, key := range []string{
-					name, "app/" + name, way.prefix + "foreign", way.prefix + name, dir, dir + "foreign", dir + "/", dir + "/foreign",
-					dir + "/foreign/" + backend.NewRequestID(), dir + "0/foreign",
+					name, "app/" + name, way.prefix + "foreign", way.prefix + name, dir, dir + "foreign",
+					dir + "/", dir + "/foreign", dir + "/foreign/" + backend.NewRequestID(), dir + "0/foreign",
 				} {
 					if _, err := admin.Put(ctx, key, "foreign"); err != nil {
 						return err
@@ -205,7 +212,8 @@ func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
 		return nil, err
 	}
 	for _, kv := range resp.Kvs {
-		if key := string(kv.Key); !meantToStay(key) && !strings.Contains(key, "foreign") && string(kv.Value) != "foreign" {
+		if key := string(kv.Key); !meantToStay(key) && !strings.Contains(key, "foreign") &&
+			string(kv.Value) != "foreign" {
 			left = append(left, fmt.Sprintf("%s since revision %d on lease %x", key, kv.CreateRevision, kv.Lease))
 		}
 	}

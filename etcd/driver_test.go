@@ -46,7 +46,8 @@ func newDriver(t testing.TB, addrs ...string) *Driver {
 func request(name string, wait bool) backend.Request {
 	id := backend.NewRequestID()
 	return backend.Request{
-		Name: name, Owner: "test", RequestID: id, HoldID: backend.HoldID(id), Fresh: true, TTL: 2 * time.Second, Wait: wait,
+		Name: name, Owner: "test", RequestID: id, HoldID: backend.HoldID(id), Fresh: true,
+		TTL: 2 * time.Second, Wait: wait,
 	}
 }
 
@@ -71,7 +72,8 @@ func acquireLater(t testing.TB, d *Driver, r backend.Request) <-chan outcome {
 	}()
 	eventually(t, "the waiter stands in the queue", func() bool {
 		resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
-		return err == nil && len(resp.Kvs) == 1 && // another driver's request may stand there, and this one go elsewhere
+		// Another driver's request may stand there, and this one go elsewhere.
+		return err == nil && len(resp.Kvs) == 1 &&
 			strings.HasPrefix(string(resp.Kvs[0].Value), valueBegin+r.RequestID)
 	})
 	return done
@@ -133,7 +135,8 @@ func TestOneClientExcludesItself(t *testing.T) {
 	}
 	defer session.Close()
 	one, two := concurrency.NewMutex(session, "recipe"), concurrency.NewMutex(session, "recipe")
-	t.Logf("etcd's recipe: first lock: %v, second lock in the same session: %v", one.Lock(t.Context()), two.TryLock(t.Context()))
+	t.Logf("etcd's recipe: first lock: %v, second lock in the same session: %v",
+		one.Lock(t.Context()), two.TryLock(t.Context()))
 }
 
 // The recipe unlocks by key name: a repeated unlock deletes the next lock of the same session.
@@ -424,7 +427,8 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 		t.Fatal(err)
 	}
 	renewal := d.Renew(t.Context(), []backend.Grant{second})[0]
-	if notHeld := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &notHeld) || notHeld.Reason != backend.ReasonForceReleased {
+	if notHeld := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &notHeld) ||
+		notHeld.Reason != backend.ReasonForceReleased {
 		t.Errorf("the victim's renewal = %v, want force-released", renewal.Err)
 	}
 	third := newDriver(t, server.Addr())

@@ -28,8 +28,8 @@ func TestStepsTravelTogether(t *testing.T) {
 			client, err := clientv3.New(clientv3.Config{
 				Endpoints: []string{server.Addr()}, Logger: quiet, DialTimeout: 5 * time.Second,
 				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(
-					ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker,
-					opts ...grpc.CallOption,
+					ctx context.Context, method string, request, reply any,
+					conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
 				) error {
 					if method == "/etcdserverpb.KV/Txn" {
 						txns.Add(1)
@@ -60,7 +60,9 @@ func TestStepsTravelTogether(t *testing.T) {
 						}
 						before = g.Token.Order()
 						if c.Kind == backend.KindExclusive {
-							if _, err := d.Acquire(t.Context(), c.asks(g.Name, false)); !errors.Is(err, backend.ErrHeld) {
+							if _, err := d.Acquire(
+								t.Context(), c.asks(g.Name, false),
+							); !errors.Is(err, backend.ErrHeld) {
 								t.Errorf("a second hold of %s = %v, want ErrHeld", g.Name, err)
 							}
 						}
@@ -98,7 +100,9 @@ func TestEachStepAnswersForItself(t *testing.T) {
 	fails := &flight{name: "b", here: true, cmps: []clientv3.Cmp{vacant(d.spaceKey())}, then: put("b", 0),
 		otherwise: []clientv3.Op{clientv3.OpGet(d.spaceKey())}}
 	refusedOne := &flight{name: "c", here: true, then: put("c", 4711)}
-	leaves := &flight{name: "held", cmps: []clientv3.Cmp{d.OwnerCmp(held)}, then: []clientv3.Op{clientv3.OpDelete(d.Key(held))}}
+	leaves := &flight{
+		name: "held", cmps: []clientv3.Cmp{d.OwnerCmp(held)}, then: []clientv3.Op{clientv3.OpDelete(d.Key(held))},
+	}
 	fly(d, good, fails, refusedOne, leaves)
 	if good.err != nil || !good.resp.Succeeded || good.resp.Header.Revision == 0 {
 		t.Errorf("the first: %v, %v", good.resp, good.err)
@@ -123,7 +127,9 @@ func TestStepsInAnotherSpace(t *testing.T) {
 		t.Fatal(err)
 	}
 	acquires := &flight{name: "a", here: true, then: []clientv3.Op{clientv3.OpPut(d.prefix+"a", "")}}
-	leaves := &flight{name: "held", cmps: []clientv3.Cmp{d.OwnerCmp(held)}, then: []clientv3.Op{clientv3.OpDelete(d.Key(held))}}
+	leaves := &flight{
+		name: "held", cmps: []clientv3.Cmp{d.OwnerCmp(held)}, then: []clientv3.Op{clientv3.OpDelete(d.Key(held))},
+	}
 	fly(d, acquires, leaves)
 	if !errors.Is(acquires.err, backend.ErrHistoryLost) {
 		t.Errorf("the acquire = %v, want ErrHistoryLost", acquires.err)
@@ -147,7 +153,9 @@ func TestDepartures(t *testing.T) {
 	d.departures.under++
 	var flights []*flight
 	for i, name := range []string{"a", "b", "a", "c", "b"} {
-		f := &flight{name: name, values: t.Context(), then: []clientv3.Op{clientv3.OpPut(fmt.Sprint("departure/", i), "")}}
+		f := &flight{
+			name: name, values: t.Context(), then: []clientv3.Op{clientv3.OpPut(fmt.Sprint("departure/", i), "")},
+		}
 		if err := d.send(f); err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,8 @@ func (s *survivor) wantAllLost(t *testing.T, what string) {
 		t.Errorf("Ping = %v", err)
 	}
 	renewal := s.d.Renew(t.Context(), []backend.Grant{s.held})[0]
-	if gone := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &gone) || gone.Reason != backend.ReasonHistoryLost {
+	if gone := (*backend.NotHeldError)(nil); !errors.As(renewal.Err, &gone) ||
+		gone.Reason != backend.ReasonHistoryLost {
 		t.Errorf("Renew = %v", renewal.Err)
 	}
 	if _, err := s.d.Look(t.Context(), "held"); err != nil {
@@ -200,7 +201,8 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 
 	fresh := newDriver(t, server.Addr())
 	g := mustAcquire(t, fresh, request("held", false))
-	t.Logf("a fresh driver got token %v of %s after %v of %s", g.Token, fresh.Describe().TokenSpace, s.held.Token, s.space)
+	t.Logf("a fresh driver got token %v of %s after %v of %s",
+		g.Token, fresh.Describe().TokenSpace, s.held.Token, s.space)
 	if fresh.Describe().TokenSpace != s.space {
 		t.Error("the backup has another token space")
 	}

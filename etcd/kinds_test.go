@@ -192,7 +192,8 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 			token fencing.Token
 		}
 		want := []told{
-			{backend.ChangeAcquired, stays.Token}, {backend.ChangeAcquired, goes.Token}, {backend.ChangeExpired, goes.Token},
+			{backend.ChangeAcquired, stays.Token}, {backend.ChangeAcquired, goes.Token},
+			{backend.ChangeExpired, goes.Token},
 			{backend.ChangeReleased, stays.Token}, {backend.ChangeAcquired, writer.Token},
 		}
 		var got []told
@@ -320,7 +321,8 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 			end := stall.Late(t)
 			var waiting []<-chan outcome
 			for i := range waiters {
-				waiting = append(waiting, acquireLater(t, []*Driver{two, three}[i%2], taking(1, limit).asks(name, true)))
+				waiting = append(waiting,
+					acquireLater(t, []*Driver{two, three}[i%2], taking(1, limit).asks(name, true)))
 			}
 			for i, done := range waiting {
 				mustRelease(t, one, held[i]) // any driver may
@@ -329,7 +331,8 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 					mustWait(t, "one that waits behind the next", later)
 				}
 			}
-			end(waiters*firstLook/2, fmt.Sprintf("%d grants, each of which would come with a look after %v,", waiters, firstLook/2))
+			end(waiters*firstLook/2,
+				fmt.Sprintf("%d grants, each of which would come with a look after %v,", waiters, firstLook/2))
 			mustRelease(t, one, held[waiters:]...)
 		})
 	}
@@ -385,7 +388,8 @@ func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 		dir := d.dir(name)
 		for _, key := range []string{
 			"", "!", "foreign", "forced", "+", "+foreign", "+shared/foreign", "+permits/foreign", "+permits/2/foreign",
-			"+permits/2/1/" + backend.NewRequestID(), "+permits/7/1/" + backend.NewRequestID(), backend.NewRequestID(), "~",
+			"+permits/2/1/" + backend.NewRequestID(), "+permits/7/1/" + backend.NewRequestID(),
+			backend.NewRequestID(), "~",
 		} {
 			if _, err := d.client.Put(t.Context(), dir+key, "foreign"); err != nil {
 				t.Fatal(err)
@@ -469,10 +473,12 @@ func TestPermitsOutOfRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	d := New(nil, nil) // is not asked
 	for _, c := range []claim{
-		taking(0, 2), taking(3, 2), taking(-1, 2), taking(0, 0), {backend.KindShared, 1, 2}, {backend.KindExclusive, 0, 2},
+		taking(0, 2), taking(3, 2), taking(-1, 2), taking(0, 0),
+		{backend.KindShared, 1, 2}, {backend.KindExclusive, 0, 2},
 	} {
 		var invalid *backend.InvalidError
-		if _, err := d.Acquire(t.Context(), c.asks("x", false)); !errors.As(err, &invalid) || invalid.What != "permits" {
+		if _, err := d.Acquire(t.Context(), c.asks("x", false)); !errors.As(err, &invalid) ||
+			invalid.What != "permits" {
 			t.Errorf("%+v = %v, want an *InvalidError", c, err)
 		}
 	}

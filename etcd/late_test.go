@@ -63,7 +63,8 @@ func (l *lateRequests) round(ctx context.Context, t *testing.T, name string) (mi
 	t.Helper()
 	request := func(name string, wait bool) backend.Request {
 		return backend.Request{
-			Name: name, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: 10 * time.Second, Wait: wait,
+			Name: name, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true,
+			TTL: 10 * time.Second, Wait: wait,
 		}
 	}
 	defer l.links.Pass()

@@ -81,7 +81,8 @@ func TestLearnerAmongTheMembers(t *testing.T) {
 	alone := newDriver(t, addrs[2])
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if _, err := alone.Acquire(ctx, request("x", false)); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
+	if _, err := alone.Acquire(ctx, request("x", false)); !errors.Is(err, backend.ErrUnavailable) ||
+		errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("Acquire from a learner alone = %v, want ErrUnavailable", err)
 	}
 	eventually(t, "the learner votes", func() bool {

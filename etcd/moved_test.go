@@ -33,7 +33,8 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 			client, err := clientv3.New(clientv3.Config{
 				Endpoints: []string{server.Addr()}, Logger: quiet, DialTimeout: 20 * time.Second,
 				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(
-					ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+					ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+					call grpc.UnaryInvoker, opts ...grpc.CallOption,
 				) error {
 					mu.Lock()
 					txn, ok := request.(*pb.TxnRequest)

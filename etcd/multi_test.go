@@ -21,7 +21,8 @@ func mustAcquireAll(t testing.TB, d *Driver, rs []backend.Request) []backend.Gra
 		t.Fatal(err)
 	}
 	for i, g := range grants {
-		if g.Name != rs[i].Name || g.RequestID != rs[i].RequestID || g.Token.Exclusive() != (g.Kind == backend.KindExclusive) {
+		if g.Name != rs[i].Name || g.RequestID != rs[i].RequestID ||
+			g.Token.Exclusive() != (g.Kind == backend.KindExclusive) {
 			t.Errorf("grant %d = %+v for %+v", i, g, rs[i])
 		}
 	}
@@ -68,7 +69,8 @@ func TestAcquireAll(t *testing.T) {
 	})
 
 	t.Run("every kind at once, beside others and foreign keys", func(t *testing.T) {
-		reader, permit := mustAcquire(t, rival, sharing().asks("all/b", false)), mustAcquire(t, rival, taking(1, 3).asks("all/c", false))
+		reader, permit := mustAcquire(t, rival, sharing().asks("all/b", false)),
+			mustAcquire(t, rival, taking(1, 3).asks("all/c", false))
 		if _, err := rival.client.Put(t.Context(), d.dir("all/d")+"foreign", "foreign"); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +133,8 @@ func TestAcquireAll(t *testing.T) {
 		link.Hold(fault.Replies)
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		if _, err := far.AcquireAll(ctx, rs); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := far.AcquireAll(ctx, rs); !errors.Is(err, backend.ErrUnknown) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a set without an answer = %v, want ErrUnknown and the context's error", err)
 		}
 		link.Pass()
@@ -159,7 +162,9 @@ func TestAcquireAll(t *testing.T) {
 			"waiting":  {set(2, exclusively(), true), backend.ErrUnsupported},
 			"too many": {set(opsPerTxn/3+1, sharing(), false), backend.ErrUnsupported},
 			"none":     {nil, backend.ErrInvalidOption},
-			"twice":    {slices.Concat(set(1, exclusively(), false), set(1, exclusively(), false)), backend.ErrInvalidOption},
+			"twice": {
+				slices.Concat(set(1, exclusively(), false), set(1, exclusively(), false)), backend.ErrInvalidOption,
+			},
 			"two TTLs": {differ, backend.ErrInvalidOption},
 			"permits":  {set(2, taking(3, 2), false), backend.ErrInvalidOption},
 		} {

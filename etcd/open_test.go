@@ -49,7 +49,8 @@ func TestParseURL(t *testing.T) {
 	}
 	for _, raw := range []string{
 		"etcd://", "etcd://a,,b", "etcd://a:0", "etcd://a:99999", "etcd://a:x", "etcd://::1", "etcd://a/path",
-		"etcd://a?nosuch=1", "etcd://a?dial-timeout=1s", "etcd://a?prefix=q", "etcd://a?prefix=", "etcd://a?prefix=a/%2Bb/", "etcd://a?prefix=1&prefix=2", "etcd://a?timeout=-1s", "etcd://a?cert=x",
+		"etcd://a?nosuch=1", "etcd://a?dial-timeout=1s", "etcd://a?prefix=q", "etcd://a?prefix=",
+		"etcd://a?prefix=a/%2Bb/", "etcd://a?prefix=1&prefix=2", "etcd://a?timeout=-1s", "etcd://a?cert=x",
 		"etcd://a?ca=/no/such/file", "etcd://u:secret%zz@a", "http://a", "etcd://a?x=%zz",
 	} {
 		_, _, err := parseURL(raw)

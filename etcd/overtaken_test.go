@@ -45,7 +45,8 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 		links.Pass()
 		_ = d.Close(context.WithoutCancel(ctx))
 	}()
-	g, err := d.Acquire(ctx, backend.Request{Name: "x", Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: ttl})
+	g, err := d.Acquire(ctx,
+		backend.Request{Name: "x", Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,8 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer cancel()
 		if r := d.Renew(ctx, []backend.Grant{g})[0]; r.Err == nil && r.SentAt > elected {
-			t.Errorf("a renewal sent %v after another leader's election was confirmed by one that had not heard of it", r.SentAt.Sub(elected))
+			t.Errorf("a renewal sent %v after another leader's election was confirmed by one that had not heard of it",
+				r.SentAt.Sub(elected))
 		}
 	}
 	for backend.SystemClock().Now().Sub(elected) < ttl/5 { // the last proof before is too old then
@@ -184,7 +186,8 @@ func revoked(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl tim
 				gone[leases[i]] = true
 			}
 			holder, err := locks[i].Look(ctx, hold.Name())
-			if err == nil && hold.Err() == nil && (len(holder.Holders) != 1 || holder.Holders[0].Token != hold.Token()) {
+			if err == nil && hold.Err() == nil &&
+				(len(holder.Holders) != 1 || holder.Holders[0].Token != hold.Token()) {
 				t.Fatalf("the hold with token %v is believed in, and etcd knows of %v", hold.Token(), holder.Holders)
 			}
 		}

@@ -99,12 +99,14 @@ func TestDriversThatWantOneKey(t *testing.T) {
 			}
 			second, third := mustAcquire(t, two, c.asks(name, false)), mustAcquire(t, three, c.asks(name, true))
 			wantHolders(t, one, name, 0, first, second, third)
-			more, err := two.AcquireAll(t.Context(), []backend.Request{sharing().asks("more/"+name, false), exclusively().asks("all/"+name, false)})
+			more, err := two.AcquireAll(t.Context(),
+				[]backend.Request{sharing().asks("more/"+name, false), exclusively().asks("all/"+name, false)})
 			if err != nil {
 				t.Fatal(err)
 			}
 			three.station = two.station
-			beside := mustAcquireAll(t, three, []backend.Request{sharing().asks("more/"+name, false), exclusively().asks("else/"+name, false)})
+			beside := mustAcquireAll(t, three,
+				[]backend.Request{sharing().asks("more/"+name, false), exclusively().asks("else/"+name, false)})
 			wantHolders(t, one, "more/"+name, 0, more[0], beside[0])
 			mustRelease(t, two, more...)
 			mustRelease(t, three, beside...)
@@ -128,7 +130,8 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			mustRelease(t, d, mustAcquire(t, d, r))
-			if resp, err := d.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Value) != "foreign" {
+			if resp, err := d.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 ||
+				string(resp.Kvs[0].Value) != "foreign" {
 				t.Errorf("%v: the foreign key is %v, %v", c.Kind, resp, err)
 			}
 		}
@@ -159,7 +162,8 @@ func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
 		return len(d.places[key].doubts) == 1
 	})
 	link.Pass()
-	if err := d.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) { // the sweep may have been faster
+	// The sweep may have been faster.
+	if err := d.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("Release = %v", err)
 	}
 	next := request("x", true)

@@ -92,7 +92,8 @@ func TestPrefixesNeverMeet(t *testing.T) {
 	for i, d := range drivers {
 		for _, name := range names {
 			err := d.Renew(t.Context(), []backend.Grant{grants[i][name]})[0].Err
-			if victim := i == 0 && name == "orders"; errors.Is(err, backend.ErrNotHeld) != victim || err != nil && !victim {
+			if victim := i == 0 && name == "orders"; errors.Is(err, backend.ErrNotHeld) != victim ||
+				err != nil && !victim {
 				t.Errorf("%s %s after a ForceRelease of locks/ orders: %v", prefixes[i], name, err)
 			}
 		}
@@ -169,12 +170,15 @@ func TestNobodySeesRequestIDs(t *testing.T) {
 
 func TestNoClientIsAnError(t *testing.T) {
 	t.Parallel()
-	for name, client := range map[string]*clientv3.Client{"nil": nil, "zero": {}, "without a connection": clientv3.NewCtxClient(t.Context())} {
+	for name, client := range map[string]*clientv3.Client{
+		"nil": nil, "zero": {}, "without a connection": clientv3.NewCtxClient(t.Context()),
+	} {
 		d := New(client, nil)
 		for call, err := range map[string]error{
 			"Ping": d.Ping(t.Context()), "Release": d.Release(t.Context(), request("x", false).Grant()),
-			"Renew": d.Renew(t.Context(), make([]backend.Grant, 1))[0].Err, "ForceRelease": d.ForceRelease(t.Context(), "x", ""),
-			"Acquire": func() error { _, err := d.Acquire(t.Context(), request("x", false)); return err }(),
+			"Renew":        d.Renew(t.Context(), make([]backend.Grant, 1))[0].Err,
+			"ForceRelease": d.ForceRelease(t.Context(), "x", ""),
+			"Acquire":      func() error { _, err := d.Acquire(t.Context(), request("x", false)); return err }(),
 			"AcquireAll": func() error {
 				_, err := d.AcquireAll(t.Context(), []backend.Request{request("x", false)})
 				return err

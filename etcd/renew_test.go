@@ -62,10 +62,12 @@ func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{server.Addr()}, Logger: quiet, DialTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(
-			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption,
+			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+			call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
 			err := call(ctx, method, request, reply, conn, opts...)
-			if txn, ok := request.(*pb.TxnRequest); ok && len(txn.Success) > 0 && txn.Success[0].GetRequestPut() != nil {
+			if txn, ok := request.(*pb.TxnRequest); ok && len(txn.Success) > 0 &&
+				txn.Success[0].GetRequestPut() != nil {
 				if until := held.Load(); until != nil {
 					<-*until
 				}
@@ -85,7 +87,8 @@ func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 			g := mustAcquire(t, of, r)
 			moved := g
 			moved.TTL = 30 * time.Second
-			mustAcquire(t, d, func() backend.Request { r := request("warm "+name, false); r.TTL = moved.TTL; return r }())
+			mustAcquire(t, d,
+				func() backend.Request { r := request("warm "+name, false); r.TTL = moved.TTL; return r }())
 			watch := other.client.Watch(t.Context(), d.Key(g))
 			answered := make(chan struct{})
 			held.Store(&answered)
@@ -129,7 +132,8 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 		grants[i] = mustAcquire(t, d, rs[i])
 	}
 	before := leaseOf(t, d, rs[0])
-	d.current(30 * time.Second).granter = 0             // as if another member, which may have led since, had granted the lease
+	// As if another member, which may have led since, had granted the lease.
+	d.current(30 * time.Second).granter = 0
 	if err := server.Restart(t.Context()); err != nil { // which begins another term
 		t.Fatal(err)
 	}

@@ -211,13 +211,15 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 		Endpoints: []string{addr}, Username: "ann", Password: "secret", Logger: quiet, DialTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{
 			grpc.WithChainUnaryInterceptor(func(
-				ctx context.Context, method string, q, a any, c *grpc.ClientConn, call grpc.UnaryInvoker, o ...grpc.CallOption,
+				ctx context.Context, method string, q, a any, c *grpc.ClientConn,
+				call grpc.UnaryInvoker, o ...grpc.CallOption,
 			) error {
 				count(method)
 				return call(ctx, method, q, a, c, o...)
 			}),
 			grpc.WithChainStreamInterceptor(func(
-				ctx context.Context, desc *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption,
+				ctx context.Context, desc *grpc.StreamDesc, c *grpc.ClientConn, method string,
+				open grpc.Streamer, o ...grpc.CallOption,
 			) (grpc.ClientStream, error) {
 				count(method)
 				return open(ctx, desc, c, method, o...)

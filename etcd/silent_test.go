@@ -29,7 +29,10 @@ func TestSilentServerIsLeft(t *testing.T) {
 			silent := (leader + which) % containers.Nodes
 			a, b := openDriver(t, c.Endpoints()...), openDriver(t, c.Endpoints()...)
 			request := func(wait bool) backend.Request {
-				return backend.Request{Name: what, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true, TTL: 30 * time.Second, Wait: wait}
+				return backend.Request{
+					Name: what, Owner: "test", RequestID: backend.NewRequestID(), Fresh: true,
+					TTL: 30 * time.Second, Wait: wait,
+				}
 			}
 			handOver := func(d, next backend.FencingDriver) {
 				t.Helper()

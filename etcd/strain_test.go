@@ -83,7 +83,8 @@ func TestFullServerKeepsHolds(t *testing.T) {
 	if leaseOf(t, d, r) != before {
 		t.Error("the hold has moved")
 	}
-	if _, err := d.Acquire(t.Context(), request("y", false)); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
+	if _, err := d.Acquire(t.Context(), request("y", false)); !errors.Is(err, backend.ErrUnavailable) ||
+		errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("Acquire = %v, want ErrUnavailable", err)
 	}
 	for last := held.SentAt; last < held.SentAt.Add(held.TTL+held.TTL/4); { // longer than it would live by itself
@@ -166,7 +167,8 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 			t.Fatalf("Renew = %v", renewal.Err)
 		}
 		if renewal.Err == nil && renewal.SentAt > elected {
-			t.Errorf("a renewal after the election rests on a request that was sent %v after it", renewal.SentAt.Sub(elected))
+			t.Errorf("a renewal after the election rests on a request that was sent %v after it",
+				renewal.SentAt.Sub(elected))
 		}
 		return errors.Is(renewal.Err, backend.ErrUnavailable)
 	})

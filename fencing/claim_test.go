@@ -32,7 +32,8 @@ func TestJudge(t *testing.T) {
 		{of(9, "b", 0), fencing.Terms{Space: "a"}, seen{Token: 5}, fencing.ErrSpace, seen{Token: 5}},
 		{of(9, "", 0), fencing.Terms{Space: "a"}, seen{Token: 5}, fencing.ErrSpace, seen{Token: 5}},
 		{of(9, "", 0), fencing.Terms{Floor: 10}, seen{Token: 5}, fencing.ErrStale, seen{Token: 5}},
-		{of(9, "", 0), fencing.Terms{Epoch: 1, Floor: 9}, seen{Token: 50}, nil, seen{Epoch: 1, Token: 9}}, // of an old epoch
+		// What was seen is of an old epoch.
+		{of(9, "", 0), fencing.Terms{Epoch: 1, Floor: 9}, seen{Token: 50}, nil, seen{Epoch: 1, Token: 9}},
 		{of(8, "", 0), fencing.Terms{Epoch: 1, Floor: 9}, seen{Token: 50}, fencing.ErrStale, seen{Epoch: 1}},
 		{of(5, "", 3), fencing.Terms{}, seen{Token: 4, Sequence: 8}, nil, seen{Token: 5, Sequence: 3}},
 		{of(5, "", 4), fencing.Terms{}, seen{Token: 5, Sequence: 3}, nil, seen{Token: 5, Sequence: 4}},
@@ -41,7 +42,8 @@ func TestJudge(t *testing.T) {
 		{of(5, "", 0), fencing.Terms{}, seen{Token: 5, Sequence: 3}, nil, seen{Token: 5, Sequence: 3}},
 	} {
 		if after, err := fencing.Judge(c.claim, c.terms, c.seen); !errors.Is(err, c.want) || after != c.after {
-			t.Errorf("Judge(%+v, %+v, %+v) = %+v, %v, want %+v, %v", c.claim, c.terms, c.seen, after, err, c.after, c.want)
+			t.Errorf("Judge(%+v, %+v, %+v) = %+v, %v, want %+v, %v",
+				c.claim, c.terms, c.seen, after, err, c.after, c.want)
 		}
 	}
 }
@@ -81,7 +83,9 @@ func TestClaimValidate(t *testing.T) {
 			t.Errorf("%.20q of %.20q: %v, want a short *InvalidError", bad.Resource, bad.Space, err)
 		}
 	}
-	if err := new(fencing.Memory).Check(t.Context(), fencing.Claim{Resource: "", Token: 1}); !errors.Is(err, fencing.ErrInvalid) {
+	if err := new(fencing.Memory).Check(
+		t.Context(), fencing.Claim{Resource: "", Token: 1},
+	); !errors.Is(err, fencing.ErrInvalid) {
 		t.Errorf("Memory.Check of no resource = %v, want ErrInvalid", err)
 	}
 }
@@ -149,7 +153,8 @@ func TestMemoryDo(t *testing.T) {
 	failed := errors.New("disk full")
 	value := 0
 	do := func(token fencing.Token, err error) error {
-		return g.Do(t.Context(), fencing.Claim{Resource: "a", Token: token}, func() error { value = int(token); return err })
+		return g.Do(t.Context(), fencing.Claim{Resource: "a", Token: token},
+			func() error { value = int(token); return err })
 	}
 	for _, step := range []struct {
 		token       fencing.Token
@@ -159,7 +164,8 @@ func TestMemoryDo(t *testing.T) {
 		{33, nil, nil, 33}, {34, failed, failed, 34}, {33, nil, fencing.ErrStale, 34}, {34, nil, nil, 34},
 	} {
 		if err := do(step.token, step.fails); !errors.Is(err, step.want) || value != step.value {
-			t.Errorf("Do with %v = %v, and the value is %d; want %v and %d", step.token, err, value, step.want, step.value)
+			t.Errorf("Do with %v = %v, and the value is %d; want %v and %d",
+				step.token, err, value, step.want, step.value)
 		}
 	}
 }

@@ -64,7 +64,8 @@ func TestMemoryGuard(t *testing.T) {
 		}
 	}
 	stale := (*fencing.StaleError)(nil)
-	if err := g.Check(ctx, fencing.Claim{Resource: "a", Token: 1}); !errors.As(err, &stale) || stale.Token != 1 || stale.Highest != 34 {
+	if err := g.Check(ctx, fencing.Claim{Resource: "a", Token: 1}); !errors.As(err, &stale) || stale.Token != 1 ||
+		stale.Highest != 34 {
 		t.Errorf("the error %v does not tell both tokens", err)
 	}
 	ended, cancel := context.WithCancel(ctx)
@@ -89,7 +90,10 @@ func TestMemoryKeeper(t *testing.T) {
 		do   func() error
 		want error
 	}{
-		{"a claim that is refused sets no space", func() error { return g.Check(ctx, claim(0, "cluster-0")) }, fencing.ErrNoToken},
+		{
+			"a claim that is refused sets no space",
+			func() error { return g.Check(ctx, claim(0, "cluster-0")) }, fencing.ErrNoToken,
+		},
 		{"the first", func() error { return g.Check(ctx, claim(5, "cluster-1")) }, nil},
 		{"no space", func() error { return g.Check(ctx, claim(9, "")) }, fencing.ErrSpace},
 		{"another space", func() error { return g.Check(ctx, claim(9, "cluster-2")) }, fencing.ErrSpace},
@@ -102,7 +106,10 @@ func TestMemoryKeeper(t *testing.T) {
 		{"below it", func() error { return g.Check(ctx, claim(6, "cluster-2")) }, fencing.ErrStale},
 		{"a space that cannot be", func() error { return g.Accept(ctx, "\n", 0) }, fencing.ErrInvalid},
 		{"a floor that cannot be", func() error { return g.Accept(ctx, "", fencing.MaxToken+1) }, fencing.ErrInvalid},
-		{"a token that no service issues", func() error { return g.Check(ctx, claim(1<<63-1, "cluster-2")) }, fencing.ErrInvalid},
+		{
+			"a token that no service issues",
+			func() error { return g.Check(ctx, claim(1<<63-1, "cluster-2")) }, fencing.ErrInvalid,
+		},
 	} {
 		if err := step.do(); !errors.Is(err, step.want) {
 			t.Errorf("%s: %v, want %v", step.what, err, step.want)
@@ -148,7 +155,8 @@ func ExampleMemory() {
 	ctx := context.Background()
 	var guard fencing.Memory
 	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 33})) // holder A writes
-	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 34})) // A was paused, B holds the lock now
+	// A was paused, B holds the lock now.
+	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 34}))
 	fmt.Println(guard.Check(ctx, fencing.Claim{Resource: "accounts/42", Token: 33})) // A wakes up
 	// Output:
 	// <nil>

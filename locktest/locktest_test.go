@@ -24,7 +24,9 @@ func nightly(ctx context.Context, locks fencelock.Locker) error {
 }
 
 // simulated runs f in simulated time, while c's nightly work is under way. The work must end with the reason.
-func simulated(t *testing.T, reason fencelock.Reason, f func(t *testing.T, s *locktest.Service, c *locktest.Contender)) {
+func simulated(
+	t *testing.T, reason fencelock.Reason, f func(t *testing.T, s *locktest.Service, c *locktest.Contender),
+) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := locktest.New(t, &fencelock.Options{Namespace: "app"})
@@ -87,7 +89,8 @@ func TestLosses(t *testing.T) {
 		s.Steal("nightly")
 	})
 	simulated(t, fencelock.ReasonExpired, func(_ *testing.T, _ *locktest.Service, c *locktest.Contender) { c.Cut() })
-	simulated(t, fencelock.ReasonHistoryLost, func(_ *testing.T, s *locktest.Service, _ *locktest.Contender) { s.Store().Wipe() })
+	simulated(t, fencelock.ReasonHistoryLost,
+		func(_ *testing.T, s *locktest.Service, _ *locktest.Contender) { s.Store().Wipe() })
 }
 
 func TestNetworks(t *testing.T) {

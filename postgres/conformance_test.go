@@ -128,7 +128,8 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 		Intrude: func(t testing.TB, name string) {
 			execute(t, s, `create table if not exists fencelock.foreign_table (name text)`)
 			execute(t, s, `insert into fencelock.foreign_table values ($1)`, name)
-			execute(t, s, `insert into fencelock.names (name, token) values ($1, 7) on conflict do nothing`, name+" of others")
+			execute(t, s,
+				`insert into fencelock.names (name, token) values ($1, 7) on conflict do nothing`, name+" of others")
 			execute(t, s, `insert into fencelock.holds values ($1, 'foreign', '', 'foreign', '', 0, 0, 0, 7, now(), null, false, null)
 				on conflict do nothing`,
 				name+" of others")

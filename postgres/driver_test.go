@@ -60,7 +60,8 @@ func TestURLs(t *testing.T) {
 		"postgres://u:secret@" + closed + "/db": {backend.ErrUnavailable, "refused"},
 	} {
 		_, err := backend.Open(ctx, url)
-		if !errors.Is(err, want.class) || !strings.Contains(err.Error(), want.text) || strings.Contains(err.Error(), "secret") {
+		if !errors.Is(err, want.class) || !strings.Contains(err.Error(), want.text) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want %v with %q", url, err, want.class, want.text)
 		}
 	}
@@ -82,13 +83,15 @@ func TestMigrationsMeet(t *testing.T) {
 	all.Wait()
 	// Two schemas are two lock services; one that is missing says what to do.
 	pool := newPool(t, server.URL())
-	a, b, none := postgres.New(pool, nil), postgres.New(pool, &postgres.Options{Schema: "other"}), postgres.New(pool, &postgres.Options{Schema: "none"})
+	a, b, none := postgres.New(pool, nil), postgres.New(pool, &postgres.Options{Schema: "other"}),
+		postgres.New(pool, &postgres.Options{Schema: "none"})
 	for _, d := range []*postgres.Driver{a, b, none} {
 		defer closeDriver(t, d)
 	}
 	take(t, a, "x")
 	take(t, b, "x")
-	if err := none.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "migrate") {
+	if err := none.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) ||
+		!strings.Contains(err.Error(), "migrate") {
 		t.Errorf("without a schema: %v", err)
 	}
 }
@@ -111,7 +114,8 @@ func TestCloseEndsItsSessions(t *testing.T) {
 	}
 	defer conn.Close(t.Context())
 	var left int
-	row := conn.QueryRow(t.Context(), `select (select count(*) from fencelock.sessions) + (select count(*) from fencelock.holds)`)
+	row := conn.QueryRow(t.Context(),
+		`select (select count(*) from fencelock.sessions) + (select count(*) from fencelock.holds)`)
 	if err := row.Scan(&left); err != nil || left != 0 {
 		t.Errorf("after Close %d sessions and holds, %v", left, err)
 	}
@@ -240,8 +244,9 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 	defer closeDriver(t, d)
 	tries := 0
 	try := func() error {
-		tries++                                            // each has a name of its own, since a release is refused too
-		r := request(fmt.Sprint("x", tries), 12*time.Hour) // whose renewals, which look too, come later than the test's end
+		tries++ // each has a name of its own, since a release is refused too
+		// Its renewals, which look too, come later than the end of the test.
+		r := request(fmt.Sprint("x", tries), 12*time.Hour)
 		g, err := d.Acquire(soon(t, 20*time.Second), r)
 		if err == nil {
 			err = d.Release(soon(t, 20*time.Second), g)
@@ -257,7 +262,9 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 		execute(t, server, `select pg_reload_conf()`)
 		for ctx := soon(t, time.Minute); ; sleepFor(ctx, 20*time.Millisecond) {
 			var now string
-			if err := connect(t, server.URL()).QueryRow(ctx, `select current_setting('full_page_writes')`).Scan(&now); err != nil {
+			if err := connect(t, server.URL()).QueryRow(
+				ctx, `select current_setting('full_page_writes')`,
+			).Scan(&now); err != nil {
 				t.Fatalf("full_page_writes is not %s: %v", value, err)
 			}
 			if now == value {
@@ -345,8 +352,9 @@ func TestListensBesideAPooler(t *testing.T) {
 	}
 }
 
-// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for good if
-// its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find it.
+// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for
+// good if its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find
+// it.
 func TestHoldMovesUnheard(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -362,11 +370,14 @@ func TestHoldMovesUnheard(t *testing.T) {
 	if err := d.MoveUnheard(soon(t, 30*time.Second), g, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := rival.Acquire(soon(t, 30*time.Second), request("moves", time.Minute)); !errors.Is(err, backend.ErrHeld) {
+	if _, err := rival.Acquire(
+		soon(t, 30*time.Second), request("moves", time.Minute),
+	); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("beside a hold that has moved: %v", err)
 	}
 	for range 2 {
-		if renewed := d.Renew(soon(t, 30*time.Second), []backend.Grant{g})[0]; renewed.Err != nil || renewed.TTL != time.Minute {
+		if renewed := d.Renew(soon(t, 30*time.Second), []backend.Grant{g})[0]; renewed.Err != nil ||
+			renewed.TTL != time.Minute {
 			t.Errorf("renewed: %+v", renewed)
 		}
 	}
@@ -375,8 +386,8 @@ func TestHoldMovesUnheard(t *testing.T) {
 	}
 }
 
-// Calls of one client that come together share a commit, and each has its own answer: a name that somebody else holds or
-// whose row a foreign transaction keeps is refused to its caller alone, and at once to nobody else.
+// Calls of one client that come together share a commit, and each has its own answer: a name that somebody else holds
+// or whose row a foreign transaction keeps is refused to its caller alone, and at once to nobody else.
 func TestCallsTogether(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)

@@ -12,8 +12,8 @@ import (
 // IgnoreNotices makes a driver that believes a commit whose wait for the standbys was cancelled.
 func IgnoreNotices(d *Driver, pool *pgxpool.Pool) { d.pool = pool }
 
-// MoveUnheard moves a hold to a session with another TTL in the service, as a call does whose answer is lost, and lets the
-// driver look after what nobody may know.
+// MoveUnheard moves a hold to a session with another TTL in the service, as a call does whose answer is lost, and lets
+// the driver look after what nobody may know.
 func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Duration) error {
 	to, err := d.join(ctx, ttl)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// forgetting is what the loss of the last commits shows as: a holder is told that its hold is gone, or a rival is granted
-// beside it.
+// forgetting is what the loss of the last commits shows as: a holder is told that its hold is gone, or a rival is
+// granted beside it.
 var forgetting = []check.Kind{check.EarlyLoss, check.Early, check.Overlap, check.Illegal}
 
 // TestFailoversUnderLoad kills the primary under clients that contend, and promotes the standby: twenty times with a
@@ -55,7 +55,8 @@ func TestFailoversUnderLoad(t *testing.T) {
 				"(for %v at most), violations but those of tokens: %v", kind, rounds, grants, losses, disorder, doubled,
 				overrun.Round(time.Millisecond), others)
 			facts.Write(t, facts.Failover{
-				Standby: kind, Rounds: rounds, Grants: grants, Losses: losses, Disorder: disorder, Doubled: doubled, Overrun: overrun,
+				Standby: kind, Rounds: rounds, Grants: grants, Losses: losses, Disorder: disorder,
+				Doubled: doubled, Overrun: overrun,
 			})
 		})
 	}

@@ -21,7 +21,8 @@ func TestListenerIsEnded(t *testing.T) {
 	admin := connect(t, server.URL())
 	listeners := func() (n int) {
 		t.Helper()
-		row := admin.QueryRow(soon(t, 20*time.Second), `select count(*) from pg_stat_activity where query like 'listen %'`)
+		row := admin.QueryRow(soon(t, 20*time.Second),
+			`select count(*) from pg_stat_activity where query like 'listen %'`)
 		if err := row.Scan(&n); err != nil {
 			t.Fatal(err)
 		}
@@ -118,11 +119,15 @@ func TestSchemaIsDropped(t *testing.T) {
 	if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "migrate") {
 		t.Errorf("without the schema: %v, want ErrMisconfigured that names the remedy", err)
 	}
-	if err := d.Renew(soon(t, 20*time.Second), []backend.Grant{held})[0].Err; !errors.Is(err, backend.ErrMisconfigured) {
+	if err := d.Renew(
+		soon(t, 20*time.Second), []backend.Grant{held},
+	)[0].Err; !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("renewing without the schema: %v, want ErrMisconfigured", err)
 	}
 	migrate(t, newPool(t, server.URL()))
-	if _, err := d.Acquire(soon(t, 20*time.Second), request("x", time.Minute)); !errors.Is(err, backend.ErrHistoryLost) {
+	if _, err := d.Acquire(
+		soon(t, 20*time.Second), request("x", time.Minute),
+	); !errors.Is(err, backend.ErrHistoryLost) {
 		t.Errorf("the client that lived through it: %v, want ErrHistoryLost", err)
 	}
 	fresh := postgres.New(newPool(t, server.URL()), nil)
@@ -179,7 +184,8 @@ func TestRowIsKeptFromAClientThatIsCutOff(t *testing.T) {
 	patient := ask(soon(t, 2*time.Minute), waiting)
 	blocked(t, server.URL(), "acquire")
 	admin, since := connect(t, server.URL()), time.Time{}
-	for ctx, began := soon(t, time.Minute), since; since.IsZero() || !began.After(since); sleepFor(ctx, 20*time.Millisecond) {
+	for ctx, began := soon(t, time.Minute), since; since.IsZero() ||
+		!began.After(since); sleepFor(ctx, 20*time.Millisecond) {
 		row := admin.QueryRow(ctx, `select coalesce(max(query_start), '0001-01-01 00:00+00') from pg_stat_activity
 			where wait_event_type = 'Lock' and query like '%acquire%' and pid <> pg_backend_pid()`)
 		if err := row.Scan(&began); err != nil {
@@ -207,7 +213,9 @@ func TestForeignTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := connect(t, server.URL())
-	if _, err := old.Exec(t.Context(), `begin isolation level repeatable read; select * from fencelock.names`); err != nil {
+	if _, err := old.Exec(
+		t.Context(), `begin isolation level repeatable read; select * from fencelock.names`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := connect(t, server.URL()).Begin(t.Context())

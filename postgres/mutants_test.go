@@ -31,7 +31,9 @@ const (
 var (
 	asItIs = mutant{what: "nothing", schema: "as_it_is"}
 
-	counter = mutant{what: "the token is a counter in the row", schema: "counter", change: [][2]string{{tokenIs, counts}}}
+	counter = mutant{
+		what: "the token is a counter in the row", schema: "counter", change: [][2]string{{tokenIs, counts}},
+	}
 
 	// A pg_control_checkpoint tells the timeline of before until the first checkpoint after a promotion.
 	controlFile = mutant{what: "the timeline is that of the control file", schema: "control_file", change: [][2]string{{
@@ -39,13 +41,14 @@ var (
 		"(select timeline_id from pg_control_checkpoint())::bigint << 43",
 	}}}
 
-	rowDeleted = mutant{what: "the row of a name is deleted with its last hold", schema: "row_deleted", change: [][2]string{
-		{tokenIs, counts},
-		{"	a.wake := fencelock.settle(nm);\n\tend if;\n\treturn a;", `	a.wake := fencelock.settle(nm);
+	rowDeleted = mutant{what: "the row of a name is deleted with its last hold", schema: "row_deleted",
+		change: [][2]string{
+			{tokenIs, counts},
+			{"	a.wake := fencelock.settle(nm);\n\tend if;\n\treturn a;", `	a.wake := fencelock.settle(nm);
 			end if;
 			delete from fencelock.names where name = nm and not exists (select 1 from fencelock.holds where name = nm);
 			return a;`},
-	}}
+		}}
 
 	// The values of an INSERT are computed before it finds out that it has to wait for somebody else's row.
 	inserted = mutant{what: "the token is computed in the INSERT", schema: "inserted", change: [][2]string{
@@ -67,9 +70,10 @@ var (
 		{"		for update skip locked) n;\n\twith asked", "		) n;\n\twith asked"},
 	}}
 
-	transactionTime = mutant{what: "time is the start of the transaction", schema: "transaction_time", change: [][2]string{
-		{"clock_timestamp()", "now()"},
-	}}
+	transactionTime = mutant{what: "time is the start of the transaction", schema: "transaction_time",
+		change: [][2]string{
+			{"clock_timestamp()", "now()"},
+		}}
 )
 
 // apply makes the mutant's schema, and returns the options of a driver that uses it.
@@ -84,7 +88,8 @@ func (m mutant) apply(t testing.TB, url string) *postgres.Options {
 	for _, step := range steps {
 		sql := step.SQL
 		for _, c := range m.change {
-			was, is := strings.ReplaceAll(c[0], "fencelock.", m.schema+"."), strings.ReplaceAll(c[1], "fencelock.", m.schema+".")
+			was, is := strings.ReplaceAll(c[0], "fencelock.", m.schema+"."),
+				strings.ReplaceAll(c[1], "fencelock.", m.schema+".")
 			if step.Version == 1 && !strings.Contains(sql, was) {
 				t.Fatalf("%s: the migrations do not say %q any more", m.what, was)
 			}
@@ -227,7 +232,9 @@ func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgre
 	const hold = `row('x', 'request-' || $1, 'h', $1, 'hand', 0, 0, 0, 0, null, null, false, null)::fencelock.holds`
 	keeper, asker := connect(t, server.URL()), patient(t, server.URL())
 	for _, session := range []string{"keeper", "asker"} {
-		if _, err := asker.Exec(t.Context(), in(`select fencelock.begin_session($1, 'nobody', 60000)`), session); err != nil {
+		if _, err := asker.Exec(
+			t.Context(), in(`select fencelock.begin_session($1, 'nobody', 60000)`), session,
+		); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -239,14 +246,16 @@ func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgre
 		t.Fatal(err)
 	}
 	var state string
-	row := tx.QueryRow(soon(t, 20*time.Second), in(`select state from fencelock.acquire(`+hold+`, false, null)`), "keeper")
+	row := tx.QueryRow(soon(t, 20*time.Second),
+		in(`select state from fencelock.acquire(`+hold+`, false, null)`), "keeper")
 	if err := row.Scan(&state); err != nil || state != "granted" {
 		t.Fatal(state, err)
 	}
 	granted := make(chan int, 1)
 	go func() {
 		var n int
-		row := asker.QueryRow(soon(t, 60*time.Second), in(`select coalesce(cardinality(places), 0) from fencelock.acquire_free(array[`+hold+`])`),
+		row := asker.QueryRow(soon(t, 60*time.Second),
+			in(`select coalesce(cardinality(places), 0) from fencelock.acquire_free(array[`+hold+`])`),
 			"asker")
 		if err := row.Scan(&n); err != nil {
 			t.Error(err)

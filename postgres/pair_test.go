@@ -115,8 +115,8 @@ func (n *local) signal(sig syscall.Signal) error {
 
 // Start runs the server and waits until it answers.
 func (n *local) Start(ctx context.Context) error {
-	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=",
-		"-c", "shared_buffers=32MB", "-c", "max_connections=800"}
+	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c",
+		"unix_socket_directories=", "-c", "shared_buffers=32MB", "-c", "max_connections=800"}
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
 	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), &n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who}
@@ -189,7 +189,8 @@ func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	primary, standby = &node{p, t}, &node{s, t}
 	p.run(t, "initdb", "-D", p.dir, "--auth=trust", "-U", "postgres", "--no-sync")
 	primary.start()
-	s.run(t, "pg_basebackup", "-h", "127.0.0.1", "-p", strconv.Itoa(p.port), "-U", "postgres", "-D", s.dir, "-R", "-X", "stream", "--no-sync")
+	s.run(t, "pg_basebackup", "-h", "127.0.0.1", "-p", strconv.Itoa(p.port), "-U", "postgres", "-D", s.dir, "-R",
+		"-X", "stream", "--no-sync")
 	standby.start()
 	return joined(primary, standby, quorum)
 }
@@ -203,7 +204,8 @@ func containerPair(t testing.TB, quorum bool) (primary, standby *node) {
 
 func joined(primary, standby *node, quorum bool) (*node, *node) {
 	primary.t.Helper()
-	primary.until("the standby follows", 30*time.Second, "select count(*) = 1 from pg_stat_replication where state = 'streaming'")
+	primary.until("the standby follows", 30*time.Second,
+		"select count(*) = 1 from pg_stat_replication where state = 'streaming'")
 	if quorum {
 		primary.set("ANY 1 (*)")
 	}
@@ -214,12 +216,15 @@ func joined(primary, standby *node, quorum bool) (*node, *node) {
 func (n *node) set(synchronous string) {
 	n.t.Helper()
 	conn := connect(n.t, n.URL())
-	for _, sql := range []string{"alter system set synchronous_standby_names = '" + synchronous + "'", "select pg_reload_conf()"} {
+	for _, sql := range []string{
+		"alter system set synchronous_standby_names = '" + synchronous + "'", "select pg_reload_conf()",
+	} {
 		if _, err := conn.Exec(soon(n.t, 20*time.Second), sql); err != nil {
 			n.t.Fatal(err)
 		}
 	}
-	n.until("it has read its settings", 20*time.Second, "select current_setting('synchronous_standby_names') = '"+synchronous+"'")
+	n.until("it has read its settings", 20*time.Second,
+		"select current_setting('synchronous_standby_names') = '"+synchronous+"'")
 }
 
 // promote makes a standby primary.
@@ -231,7 +236,8 @@ func (n *node) promote() {
 // replicated waits until the standby has all that was committed.
 func (n *node) replicated() {
 	n.t.Helper()
-	n.until("the standby has everything", 20*time.Second, "select bool_and(replay_lsn >= pg_current_wal_lsn()) from pg_stat_replication")
+	n.until("the standby has everything", 20*time.Second,
+		"select bool_and(replay_lsn >= pg_current_wal_lsn()) from pg_stat_replication")
 }
 
 // both is the URL that finds whichever of the two is primary.
@@ -424,7 +430,9 @@ func TestTwoPrimaries(t *testing.T) {
 
 // With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
 func TestHoldSurvivesQuorumFailover(t *testing.T) {
-	for name, pair := range map[string]func(testing.TB, bool) (*node, *node){"processes": pair, "containers": containerPair} {
+	for name, pair := range map[string]func(testing.TB, bool) (*node, *node){
+		"processes": pair, "containers": containerPair,
+	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "containers" {
 				deep.Only(t) // on a slow disk they take a minute to begin
@@ -469,7 +477,9 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	primary, standby := pair(t, true)
 	migrate(t, newPool(t, primary.URL()))
 	// Whatever the role's setting is, a grant waits.
-	if _, err := connect(t, primary.URL()).Exec(soon(t, 20*time.Second), `alter role postgres set synchronous_commit = off`); err != nil {
+	if _, err := connect(t, primary.URL()).Exec(
+		soon(t, 20*time.Second), `alter role postgres set synchronous_commit = off`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	d, believer := postgres.New(newPool(t, primary.URL()), nil), postgres.New(newPool(t, primary.URL()), nil)
@@ -482,7 +492,9 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 		}
 	}
 	dying := connect(t, primary.URL())
-	if _, err := dying.Exec(soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 1000)`); err != nil {
+	if _, err := dying.Exec(
+		soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 1000)`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	standby.kill()
@@ -524,8 +536,8 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	}
 }
 
-// A disk is rolled back to an earlier copy: the server's timeline is the same, and its log position falls behind what the
-// driver has seen. Tokens could be issued again, so the driver grants nothing more, and its holds are lost.
+// A disk is rolled back to an earlier copy: the server's timeline is the same, and its log position falls behind what
+// the driver has seen. Tokens could be issued again, so the driver grants nothing more, and its holds are lost.
 func TestDiskIsRolledBack(t *testing.T) {
 	t.Parallel()
 	n := newLocal(t)

@@ -22,9 +22,9 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// pooler starts a PgBouncer in front of a server, and returns its address. As under a service manager, the socket on which
-// it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends itself when a request to
-// cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer.
+// pooler starts a PgBouncer in front of a server, and returns its address. As under a service manager, the socket on
+// which it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends itself when a
+// request to cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer.
 func pooler(t testing.TB, server *containers.PostgresServer, mode string) string {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
@@ -64,7 +64,8 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 	go func() {
 		defer close(stopped)
 		for first := true; ; first = false {
-			cmd, log := exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$1"`, program, config), &bytes.Buffer{}
+			cmd, log := exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" "$1"`, program, config),
+				&bytes.Buffer{}
 			cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{socket}
 			cmd.SysProcAttr = &syscall.SysProcAttr{}
 			if os.Geteuid() == 0 {
@@ -154,7 +155,9 @@ func TestConformanceBehindAPooler(t *testing.T) {
 	for mode, o := range map[string]*postgres.Options{"session": nil, "transaction": {NoListen: true}} {
 		t.Run(mode, func(t *testing.T) {
 			server := migrated(t)
-			way := func(t testing.TB, addr string) backend.FencingDriver { return postgres.New(newPool(t, urlOf(addr)), o) }
+			way := func(t testing.TB, addr string) backend.FencingDriver {
+				return postgres.New(newPool(t, urlOf(addr)), o)
+			}
 			conformance.Run(t, harness(pooled{server, pooler(t, server, mode)}, way))
 		})
 	}

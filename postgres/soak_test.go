@@ -48,7 +48,9 @@ func TestSoak(t *testing.T) {
 				return process, err
 			},
 			Leftovers: func() ([]string, error) { return leftovers(server) },
-			Logs:      func(ctx context.Context) map[string]string { return map[string]string{"postgres": server.Logs(ctx)} },
+			Logs: func(ctx context.Context) map[string]string {
+				return map[string]string{"postgres": server.Logs(ctx)}
+			},
 		}
 	})
 }

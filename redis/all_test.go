@@ -215,7 +215,8 @@ func TestAcquireAllUnderRace(t *testing.T) {
 					continue
 				}
 				rs := []backend.Request{
-					request(fmt.Sprint("n", one), time.Minute, false), request(fmt.Sprint("n", two), time.Minute, false),
+					request(fmt.Sprint("n", one), time.Minute, false),
+					request(fmt.Sprint("n", two), time.Minute, false),
 				}
 				got, err := d.AcquireAll(within(t, 30*time.Second), rs)
 				if err != nil {

@@ -107,7 +107,9 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 		Intrude: func(t testing.TB, name string) {
 			containers.Within(func(ctx context.Context) error {
 				lock := redisscript.KeysOf(prefix, name).Lock
-				for _, key := range []string{name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign"} {
+				for _, key := range []string{
+					name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign",
+				} {
 					if err := admin.Set(ctx, key, "foreign", time.Minute).Err(); err != nil {
 						return err
 					}

@@ -96,7 +96,9 @@ func TestLostReply(t *testing.T) {
 		if link.Seen(fault.Requests) == sent {
 			t.Error("nothing went through the link")
 		}
-		if _, err := other.Acquire(within(t, 30*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+		if _, err := other.Acquire(
+			within(t, 30*time.Second), request("n", time.Second, false),
+		); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("a rival: %v", err)
 		}
 		mustRelease(t, d, g)
@@ -139,7 +141,8 @@ func TestLostRenewalIsNoLoss(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		err := d.Renew(ctx, []backend.Grant{g})[0].Err
 		cancel()
-		if !errors.Is(err, backend.ErrUnknown) && !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotHeld) {
+		if !errors.Is(err, backend.ErrUnknown) && !errors.Is(err, backend.ErrUnavailable) ||
+			errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("renewal: %v", err)
 		}
 		link.Pass()
@@ -157,7 +160,8 @@ func TestServerIsDown(t *testing.T) {
 	d := s.open(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("try: %v", err)
 	}
 	if err := d.Ping(ctx); !errors.Is(err, backend.ErrUnavailable) {
@@ -230,7 +234,8 @@ func TestRestartedEmpty(t *testing.T) {
 	next := <-got // its look finds the place gone
 	answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]
 	var lost *backend.NotHeldError
-	if !errors.As(answer.Err, &lost) && !errors.Is(answer.Err, backend.ErrUnknown) || lost != nil && lost.Reason != backend.ReasonEvicted {
+	if !errors.As(answer.Err, &lost) && !errors.Is(answer.Err, backend.ErrUnknown) ||
+		lost != nil && lost.Reason != backend.ReasonEvicted {
 		t.Errorf("renewed after a restart: %v", answer.Err)
 	}
 	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
@@ -253,11 +258,13 @@ func TestExclusion(t *testing.T) {
 		server *testServer
 		want   backend.Exclusion
 	}{
-		"memory":          {startServer(t), backend.ExclusionVolatileServer},
-		"every second":    {startServer(t, "--appendonly", "yes"), backend.ExclusionVolatileServer},
-		"not on rewrites": {startServer(t, append(durable, "--no-appendfsync-on-rewrite", "yes")...), backend.ExclusionVolatileServer},
-		"durable":         {startServer(t, durable...), backend.ExclusionDurableServer},
-		"replica":         {replicated, backend.ExclusionAsyncReplica},
+		"memory":       {startServer(t), backend.ExclusionVolatileServer},
+		"every second": {startServer(t, "--appendonly", "yes"), backend.ExclusionVolatileServer},
+		"not on rewrites": {
+			startServer(t, append(durable, "--no-appendfsync-on-rewrite", "yes")...), backend.ExclusionVolatileServer,
+		},
+		"durable": {startServer(t, durable...), backend.ExclusionDurableServer},
+		"replica": {replicated, backend.ExclusionAsyncReplica},
 	} {
 		d := c.server.open(t)
 		if got := d.Describe().Exclusion; got != backend.ExclusionVolatileServer {
@@ -293,7 +300,9 @@ func TestUnfitServers(t *testing.T) {
 		d := s.open(t)
 		_, acquire := d.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
 		_, open := Open(within(t, 30*time.Second), "redis://"+s.addr)
-		for call, err := range map[string]error{"acquire": acquire, "open": open, "ping": d.Ping(within(t, 30*time.Second))} {
+		for call, err := range map[string]error{
+			"acquire": acquire, "open": open, "ping": d.Ping(within(t, 30*time.Second)),
+		} {
 			var config *backend.ConfigError
 			if !errors.Is(err, backend.ErrMisconfigured) || !errors.As(err, &config) || config.Setting != name {
 				t.Errorf("%s: %s: %v", name, call, err)

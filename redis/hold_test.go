@@ -77,7 +77,9 @@ func TestRequestIDsThatArePrefixes(t *testing.T) {
 		if err := d.Release(within(t, 30*time.Second), stranger); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("released by %+v: %v", stranger, err)
 		}
-		if err := d.Renew(within(t, 30*time.Second), []backend.Grant{stranger})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+		if err := d.Renew(
+			within(t, 30*time.Second), []backend.Grant{stranger},
+		)[0].Err; !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("renewed by %+v: %v", stranger, err)
 		}
 	}
@@ -131,7 +133,9 @@ func TestTTLIsExact(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
-	for _, ttl := range []time.Duration{100 * time.Millisecond, 900 * time.Millisecond, 1234 * time.Millisecond, 61_234 * time.Millisecond, maxTTL} {
+	for _, ttl := range []time.Duration{
+		100 * time.Millisecond, 900 * time.Millisecond, 1234 * time.Millisecond, 61_234 * time.Millisecond, maxTTL,
+	} {
 		began := time.Now()
 		g := mustAcquire(t, d, request("n", ttl, true))
 		if left, passed := pttl(t, admin, "n"), time.Since(began); left > ttl || left < ttl-passed-2*time.Millisecond {
@@ -149,7 +153,9 @@ func TestTTLIsExact(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, ttl := range []time.Duration{0, -1, time.Microsecond, 99 * time.Millisecond, time.Second + 1, maxTTL + time.Hour} {
+	for _, ttl := range []time.Duration{
+		0, -1, time.Microsecond, 99 * time.Millisecond, time.Second + 1, maxTTL + time.Hour,
+	} {
 		r := request("n", ttl, false)
 		if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrInvalidTTL) {
 			t.Errorf("TTL %v: %v", ttl, err)
@@ -245,7 +251,9 @@ func TestMinimumHold(t *testing.T) {
 	if err := a.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("second release: %v", err)
 	}
-	if _, err := b.Acquire(within(t, 30*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+	if _, err := b.Acquire(
+		within(t, 30*time.Second), request("n", time.Second, false),
+	); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("open before its time: %v", err)
 	}
 	next := mustAcquire(t, b, request("n", time.Second, true))
@@ -338,7 +346,9 @@ func TestUnsupportedRequests(t *testing.T) {
 		if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, err := d.AcquireAll(within(t, 30*time.Second), []backend.Request{r}); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := d.AcquireAll(
+			within(t, 30*time.Second), []backend.Request{r},
+		); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s, in a set: %v", what, err)
 		}
 	}
@@ -352,7 +362,9 @@ func TestBadInput(t *testing.T) {
 	s := startServer(t)
 	d := s.open(t)
 	for _, name := range []string{"", strings.Repeat("x", 513), "a\x00", "a\n", "\xff"} {
-		if _, err := d.Acquire(within(t, 30*time.Second), request(name, time.Second, false)); !errors.Is(err, backend.ErrInvalidName) {
+		if _, err := d.Acquire(
+			within(t, 30*time.Second), request(name, time.Second, false),
+		); !errors.Is(err, backend.ErrInvalidName) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}

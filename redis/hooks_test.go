@@ -57,8 +57,8 @@ func (w *watcher) refusing(err error) {
 	w.refuse = err
 }
 
-// Hooks of a client see what the driver does with its locks, whatever the client's settings, and nothing that would move
-// a lock; they can refuse it.
+// Hooks of a client see what the driver does with its locks, whatever the client's settings, and nothing that would
+// move a lock; they can refuse it.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -96,7 +96,8 @@ func TestHooks(t *testing.T) {
 		if err := d.Release(ctx, g); !errors.Is(err, no) || !errors.Is(err, backend.ErrUnavailable) {
 			t.Errorf("%s: a refused release: %v", name, err)
 		}
-		if answer := d.Renew(ctx, []backend.Grant{g})[0]; !errors.Is(answer.Err, no) || !errors.Is(answer.Err, backend.ErrUnavailable) {
+		if answer := d.Renew(ctx, []backend.Grant{g})[0]; !errors.Is(answer.Err, no) ||
+			!errors.Is(answer.Err, backend.ErrUnavailable) {
 			t.Errorf("%s: a refused renewal: %v", name, answer.Err)
 		}
 		w.refusing(nil)

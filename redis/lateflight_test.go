@@ -21,7 +21,8 @@ func TestFailedFlightArrivesLast(t *testing.T) {
 		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
 		ctx, cancel := context.WithTimeout(context.Background(), slack) // for the request to leave
 		defer cancel()
-		if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("wait %v: out of time: %v", wait, err)
 		}
 		<-link.held

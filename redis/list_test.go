@@ -36,7 +36,8 @@ func TestListAmongMany(t *testing.T) {
 		pipe.Set(ctx, fmt.Sprint("other:", i), "", 0)
 	}
 	for _, key := range []string{
-		"fencelock:{a*/x}:q", "fencelock:{a*/foreign", "fencelock:{a*/%zz}", "fencelock:{a*/}x}", "fencelock:x{a*/b}", "fencelock:{a*/x}y",
+		"fencelock:{a*/x}:q", "fencelock:{a*/foreign", "fencelock:{a*/%zz}", "fencelock:{a*/}x}",
+		"fencelock:x{a*/b}", "fencelock:{a*/x}y",
 	} {
 		pipe.Set(ctx, key, "foreign", 0)
 	}
@@ -151,7 +152,8 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	var lost *backend.NotHeldError
-	if err := a.Renew(within(t, 10*slack), []backend.Grant{g})[0].Err; !errors.As(err, &lost) || lost.Reason != backend.ReasonEvicted {
+	if err := a.Renew(within(t, 10*slack), []backend.Grant{g})[0].Err; !errors.As(err, &lost) ||
+		lost.Reason != backend.ReasonEvicted {
 		t.Errorf("deleted: %v", err)
 	}
 	nothingLeft(t, s)

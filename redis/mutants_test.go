@@ -22,7 +22,10 @@ func TestMutants(t *testing.T) {
 		{"an offer lasts as long as a hold", "local ms = math.min(px, OFFER_MS)", "local ms = px"},
 		{"who lets an offer end is offered the next one", "if not g then forsake(queue, seen) end", ""},
 		{"a hand-over is never acknowledged", "\t\tprolong(lock, ms)\n\t\tcall('HDEL', seen", "\t\tcall('HDEL', seen"},
-		{"an offer that was accepted counts as ended", "\t\tcall('HDEL', seen, '!' .. whose(v), '?' .. whose(v))\n\t\treturn 1", "return 1"},
+		{
+			"an offer that was accepted counts as ended",
+			"\t\tcall('HDEL', seen, '!' .. whose(v), '?' .. whose(v))\n\t\treturn 1", "return 1",
+		},
 		{"an attempt barges past the queue", "step == 't' and call('EXISTS', queue) == 0 then", "step == 't' then"},
 		{"a waiter barges past the queue", "if call('RPUSHX', queue, v) > 0 then return 0 end", ""},
 		{"a release forgets who waits", "elseif not promote(lock, queue, seen) then", "else"},
@@ -75,7 +78,9 @@ type line struct {
 
 func newLineOf(c *goredis.Client, source, name string) (*line, error) {
 	hold := func(client, nonce string) redisscript.Hold {
-		return redisscript.Hold{PX: time.Minute, Client: client, Nonce: nonce, Request: name + client + nonce, Owner: "o"}
+		return redisscript.Hold{
+			PX: time.Minute, Client: client, Nonce: nonce, Request: name + client + nonce, Owner: "o",
+		}
 	}
 	l := &line{
 		c: c, source: source, name: name, keys: redisscript.KeysOf("fencelock:", name),
@@ -126,7 +131,8 @@ func checkOffers(c *goredis.Client, source, name string) error {
 	}
 	l.lapse()
 	if answer := l.step(redisscript.Settle); c.Get(ctx, l.keys.Lock).Val() != l.live.Value() {
-		return fmt.Errorf("after an offer that ended the next is made to %q (%v)", c.Get(ctx, l.keys.Lock).Val(), answer)
+		return fmt.Errorf("after an offer that ended the next is made to %q (%v)",
+			c.Get(ctx, l.keys.Lock).Val(), answer)
 	}
 	if answer := l.step(redisscript.Accept, l.live.Start(), "60000"); answer != int64(1) {
 		return fmt.Errorf("accepting is answered %v", answer)

@@ -25,7 +25,9 @@ func ghosts(t *testing.T, c goredis.UniversalClient, r backend.Request, n int, c
 			PX: time.Minute, Client: client(i), Nonce: fmt.Sprint(i), Request: fmt.Sprint("request-", i), Owner: "o",
 			Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
 		}
-		if answer := run(t, c, []string{r.Name, codesOf(r.Kind).wait, h.Value(), redisscript.Millis(h.PX)})[0]; answer != int64(0) {
+		if answer := run(
+			t, c, []string{r.Name, codesOf(r.Kind).wait, h.Value(), redisscript.Millis(h.PX)},
+		)[0]; answer != int64(0) {
 			t.Fatalf("ghost %d of %s: %v", i, r.Name, answer)
 		}
 	}
@@ -42,8 +44,8 @@ func listenToAll(t *testing.T, c *goredis.Client) {
 }
 
 // A queue whose first waiters are dead, of one client or each of its own, costs those behind them seconds and not a
-// TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's PSUBSCRIBE, as a vanished
-// host's open connection, makes it tell what is wrong.
+// TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's PSUBSCRIBE, as a
+// vanished host's open connection, makes it tell what is wrong.
 func TestDeadHeadOfTheQueue(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient){

@@ -26,7 +26,8 @@ func TestPermits(t *testing.T) {
 	}
 	_, err := b.Acquire(within(t, 30*time.Second), taking(request("n", time.Second, false), 2, 4))
 	var refused *backend.HeldError
-	if !errors.As(err, &refused) || refused.Holder != "test/n" || refused.RetryAfter <= 0 || refused.RetryAfter > time.Minute {
+	if !errors.As(err, &refused) || refused.Holder != "test/n" || refused.RetryAfter <= 0 ||
+		refused.RetryAfter > time.Minute {
 		t.Errorf("too many: %v", err)
 	}
 	big := inLine(t, a, b, taking(request("n", time.Minute, true), 4, 4), 1)
@@ -41,7 +42,8 @@ func TestPermits(t *testing.T) {
 	mustRelease(t, b, g)
 	g1, g2 := <-small, <-small2
 	info, err := a.Look(within(t, 30*time.Second), "n")
-	if err != nil || len(info.Holders) != 2 || info.Holders[0].Permits+info.Holders[1].Permits != 4 || info.Waiters != 1 {
+	if err != nil || len(info.Holders) != 2 || info.Holders[0].Permits+info.Holders[1].Permits != 4 ||
+		info.Waiters != 1 {
 		t.Errorf("1 and 3 of 4, and one waits: %+v, %v", info, err)
 	}
 	notYet(t, last, "more permits than there are")
@@ -77,7 +79,9 @@ func TestHolderOfPermitsDies(t *testing.T) {
 		if now := backend.SystemClock().Now(); now < dead.SentAt.Add(ttl) {
 			t.Errorf("wait %v: granted %v before the end of the first hold", wait, dead.SentAt.Add(ttl).Sub(now))
 		}
-		if answer := b.Renew(within(t, 30*time.Second), []backend.Grant{dead})[0]; !errors.Is(answer.Err, backend.ErrNotHeld) {
+		if answer := b.Renew(
+			within(t, 30*time.Second), []backend.Grant{dead},
+		)[0]; !errors.Is(answer.Err, backend.ErrNotHeld) {
 			t.Errorf("wait %v: renewed under a rival: %v", wait, answer.Err)
 		}
 		mustRelease(t, a, g)
@@ -144,11 +148,14 @@ func TestKindsDoNotMix(t *testing.T) {
 		return true
 	})
 	k := redisscript.KeysOf("fencelock:", "n")
-	ghost := redisscript.Hold{PX: time.Minute, Permits: 1, Limit: 5, Client: "ghost", Nonce: "1", Request: "r", Owner: "o"}
+	ghost := redisscript.Hold{
+		PX: time.Minute, Permits: 1, Limit: 5, Client: "ghost", Nonce: "1", Request: "r", Owner: "o",
+	}
 	push := `redis.call('ZADD', KEYS[1], 0, '#', 1, ARGV[1])`
 	for _, r := range []backend.Request{writer(), reader(), permit(2)} {
 		for _, wait := range []bool{false, true} {
-			if err := s.admin(t).Eval(context.Background(), push, []string{k.Queue}, ghost.Value()).Err(); err != nil && err.Error() != "redis: nil" {
+			if err := s.admin(t).Eval(context.Background(), push, []string{k.Queue}, ghost.Value()).Err(); err != nil &&
+				err.Error() != "redis: nil" {
 				t.Fatal(err)
 			}
 			r.Wait, r.RequestID = wait, backend.NewRequestID()
@@ -280,7 +287,9 @@ func TestGoneWaitersForPermits(t *testing.T) {
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
 	k := redisscript.KeysOf("fencelock:", "n")
-	ghost := redisscript.Hold{PX: time.Minute, Permits: 2, Limit: 2, Client: "ghost", Nonce: "1", Request: "r", Owner: "o"}
+	ghost := redisscript.Hold{
+		PX: time.Minute, Permits: 2, Limit: 2, Client: "ghost", Nonce: "1", Request: "r", Owner: "o",
+	}
 	ahead := `return redis.call('ZADD', KEYS[1], 0.5, ARGV[1])`
 
 	g := mustAcquire(t, d, taking(request("n", time.Minute, false), 1, 2))

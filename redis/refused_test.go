@@ -161,7 +161,9 @@ func TestEvictionPolicies(t *testing.T) {
 	if err := s.admin(t).ConfigSet(within(t, 10*slack), "maxmemory-policy", "allkeys-lru").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := opened(t, "redis://"+s.addr+"?allow-volatile-eviction=true"); !errors.Is(err, backend.ErrMisconfigured) {
+	if _, err := opened(
+		t, "redis://"+s.addr+"?allow-volatile-eviction=true",
+	); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("allkeys-lru: %v", err)
 	}
 }
@@ -318,7 +320,9 @@ func readItem(in *bufio.Reader, whole []byte, words []string) ([]byte, []string,
 func TestBehindAProxy(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	if _, err := opened(t, "redis://"+filter(t, s.addr, true)+"?assume-version=7.0"); !errors.Is(err, backend.ErrUnavailable) {
+	if _, err := opened(
+		t, "redis://"+filter(t, s.addr, true)+"?assume-version=7.0",
+	); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("behind a proxy that hangs up: %v", err)
 	}
 	addr := filter(t, s.addr, false)
@@ -341,7 +345,9 @@ func TestBehindAProxy(t *testing.T) {
 	defer client.Close()
 	d := New(client, &Options{Assume: &Server{Version: "x"}})
 	defer d.Close(context.Background())
-	if _, err := d.Acquire(within(t, 10*slack), request("n", time.Minute, false)); !errors.Is(err, backend.ErrInvalidOption) {
+	if _, err := d.Acquire(
+		within(t, 10*slack), request("n", time.Minute, false),
+	); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("a version that is none: %v", err)
 	}
 }

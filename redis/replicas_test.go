@@ -264,7 +264,8 @@ func TestReplicaSettings(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	for _, o := range []Options{
-		{Replicas: -1}, {Replicas: 101}, {Replicas: 1, ReplicaTimeout: -1}, {ReplicaTimeout: time.Second}, {ReplicaDisk: true},
+		{Replicas: -1}, {Replicas: 101}, {Replicas: 1, ReplicaTimeout: -1},
+		{ReplicaTimeout: time.Second}, {ReplicaDisk: true},
 	} {
 		client := goredis.NewClient(&goredis.Options{Addr: s.addr})
 		d := New(client, &o)
@@ -276,20 +277,25 @@ func TestReplicaSettings(t *testing.T) {
 		}
 	}
 	for _, query := range []string{
-		"replicas=0", "replicas=x", "replica-timeout=1s", "replicas=1&replica-timeout=0s", "replicas=1&replica-disk=yes",
+		"replicas=0", "replicas=x", "replica-timeout=1s",
+		"replicas=1&replica-timeout=0s", "replicas=1&replica-disk=yes",
 	} {
 		if _, err := opened(t, "redis://"+s.addr+"?"+query); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%s: %v", query, err)
 		}
 	}
-	if err := s.admin(t).ACLSetUser(within(t, 10*slack), "worker", "on", ">pw", "~*", "&*", "+@all", "-wait").Err(); err != nil {
+	if err := s.admin(t).ACLSetUser(
+		within(t, 10*slack), "worker", "on", ">pw", "~*", "&*", "+@all", "-wait",
+	).Err(); err != nil {
 		t.Fatal(err)
 	}
 	d, err := opened(t, "redis://worker:pw@"+s.addr+"?replicas=1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Acquire(within(t, 10*slack), request("n", time.Minute, true)); !errors.Is(err, backend.ErrMisconfigured) {
+	if _, err := d.Acquire(
+		within(t, 10*slack), request("n", time.Minute, true),
+	); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("without +wait: %v", err)
 	}
 	nothingLeft(t, s)

@@ -29,8 +29,8 @@ func TestShowsNoKeys(t *testing.T) {
 			t.Errorf("%s: granted as %q", name, g.HoldID)
 		}
 		state, err := other.Look(within(t, 30*time.Second), name)
-		if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID || state.Holders[0].Owner != r.Owner ||
-			state.Holders[0].Metadata["a"] != "|" {
+		if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID ||
+			state.Holders[0].Owner != r.Owner || state.Holders[0].Metadata["a"] != "|" {
 			t.Errorf("%s: %+v, %v", name, state, err)
 		}
 		rival := request(name, time.Second, false)
@@ -80,8 +80,8 @@ func TestRefusedInput(t *testing.T) {
 		_, all := d.AcquireAll(ctx, []backend.Request{r})
 		_, look := d.Look(ctx, "n")
 		for call, err := range map[string]error{
-			"acquire": acquire, "acquire all": all, "look": look, "ping": d.Ping(ctx), "release": d.Release(ctx, r.Grant()),
-			"renew": d.Renew(ctx, []backend.Grant{r.Grant()})[0].Err,
+			"acquire": acquire, "acquire all": all, "look": look, "ping": d.Ping(ctx),
+			"release": d.Release(ctx, r.Grant()), "renew": d.Renew(ctx, []backend.Grant{r.Grant()})[0].Err,
 		} {
 			refused(t, name+", "+call, err)
 		}
@@ -120,7 +120,8 @@ func TestRenewalsNeverShorten(t *testing.T) {
 		}
 		short := g
 		short.TTL = time.Second
-		if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{short})[0]; answer.Err != nil || answer.TTL != short.TTL {
+		if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{short})[0]; answer.Err != nil ||
+			answer.TTL != short.TTL {
 			t.Errorf("%s: renewed for less: %+v", name, answer)
 		}
 		lives("renewed for less")

@@ -153,8 +153,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // request returns a request of a new id.
 func request(name string, ttl time.Duration, wait bool) backend.Request {
 	return backend.Request{
-		Name: name, Owner: "test/" + name, RequestID: backend.NewRequestID(), HoldID: backend.NewRequestID(), Fresh: true,
-		TTL: ttl, Wait: wait,
+		Name: name, Owner: "test/" + name, RequestID: backend.NewRequestID(),
+		HoldID: backend.NewRequestID(), Fresh: true, TTL: ttl, Wait: wait,
 	}
 }
 

@@ -158,9 +158,13 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 	d, other := s.open(t), s.open(t)
 	g := mustAcquire(t, d, reading(request("n", time.Minute, true)))
 	for what, leave := range map[string]func(*Driver, backend.Request, context.CancelFunc){
-		"cancelled":             func(_ *Driver, _ backend.Request, cancel context.CancelFunc) { cancel() },
-		"released by its id":    func(d *Driver, r backend.Request, _ context.CancelFunc) { mustRelease(t, d, r.Grant()) },
-		"forgotten by a client": func(d *Driver, _ backend.Request, _ context.CancelFunc) { d.Close(context.Background()) },
+		"cancelled": func(_ *Driver, _ backend.Request, cancel context.CancelFunc) { cancel() },
+		"released by its id": func(d *Driver, r backend.Request, _ context.CancelFunc) {
+			mustRelease(t, d, r.Grant())
+		},
+		"forgotten by a client": func(d *Driver, _ backend.Request, _ context.CancelFunc) {
+			d.Close(context.Background())
+		},
 	} {
 		ctx, cancel := context.WithCancel(context.Background())
 		gone := make(chan error, 1)
@@ -226,7 +230,9 @@ func TestReaderDies(t *testing.T) {
 	mustAcquire(t, other, reading(request("n", ttl, false)))
 	mustAcquire(t, other, reading(request("n", ttl+100*time.Millisecond, false)))
 	g = mustAcquire(t, d, request("n", time.Minute, true))
-	if took := end(ttl+500*time.Millisecond+slack, "the writer's wait for readers that end"); took < ttl+100*time.Millisecond {
+	if took := end(
+		ttl+500*time.Millisecond+slack, "the writer's wait for readers that end",
+	); took < ttl+100*time.Millisecond {
 		t.Errorf("the writer waited %v in all, less than the readers' time", took)
 	}
 	mustRelease(t, d, g)
@@ -284,7 +290,8 @@ func TestSharesHaveTheirTime(t *testing.T) {
 		short := mustAcquire(t, d, kind(request("n", 5*time.Second, true)))
 		most := long.TTL + time.Millisecond // servers count from the next whole one
 		for _, g := range []backend.Grant{short, long} {
-			if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil || answer.TTL != g.TTL {
+			if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil ||
+				answer.TTL != g.TTL {
 				t.Errorf("renewed: %+v", answer)
 			}
 			if left := pttl(t, admin, "n"); left > most || left < long.TTL-5*time.Second {

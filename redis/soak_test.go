@@ -70,12 +70,14 @@ func soakService(t testing.TB) nemesis.Service {
 			nemesis.NewLapse("flush", "all keys are deleted (FLUSHALL)", func(ctx context.Context, _ string) error {
 				return admin.FlushAll(ctx).Err()
 			}),
-			nemesis.NewLapse("evict", "the server runs out of memory and evicts what expires", func(ctx context.Context, _ string) error {
-				return evict(ctx, admin)
-			}),
-			nemesis.NewLapse("clock-jump", "the server's clock jumps beyond every TTL", func(ctx context.Context, _ string) error {
-				return expireAll(ctx, admin)
-			}),
+			nemesis.NewLapse("evict", "the server runs out of memory and evicts what expires",
+				func(ctx context.Context, _ string) error {
+					return evict(ctx, admin)
+				}),
+			nemesis.NewLapse("clock-jump", "the server's clock jumps beyond every TTL",
+				func(ctx context.Context, _ string) error {
+					return expireAll(ctx, admin)
+				}),
 			nemesis.NewLapse("restart-empty", "the server ends without warning and comes back without its data, "+
 				"as a failover to a replica that had nothing yet",
 				func(ctx context.Context, _ string) error {

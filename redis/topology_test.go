@@ -32,7 +32,8 @@ func startCluster(t *testing.T) []*testServer {
 	for i := range buses {
 		// Without this it would be 10,000 above the other port, among those that outgoing connections take.
 		_, buses[i], _ = net.SplitHostPort(port.Addresses(t, 1)[0])
-		s := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", fmt.Sprint("nodes-", i, ".conf"), "--cluster-port", buses[i])
+		s := startServer(t, "--cluster-enabled", "yes",
+			"--cluster-config-file", fmt.Sprint("nodes-", i, ".conf"), "--cluster-port", buses[i])
 		nodes = append(nodes, s)
 		first, last := i*16384/3, (i+1)*16384/3-1
 		c := s.admin(t)
@@ -53,7 +54,8 @@ func startCluster(t *testing.T) []*testServer {
 		c := s.admin(t)
 		eventually(t, "the cluster is complete", func() bool {
 			text, err := c.ClusterInfo(ctx).Result()
-			return err == nil && strings.Contains(text, "cluster_state:ok") && strings.Contains(text, "cluster_known_nodes:3") &&
+			return err == nil && strings.Contains(text, "cluster_state:ok") &&
+				strings.Contains(text, "cluster_known_nodes:3") &&
 				strings.Contains(text, "cluster_slots_assigned:16384")
 		})
 	}

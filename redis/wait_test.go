@@ -47,7 +47,9 @@ func TestFirstComeFirstServed(t *testing.T) {
 		line = append(line, waitInLine(t, s, drivers[i%3], request("n", 20*time.Second, true), int64(i+1)))
 	}
 	for i, next := range line {
-		if _, err := outsider.Acquire(within(t, 30*time.Second), request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+		if _, err := outsider.Acquire(
+			within(t, 30*time.Second), request("n", time.Second, false),
+		); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("barged before waiter %d: %v", i, err)
 		}
 		mustRelease(t, drivers[0], g)
@@ -206,7 +208,9 @@ func TestIdleWaitersForLong(t *testing.T) {
 	})
 }
 
-func idleOnManyNames(t *testing.T, names int, most float64, window time.Duration, holder, d *Driver, admins ...*goredis.Client) {
+func idleOnManyNames(
+	t *testing.T, names int, most float64, window time.Duration, holder, d *Driver, admins ...*goredis.Client,
+) {
 	var grants []backend.Grant
 	for i := range names {
 		grants = append(grants, mustAcquire(t, holder, request(fmt.Sprint("n", i), 30*time.Second, false)))
@@ -450,7 +454,9 @@ func TestDeadQueue(t *testing.T) {
 	k := redisscript.KeysOf("fencelock:", "n")
 	for _, wait := range []bool{false, true} {
 		for i := range 3 {
-			ghost := redisscript.Hold{PX: time.Minute, Client: fmt.Sprint("ghost", i), Nonce: "1", Request: "r", Owner: "o"}
+			ghost := redisscript.Hold{
+				PX: time.Minute, Client: fmt.Sprint("ghost", i), Nonce: "1", Request: "r", Owner: "o",
+			}
 			if err := admin.RPush(context.Background(), k.Queue, ghost.Value()).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -480,7 +486,9 @@ func TestFreeLockNeedsNoSubscription(t *testing.T) {
 			end(2*time.Second, what+": an acquire")
 		}
 	}
-	if err := admin.ACLSetUser(ctx, "worker", "on", ">pw", "~fencelock:*", "resetchannels", "+@all", "-subscribe").Err(); err != nil {
+	if err := admin.ACLSetUser(
+		ctx, "worker", "on", ">pw", "~fencelock:*", "resetchannels", "+@all", "-subscribe",
+	).Err(); err != nil {
 		t.Fatal(err)
 	}
 	d, err := Open(ctx, "redis://worker:pw@"+s.addr)

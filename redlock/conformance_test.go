@@ -136,7 +136,9 @@ func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) confo
 		Intrude: func(t testing.TB, name string) {
 			all(func(ctx context.Context, i int) error {
 				lock := redisscript.KeysOf(prefix, name).Lock
-				for _, key := range []string{name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign"} {
+				for _, key := range []string{
+					name, prefix + "foreign", lock + ":foreign", lock + ":q:foreign", lock + "foreign",
+				} {
 					if err := admins[i].Set(ctx, key, "foreign", time.Minute).Err(); err != nil {
 						return err
 					}

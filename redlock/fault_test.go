@@ -265,7 +265,8 @@ func shown(t *testing.T, s servers) {
 	r.HoldID, r.Metadata = "shown-to_all", map[string]string{"a": "|\n"}
 	g := take(t, d, r)
 	state, err := other.Look(within(t, 30*time.Second), r.Name)
-	if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID || state.Holders[0].Metadata["a"] != "|\n" {
+	if err != nil || len(state.Holders) != 1 || state.Holders[0].HoldID != r.HoldID ||
+		state.Holders[0].Metadata["a"] != "|\n" {
 		t.Errorf("Look = %+v, %v", state, err)
 	}
 	_, err = other.Acquire(within(t, 30*time.Second), request(r.Name))
@@ -520,7 +521,8 @@ func TestLateUnfitServer(t *testing.T) {
 	d := s.driver(t, nil)
 	take(t, d, request("name"))
 	s.restart(t, 1)
-	s.admin(t, 1, func(ctx context.Context, c *goredis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
+	s.admin(t, 1,
+		func(ctx context.Context, c *goredis.Client) error { return c.ReplicaOf(ctx, "127.0.0.1", "1").Err() })
 	other := s.driver(t, nil)
 	if err := other.Ping(within(t, 30*time.Second)); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("Ping = %v, want ErrMisconfigured", err)

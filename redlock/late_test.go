@@ -81,7 +81,8 @@ func TestReleaseBehindALateVote(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
 	r := backend.Request{
-		Name: "n", Owner: "o", RequestID: backend.NewRequestID(), HoldID: backend.NewRequestID(), Fresh: true, TTL: time.Minute,
+		Name: "n", Owner: "o", RequestID: backend.NewRequestID(), HoldID: backend.NewRequestID(),
+		Fresh: true, TTL: time.Minute,
 	}
 	link, addr := newLateLink(t, s[0].Addr(), r.RequestID)
 	var clients []goredis.UniversalClient

@@ -64,7 +64,9 @@ func TestVotesFollow(t *testing.T) {
 	if n := s.votes(t, "renewed"); n != 3 {
 		t.Errorf("%d servers have voted at once, want 3", n)
 	}
-	if _, err := s.driver(t, nil).Acquire(within(t, 30*time.Second), request("renewed")); !errors.Is(err, backend.ErrHeld) {
+	if _, err := s.driver(t, nil).Acquire(
+		within(t, 30*time.Second), request("renewed"),
+	); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("a rival of a hold with 3 votes = %v, want ErrHeld", err)
 	}
 	eventually(t, "what the rival got is given back", func() bool { return s.votes(t, "renewed") == 3 })

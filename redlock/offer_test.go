@@ -31,8 +31,12 @@ func TestDeadWaiters(t *testing.T) {
 		}
 		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
 			for n := range 20 {
-				ghost := redisscript.Hold{PX: time.Minute, Client: "ghost", Nonce: fmt.Sprint(n), Request: fmt.Sprint("request-", n)}
-				if err := c.RPush(ctx, redisscript.KeysOf("fencelock:", r.Name).Queue, ghost.Value()).Err(); err != nil {
+				ghost := redisscript.Hold{
+					PX: time.Minute, Client: "ghost", Nonce: fmt.Sprint(n), Request: fmt.Sprint("request-", n),
+				}
+				if err := c.RPush(
+					ctx, redisscript.KeysOf("fencelock:", r.Name).Queue, ghost.Value(),
+				).Err(); err != nil {
 					return err
 				}
 			}

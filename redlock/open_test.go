@@ -53,28 +53,33 @@ func TestWrongURLs(t *testing.T) {
 		err  error
 		text string
 	}{
-		"redlock://":                                        {backend.ErrInvalidOption, "no host: write redlock://localhost:6379"},
-		"redlock://u:secret@a:1,b:1":                        {backend.ErrInvalidOption, "number of servers"},
-		"redlock://u:secret@a:1":                            {backend.ErrInvalidOption, "number of servers"},
-		"redlock://u:secret@a:1,,b:1":                       {backend.ErrInvalidOption, "no host"},
-		"redlock://u:secret@a:1,b:1,c:1?max-ttl=long":       {backend.ErrInvalidOption, "max-ttl"},
-		"redlock://u:secret@a:1,b:1,c:1?node-timeout=-1s":   {backend.ErrInvalidOption, "node-timeout"},
-		"redlock://u:secret@a:1,b:1,c:1?trust-fresh=si":     {backend.ErrInvalidOption, "trust-fresh"},
-		"redlock://u:secret@a:1,b:1,c:1?max_ttl=30s":        {backend.ErrInvalidOption, "unknown option"},
-		"redlock://u:secret@a:1,b:1,c:1?prefix={x}":         {backend.ErrInvalidOption, "braces"},
-		"redlock://u:secret@a:1,b:1,c:1/x":                  {backend.ErrInvalidOption, "database"},
-		"redlock://u:secret@" + hosts + "?trust-fresh=true": {backend.ErrMisconfigured, "credentials"}, // there are no users
+		"redlock://": {
+			backend.ErrInvalidOption, "no host: write redlock://localhost:6379",
+		},
+		"redlock://u:secret@a:1,b:1":                      {backend.ErrInvalidOption, "number of servers"},
+		"redlock://u:secret@a:1":                          {backend.ErrInvalidOption, "number of servers"},
+		"redlock://u:secret@a:1,,b:1":                     {backend.ErrInvalidOption, "no host"},
+		"redlock://u:secret@a:1,b:1,c:1?max-ttl=long":     {backend.ErrInvalidOption, "max-ttl"},
+		"redlock://u:secret@a:1,b:1,c:1?node-timeout=-1s": {backend.ErrInvalidOption, "node-timeout"},
+		"redlock://u:secret@a:1,b:1,c:1?trust-fresh=si":   {backend.ErrInvalidOption, "trust-fresh"},
+		"redlock://u:secret@a:1,b:1,c:1?max_ttl=30s":      {backend.ErrInvalidOption, "unknown option"},
+		"redlock://u:secret@a:1,b:1,c:1?prefix={x}":       {backend.ErrInvalidOption, "braces"},
+		"redlock://u:secret@a:1,b:1,c:1/x":                {backend.ErrInvalidOption, "database"},
+		// There are no users.
+		"redlock://u:secret@" + hosts + "?trust-fresh=true": {backend.ErrMisconfigured, "credentials"},
 		"redlock://" + hosts + "/99?trust-fresh=true":       {backend.ErrMisconfigured, "database"},
-		"redlock://" + hosts:                                {backend.ErrUnavailable, "no vote before"}, // fresh servers
-		"redlocks://" + hosts + "?timeout=500ms":            {backend.ErrUnavailable, "TLS"},
-		"redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3":     {backend.ErrUnavailable, "connection refused"},
+		// The servers are fresh.
+		"redlock://" + hosts:                            {backend.ErrUnavailable, "no vote before"},
+		"redlocks://" + hosts + "?timeout=500ms":        {backend.ErrUnavailable, "TLS"},
+		"redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3": {backend.ErrUnavailable, "connection refused"},
 	} {
 		d, err := backend.Open(within(t, 30*time.Second), url)
 		if !errors.Is(err, want.err) || d != nil {
 			t.Errorf("%s: %v, %v, want %v", url, d, err, want.err)
 			continue
 		}
-		if text := err.Error(); !strings.Contains(text, want.text) || strings.Contains(text, "secret") || strings.Contains(text, "%!") {
+		if text := err.Error(); !strings.Contains(text, want.text) || strings.Contains(text, "secret") ||
+			strings.Contains(text, "%!") {
 			t.Errorf("%s: %v, does not say %q, or too much", url, err, want.text)
 		}
 	}

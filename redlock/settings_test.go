@@ -90,7 +90,8 @@ func TestWithoutInfo(t *testing.T) {
 	s := start(t, 3)
 	for i := range s {
 		s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
-			return c.ACLSetUser(ctx, "worker", "on", ">pw", "~fencelock:*", "&fencelock:*", "+@all", "-info", "-config").Err()
+			return c.ACLSetUser(ctx, "worker", "on", ">pw", "~fencelock:*", "&fencelock:*",
+				"+@all", "-info", "-config").Err()
 		})
 	}
 	if _, err := opened(t, s.url("worker", "trust-fresh=true")); !errors.Is(err, backend.ErrMisconfigured) {

@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/internal/facts"
 )
 
-var violationRounds = flag.Int("violations", 0, "rounds of each row of TestViolationRate; of rows with restarts a third")
+var violationRounds = flag.Int("violations", 0,
+	"rounds of each row of TestViolationRate; of rows with restarts a third")
 
 // TestViolationRate measures how often two clients hold a lock at once when what Redlock assumes does not hold. In each
 // round a holder takes the lock, then the fault strikes servers chosen at random, then a rival tries; both are sure of
@@ -41,10 +42,22 @@ func TestViolationRate(t *testing.T) {
 		{fault: "clock jumps past the TTL on 3 servers, holder had 5 votes", struck: 3, reached: 5, want: always},
 		{fault: "clock jumps past the TTL on 1 server,  holder had 3 votes", struck: 1, reached: 3, want: sometimes},
 		{fault: "clock jumps past the TTL on 2 servers, holder had 3 votes", struck: 2, reached: 3, want: sometimes},
-		{fault: "1 server restarts empty,  holder had 3 votes, quarantine", struck: 1, reached: 3, restart: true, want: never},
-		{fault: "2 servers restart empty,  holder had 3 votes, quarantine", struck: 2, reached: 3, restart: true, want: never},
-		{fault: "1 server restarts empty,  holder had 3 votes, without", struck: 1, reached: 3, restart: true, off: true, want: sometimes},
-		{fault: "2 servers restart empty,  holder had 3 votes, without", struck: 2, reached: 3, restart: true, off: true, want: sometimes},
+		{
+			fault: "1 server restarts empty,  holder had 3 votes, quarantine", struck: 1, reached: 3,
+			restart: true, want: never,
+		},
+		{
+			fault: "2 servers restart empty,  holder had 3 votes, quarantine", struck: 2, reached: 3,
+			restart: true, want: never,
+		},
+		{
+			fault: "1 server restarts empty,  holder had 3 votes, without", struck: 1, reached: 3,
+			restart: true, off: true, want: sometimes,
+		},
+		{
+			fault: "2 servers restart empty,  holder had 3 votes, without", struck: 2, reached: 3,
+			restart: true, off: true, want: sometimes,
+		},
 	} {
 		t.Run(row.fault, func(t *testing.T) { row.run(t, s) })
 	}
@@ -77,7 +90,8 @@ func (v violation) run(t *testing.T, s servers) {
 	for round := range rounds {
 		held, err := v.play(t, s, fmt.Sprintf("%s, round %d", t.Name(), round))
 		if err != nil {
-			t.Fatalf("after %d rounds, %d of them with two holders at once, one could not be played: %v", round, both, err)
+			t.Fatalf("after %d rounds, %d of them with two holders at once, one could not be played: %v",
+				round, both, err)
 		}
 		if held {
 			both++
@@ -131,7 +145,8 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	now := rival.clock.Now()
 	end := func(g backend.Grant) backend.Instant { return g.SentAt.Add(rival.Describe().Validity(g.TTL)) }
 	if now >= end(first) {
-		return false, fmt.Errorf("the machine is so slow that the holder's %v were over before the rival's answer", first.TTL)
+		return false, fmt.Errorf("the machine is so slow that the holder's %v were over before the rival's answer",
+			first.TTL)
 	}
 	return now < end(second), nil
 }

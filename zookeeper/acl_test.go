@@ -19,10 +19,16 @@ func TestNodesBelongToTheUser(t *testing.T) {
 	server := containers.ZooKeeper(t)
 	ann := newAdmin(t, server.Addr()) // she may do all
 	ann.create(t, "/app")
-	if err := ann.try(func() error { _, err := ann.SetACL("/app", zk.AuthACL(zk.PermAll), -1); return err }); err != nil {
+	if err := ann.try(func() error {
+		_, err := ann.SetACL("/app", zk.AuthACL(zk.PermAll), -1)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := ann.try(func() error { _, err := ann.SetACL("/", zk.WorldACL(zk.PermRead), -1); return err }); err != nil {
+	if err := ann.try(func() error {
+		_, err := ann.SetACL("/", zk.WorldACL(zk.PermRead), -1)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	as := func(user, password string) *zookeeper.Driver {
@@ -36,7 +42,8 @@ func TestNodesBelongToTheUser(t *testing.T) {
 	r := request("hers", false)
 	g := take(t, d, r)
 
-	stranger, events, err := zk.Connect([]string{server.Addr()}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(quiet{}))
+	stranger, events, err := zk.Connect([]string{server.Addr()}, 10*time.Second,
+		zk.WithLogInfo(false), zk.WithLogger(quiet{}))
 	if err != nil {
 		t.Fatal(err)
 	}

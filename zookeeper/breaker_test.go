@@ -52,8 +52,8 @@ const (
 const watchEvent = 1<<32 - 1
 
 var kinds = map[int32]string{
-	opCreate: "create", opDelete: "delete", opGetData: "get", opGetChildren2: "list", opExists: "look", opMulti: "replace",
-	opCreateContainer: "make the name's node",
+	opCreate: "create", opDelete: "delete", opGetData: "get", opGetChildren2: "list",
+	opExists: "look", opMulti: "replace", opCreateContainer: "make the name's node",
 }
 
 // step names a request by what it is for. Other requests, such as the proofs that come by the clock, have none.

@@ -19,9 +19,10 @@ func TestConformanceCluster(t *testing.T) {
 	deep.Only(t)
 	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t)
-	conformance.Run(t, harness(t, dialers["New"], ensemble, ensemble.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
-		return ensemble.NewLinks(t)
-	}))
+	conformance.Run(t,
+		harness(t, dialers["New"], ensemble, ensemble.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
+			return ensemble.NewLinks(t)
+		}))
 }
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.

@@ -59,10 +59,11 @@ func TestConformance(t *testing.T) {
 			if name != "New" {
 				groups = deep.Some(t, "exclusion", "names", "cancellation", "errors", "outages", "leftovers")
 			}
-			conformance.Run(t, harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
-				addr, link := server.NewLink(t)
-				return []string{addr}, link
-			}), groups...)
+			conformance.Run(t,
+				harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+					addr, link := server.NewLink(t)
+					return []string{addr}, link
+				}), groups...)
 		})
 	}
 }
@@ -76,7 +77,8 @@ func TestConformanceAsPermits(t *testing.T) {
 		addr, link := server.NewLink(t)
 		return []string{addr}, link
 	})
-	conformance.Run(t, conformance.AsPermits(h, 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+	conformance.Run(t, conformance.AsPermits(h, 2, 3),
+		deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 func harness(

@@ -88,8 +88,9 @@ func TestEnsembleThatForgot(t *testing.T) {
 		},
 		"replaced by one with a longer past": {
 			// It does not know the session, and that looks as if the session had expired.
-			is: 400, reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true, backend.ReasonSessionExpired: true},
-			what: "token space",
+			is:      400,
+			reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true, backend.ReasonSessionExpired: true},
+			what:    "token space",
 		},
 		"replaced by one in use": {
 			is: 400, prepare: func(t *testing.T, a admin, _ string) { a.keepsSpace(t, "another") },
@@ -152,7 +153,8 @@ func TestEnsembleThatForgot(t *testing.T) {
 					break
 				}
 				if ctx.Err() != nil {
-					t.Fatalf("a fresh client has the token space %q of before, and token %v after %v", now, again.Token, g.Token)
+					t.Fatalf("a fresh client has the token space %q of before, and token %v after %v",
+						now, again.Token, g.Token)
 				}
 			}
 			forgotten(t, d, g, test.what) // for ever
@@ -310,7 +312,8 @@ func TestPrefixesAreBoundaries(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
 	at := func(prefix string) *zookeeper.Driver {
-		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, KeyPrefix: prefix})
+		d := zookeeper.New([]string{server.Addr()},
+			&zookeeper.Options{Tick: containers.ZooKeeperTick, KeyPrefix: prefix})
 		t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
 		return d
 	}

@@ -20,7 +20,8 @@ func TestNodeNamesTellTheUse(t *testing.T) {
 	const id = "0123456789abcdef0123456789abcdef"
 	seen := map[string]string{}
 	for _, requestID := range []string{
-		id, id + "-shared", id + "-exclusive", id + "-2of8", id + "-shared-shared", id + "-9of8", id + "-02of8", id + "-", id + "-of",
+		id, id + "-shared", id + "-exclusive", id + "-2of8", id + "-shared-shared", id + "-9of8",
+		id + "-02of8", id + "-", id + "-of",
 		"012345678-shared", "0123456789abcdef-shared", "-shared0123456789", "01234567-89ab-cdef-0123-456789abcdef",
 	} {
 		for _, u := range []kit.Use{{}, shared, permits(2, 8), permits(1, 1)} {

@@ -18,7 +18,8 @@ func TestReleaseWhileMoving(t *testing.T) {
 	r := request("moving", false)
 	r.TTL = longTTL / 5 // both sessions end soon, and not while a busy machine does something else
 	b := &breaker{requestID: r.RequestID, arrived: make(chan struct{}), deliver: make(chan struct{})}
-	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
+	d := zookeeper.New([]string{sharedServer(t).Addr()},
+		&zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
 	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
 	g := take(t, d, r)
 	b.arm("replace", replyHeld)
@@ -57,7 +58,8 @@ func TestCallsWaitForALateAnswer(t *testing.T) {
 			close(b.deliver)
 		}
 	}
-	d := zookeeper.New([]string{sharedServer(t).Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
+	d := zookeeper.New([]string{sharedServer(t).Addr()},
+		&zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
 	b.arm("prove", replyHeld)
 	if _, err := d.Look(soon(t, time.Minute), "late"); err != nil {
 		t.Errorf("Look = %v after %d questions, want it to wait for the second one's answer", err, asked.Load())

@@ -11,7 +11,8 @@ func TestNamesBecomeNodesAndComeBack(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	for _, name := range []string{
-		"a", "A", "a/b", "a%2Fb", ".", "..", "zookeeper", "a b", "a+b", "%", "%25", "é", "\uf8ff", "\ufff0", "\U0001f512", "a.b", "~", "*",
+		"a", "A", "a/b", "a%2Fb", ".", "..", "zookeeper", "a b", "a+b", "%", "%25", "é", "\uf8ff",
+		"\ufff0", "\U0001f512", "a.b", "~", "*",
 	} {
 		node := escape(name)
 		if other, taken := seen[node]; taken {
@@ -43,7 +44,8 @@ func TestQueueOrder(t *testing.T) {
 	}
 	for i, e := range queue {
 		if e.requestID != want[i] {
-			t.Errorf("place %d has %q, want %q: the count has wrapped between the second and the third", i, e.requestID, want[i])
+			t.Errorf("place %d has %q, want %q: the count has wrapped between the second and the third",
+				i, e.requestID, want[i])
 		}
 	}
 }

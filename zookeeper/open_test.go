@@ -21,8 +21,8 @@ func TestURLs(t *testing.T) {
 	if want := []string{"a:2181", "b:2182", "[::1]:2183"}; !slices.Equal(addrs, want) {
 		t.Errorf("addresses = %q, want %q", addrs, want)
 	}
-	if o.User != "ann" || o.Password != "s@cret" || o.Chroot != "/app/locks" || o.KeyPrefix != "/r" || o.Tick != 3*time.Second ||
-		timeout != 7*time.Second || o.TLS != nil {
+	if o.User != "ann" || o.Password != "s@cret" || o.Chroot != "/app/locks" || o.KeyPrefix != "/r" ||
+		o.Tick != 3*time.Second || timeout != 7*time.Second || o.TLS != nil {
 		t.Errorf("options = %+v, %v", o, timeout)
 	}
 	if _, o, _, err := parseURL("zks://a:2281"); err != nil || o.TLS == nil {
@@ -32,8 +32,8 @@ func TestURLs(t *testing.T) {
 		t.Errorf("registered: %q", schemes)
 	}
 	for _, bad := range []string{
-		"etcd://a", "zk://", "zk://a,,b", "zk://a:0", "zk://a:x", "zk://a?tick=0s", "zk://a?nothing=1", "zk://a?prefix=/a&prefix=/b",
-		"zk://:pw@a", "zk://a?cert=x", "zk://::1",
+		"etcd://a", "zk://", "zk://a,,b", "zk://a:0", "zk://a:x", "zk://a?tick=0s",
+		"zk://a?nothing=1", "zk://a?prefix=/a&prefix=/b", "zk://:pw@a", "zk://a?cert=x", "zk://::1",
 	} {
 		if _, _, _, err := parseURL(bad); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%s: %v, want ErrInvalidOption", bad, err)

@@ -67,7 +67,8 @@ const (
 // request is one whose hold outlives what a busy machine does to it.
 func request(name string, wait bool) backend.Request {
 	return backend.Request{
-		Name: name, Owner: "test", RequestID: backend.NewRequestID(), HoldID: "hold-" + backend.NewRequestID(), TTL: longTTL, Wait: wait,
+		Name: name, Owner: "test", RequestID: backend.NewRequestID(),
+		HoldID: "hold-" + backend.NewRequestID(), TTL: longTTL, Wait: wait,
 	}
 }
 
@@ -146,7 +147,8 @@ func TestPausedWaiterHoldsNothing(t *testing.T) {
 	all.Wait()
 	t.Logf("%d false acquisitions in %d rounds", falsely, rounds)
 	if falsely > 0 {
-		t.Errorf("a waiter that had been paused believed to hold the lock beside its holder in %d of %d rounds", falsely, rounds)
+		t.Errorf("a waiter that had been paused believed to hold the lock beside its holder in %d of %d rounds",
+			falsely, rounds)
 	}
 }
 
@@ -272,7 +274,8 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 		before := backend.SystemClock().Now()
 		again := take(t, d, r)
 		if again.SentAt < before || again.Token != g.Token {
-			t.Errorf("token %v, want %v; the validity counts from %v before the call", again.Token, g.Token, before.Sub(again.SentAt))
+			t.Errorf("token %v, want %v; the validity counts from %v before the call",
+				again.Token, g.Token, before.Sub(again.SentAt))
 		}
 		g = again
 	}
@@ -314,7 +317,8 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	}
 	next, err := rival.Acquire(soon(t, 20*time.Second), request("closed", true)) // the victim keeps alive what it has
 	if err != nil || next.Token <= g.Token {
-		t.Fatalf("Acquire by a rival = token %v, %v; want more than %v, since the session was closed", next.Token, err, g.Token)
+		t.Fatalf("Acquire by a rival = token %v, %v; want more than %v, since the session was closed",
+			next.Token, err, g.Token)
 	}
 	select {
 	case reason := <-lost:
@@ -435,7 +439,8 @@ func TestTickIsLearnt(t *testing.T) {
 	const tick = containers.ZooKeeperTick
 	servers := map[string]*containers.ZooKeeperServer{
 		"two ticks by default": sharedServer(t),
-		"minSessionTimeout":    containers.ZooKeeper(t, containers.Settings(fmt.Sprintf("minSessionTimeout=%d", (3*tick).Milliseconds()))),
+		"minSessionTimeout": containers.ZooKeeper(t,
+			containers.Settings(fmt.Sprintf("minSessionTimeout=%d", (3*tick).Milliseconds()))),
 	}
 	for name, test := range map[string]struct {
 		tick, want time.Duration
@@ -449,10 +454,13 @@ func TestTickIsLearnt(t *testing.T) {
 			var where *backend.CallError
 			var config *backend.ConfigError
 			if !errors.Is(err, backend.ErrMisconfigured) || !errors.As(err, &where) || !errors.As(err, &config) {
-				t.Fatalf("%s: %s with a tick of %v = %v, want a CallError with a ConfigError", name, call, test.tick, err)
+				t.Fatalf("%s: %s with a tick of %v = %v, want a CallError with a ConfigError",
+					name, call, test.tick, err)
 			}
-			if where.Call != call || config.Value != test.tick.String() || !strings.HasPrefix(config.Want, test.want.String()+" ") {
-				t.Errorf("%s: %s with a tick of %v = %v, want it to name the call, that tick, and %v", name, call, test.tick, err, test.want)
+			if where.Call != call || config.Value != test.tick.String() ||
+				!strings.HasPrefix(config.Want, test.want.String()+" ") {
+				t.Errorf("%s: %s with a tick of %v = %v, want it to name the call, that tick, and %v",
+					name, call, test.tick, err, test.want)
 			}
 		}
 		d := zookeeper.New([]string{addr}, &zookeeper.Options{Tick: test.tick})
@@ -467,7 +475,8 @@ func TestTickIsLearnt(t *testing.T) {
 		}
 		_, err = zookeeper.Open(soon(t, 20*time.Second), fmt.Sprintf("zk://%s?timeout=20s&tick=%v", addr, test.tick))
 		refused("ping", err)
-		good, err := zookeeper.Open(soon(t, 20*time.Second), fmt.Sprintf("zk://%s?timeout=20s&tick=%v", addr, test.want))
+		good, err := zookeeper.Open(soon(t, 20*time.Second),
+			fmt.Sprintf("zk://%s?timeout=20s&tick=%v", addr, test.want))
 		if err != nil {
 			t.Fatalf("%s: Open with a tick of %v = %v", name, test.want, err)
 		}

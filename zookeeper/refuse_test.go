@@ -28,18 +28,31 @@ func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 		asks  backend.Request
 		held  error // if it stays
 	}{
-		"a writer behind one":             {[]entry{{"", attempt}}, 0, writer("", false), backend.ErrHeld},
-		"a reader behind a writer":        {[]entry{{"", attempt}}, 0, reader("", false), backend.ErrHeld},
-		"all permits behind some":         {[]entry{{"-2of4", attempt}}, 0, some("", false, 4, 4), backend.ErrHeld},
-		"some behind several":             {[]entry{{"-1of4", waiter}, {"-1of4", attempt}, {"-2of4", waiter}}, 1, some("", false, 1, 4), backend.ErrHeld},
-		"another limit":                   {[]entry{{"-1of5", attempt}}, 0, some("", false, 1, 4), backend.ErrLimitMismatch},
-		"another limit, waiting":          {[]entry{{"-1of5", waiter}}, 0, some("", true, 1, 4), backend.ErrLimitMismatch},
-		"another kind":                    {[]entry{{"-shared", waiter}}, 0, some("", false, 1, 4), backend.ErrLimitMismatch},
-		"a reader beside a refused one":   {[]entry{{"-shared", waiter}, {"", attempt}}, 1, reader("", false), backend.ErrHeld},
-		"a reader beside an odd one":      {[]entry{{"-shared", waiter}, {"-1of2", waiter}}, 1, reader("", false), backend.ErrHeld},
-		"permits beside a refused one":    {[]entry{{"-3of4", waiter}, {"-4of4", attempt}}, 1, some("", false, 1, 4), backend.ErrHeld},
-		"permits beside an odd one":       {[]entry{{"-3of4", waiter}, {"-1of8", waiter}}, 1, some("", false, 1, 4), backend.ErrHeld},
-		"permits, waiting beside the odd": {[]entry{{"-3of4", waiter}, {"-1of8", waiter}}, 1, some("", true, 1, 4), nil},
+		"a writer behind one":      {[]entry{{"", attempt}}, 0, writer("", false), backend.ErrHeld},
+		"a reader behind a writer": {[]entry{{"", attempt}}, 0, reader("", false), backend.ErrHeld},
+		"all permits behind some":  {[]entry{{"-2of4", attempt}}, 0, some("", false, 4, 4), backend.ErrHeld},
+		"some behind several": {
+			[]entry{{"-1of4", waiter}, {"-1of4", attempt}, {"-2of4", waiter}}, 1,
+			some("", false, 1, 4), backend.ErrHeld,
+		},
+		"another limit":          {[]entry{{"-1of5", attempt}}, 0, some("", false, 1, 4), backend.ErrLimitMismatch},
+		"another limit, waiting": {[]entry{{"-1of5", waiter}}, 0, some("", true, 1, 4), backend.ErrLimitMismatch},
+		"another kind":           {[]entry{{"-shared", waiter}}, 0, some("", false, 1, 4), backend.ErrLimitMismatch},
+		"a reader beside a refused one": {
+			[]entry{{"-shared", waiter}, {"", attempt}}, 1, reader("", false), backend.ErrHeld,
+		},
+		"a reader beside an odd one": {
+			[]entry{{"-shared", waiter}, {"-1of2", waiter}}, 1, reader("", false), backend.ErrHeld,
+		},
+		"permits beside a refused one": {
+			[]entry{{"-3of4", waiter}, {"-4of4", attempt}}, 1, some("", false, 1, 4), backend.ErrHeld,
+		},
+		"permits beside an odd one": {
+			[]entry{{"-3of4", waiter}, {"-1of8", waiter}}, 1, some("", false, 1, 4), backend.ErrHeld,
+		},
+		"permits, waiting beside the odd": {
+			[]entry{{"-3of4", waiter}, {"-1of8", waiter}}, 1, some("", true, 1, 4), nil,
+		},
 	} {
 		for _, stays := range []bool{false, true} {
 			if stays && test.held == nil {
@@ -71,7 +84,8 @@ func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 						t.Errorf("%s: %v", r.Name, err)
 					}
 				}, want)
-				if left, err := admin.children(dir); err != nil || len(left) > len(nodes) || !stays && len(left) >= len(nodes) {
+				if left, err := admin.children(dir); err != nil || len(left) > len(nodes) ||
+					!stays && len(left) >= len(nodes) {
 					t.Errorf("%s: left behind: %q, %v", r.Name, left, err)
 				}
 			})

@@ -80,6 +80,7 @@ func TestSessionsOfABusyClient(t *testing.T) {
 	}
 	all.Wait()
 	if n := dials.Load(); n < 2+probe || n > most+probe {
-		w.Errorf(t, 500*time.Millisecond, "a busy client has made %d connections, want %d to %d", n, 2+probe, most+probe)
+		w.Errorf(t, 500*time.Millisecond, "a busy client has made %d connections, want %d to %d",
+			n, 2+probe, most+probe)
 	}
 }

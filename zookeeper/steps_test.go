@@ -21,8 +21,8 @@ import (
 type scene struct {
 	name string
 	play func(*play) error
-	// needs are the steps that come each time. Others come by the clock: a waiter's look, a proof between two calls, the
-	// removal of a name that has not been used for a while.
+	// needs are the steps that come each time. Others come by the clock: a waiter's look, a proof between two calls,
+	// the removal of a name that has not been used for a while.
 	needs []string
 	kinds []backend.Kind // of the driver's request
 }
@@ -55,7 +55,9 @@ var scenes = []scene{
 	{
 		name:  "a wait",
 		kinds: allKinds,
-		needs: []string{"make the name's node", "create", "list", "watch another's", "prove", "watch one's own", "delete one's own"},
+		needs: []string{
+			"make the name's node", "create", "list", "watch another's", "prove", "watch one's own", "delete one's own",
+		},
 		play: func(p *play) error {
 			g, err := p.rival.Acquire(soon(p.t, 20*time.Second), p.other())
 			if err != nil {
@@ -154,7 +156,8 @@ var scenes = []scene{
 		name:  "a hold that another client has",
 		kinds: allKinds,
 		needs: []string{
-			"make the name's node", "create", "list", "get one's own", "replace", "prove", "watch one's own", "delete one's own",
+			"make the name's node", "create", "list", "get one's own", "replace", "prove",
+			"watch one's own", "delete one's own",
 		},
 		play: func(p *play) error {
 			g, err := p.rival.Acquire(soon(p.t, 20*time.Second), p.r)

@@ -26,7 +26,8 @@ func TestTLS(t *testing.T) {
 	config.ClientAuth = tls.NoClientCert
 	addr := testcert.Terminate(t, config, server.Addr())
 	open := func(options string) (*zookeeper.Driver, error) {
-		return zookeeper.Open(soon(t, 20*time.Second), fmt.Sprintf("zks://%s?timeout=20s&tick=%v&%s", addr, containers.ZooKeeperTick, options))
+		return zookeeper.Open(soon(t, 20*time.Second),
+			fmt.Sprintf("zks://%s?timeout=20s&tick=%v&%s", addr, containers.ZooKeeperTick, options))
 	}
 	d, err := open("server-name=zk.example&ca=" + authority.File)
 	if err != nil {

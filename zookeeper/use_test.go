@@ -95,11 +95,16 @@ func queueOverKinds(t *testing.T, server *containers.ZooKeeperServer) {
 		groups []int // how many of them hold together, in turn
 	}{
 		"readers-and-writers": {
-			[]asked{{kind: shared}, {kind: shared}, {kind: exclusive}, {kind: shared}, {kind: exclusive}, {kind: exclusive}, {kind: shared}},
+			[]asked{
+				{kind: shared}, {kind: shared}, {kind: exclusive}, {kind: shared}, {kind: exclusive},
+				{kind: exclusive}, {kind: shared},
+			},
 			[]int{2, 1, 1, 1, 1, 1},
 		},
 		"permits": {
-			[]asked{{permits, 2, 4}, {permits, 1, 4}, {permits, 4, 4}, {permits, 1, 4}, {permits, 3, 4}, {permits, 4, 4}},
+			[]asked{
+				{permits, 2, 4}, {permits, 1, 4}, {permits, 4, 4}, {permits, 1, 4}, {permits, 3, 4}, {permits, 4, 4},
+			},
 			[]int{2, 1, 2, 1},
 		},
 	} {
@@ -140,7 +145,8 @@ func queueOverKinds(t *testing.T, server *containers.ZooKeeperServer) {
 				}
 				for i, g := range group {
 					if a := test.arrive[next]; left > 0 {
-						_, err := drivers[1].Acquire(soon(t, 20*time.Second), as(request(name, false), a.kind, a.n, a.limit))
+						_, err := drivers[1].Acquire(soon(t, 20*time.Second),
+							as(request(name, false), a.kind, a.n, a.limit))
 						if !errors.Is(err, backend.ErrHeld) {
 							t.Errorf("an attempt behind %d who wait = %v, want ErrHeld", left, err)
 						}
@@ -171,7 +177,8 @@ func (m *monitor) enter(g backend.Grant) error {
 	for _, other := range m.holds {
 		used += other.Permits
 		if other.Limit != g.Limit || g.Kind == backend.KindExclusive || other.Kind == backend.KindExclusive {
-			return fmt.Errorf("%v, %d of %d, beside %v, %d of %d", g.Kind, g.Permits, g.Limit, other.Kind, other.Permits, other.Limit)
+			return fmt.Errorf("%v, %d of %d, beside %v, %d of %d",
+				g.Kind, g.Permits, g.Limit, other.Kind, other.Permits, other.Limit)
 		}
 	}
 	if used > g.Limit {
@@ -239,7 +246,8 @@ func kindsNeverOverlap(t *testing.T, server *containers.ZooKeeperServer) {
 				return fmt.Errorf("release of an unknown outcome: %w", err)
 			}
 			return nil
-		case errors.Is(err, backend.ErrHeld) && !r.Wait, errors.Is(err, backend.ErrLimitMismatch), ctx.Err() != nil && patience < time.Second:
+		case errors.Is(err, backend.ErrHeld) && !r.Wait, errors.Is(err, backend.ErrLimitMismatch),
+			ctx.Err() != nil && patience < time.Second:
 			m.refuse(refusals, err)
 			return nil
 		default:
@@ -375,14 +383,16 @@ func oneNameIsInUseForOneThing(t *testing.T, server *containers.ZooKeeperServer)
 		for what, asked := range ask {
 			again := asked(false)
 			again.RequestID = r.RequestID
-			if _, err := rival.Acquire(soon(t, 20*time.Second), again); what != holds && !errors.Is(err, backend.ErrLimitMismatch) {
+			if _, err := rival.Acquire(soon(t, 20*time.Second), again); what != holds &&
+				!errors.Is(err, backend.ErrLimitMismatch) {
 				t.Errorf("the request of %s, asking for %s = %v, want ErrLimitMismatch", holds, what, err)
 			}
 			if what == holds {
 				g = take(t, d, again) // back to its client
 			}
 		}
-		if info, err := d.Look(soon(t, 20*time.Second), "use"); err != nil || len(info.Holders) != 1 || info.Waiters != 1 {
+		if info, err := d.Look(soon(t, 20*time.Second), "use"); err != nil || len(info.Holders) != 1 ||
+			info.Waiters != 1 {
 			t.Errorf("after all that %+v, %v; want the one holder and the one waiter", info, err)
 		}
 		giveUp()
@@ -453,8 +463,10 @@ func deadHoldersGiveBack(t *testing.T, server *containers.ZooKeeperServer) {
 	link.Hold(fault.Both)
 	for i, r := range []backend.Request{writer("read", true), some("permits", true, 2, 3)} {
 		g := take(t, rival, r)
-		if left := renewed[i].SentAt.Add(victim.Describe().Validity(ttl)).Sub(backend.SystemClock().Now()); renewed[i].Err != nil || left > 0 {
-			t.Errorf("%v: granted to the next while the dead holder may believe in it for %v, %v", r.Kind, left, renewed[i].Err)
+		if left := renewed[i].SentAt.Add(victim.Describe().Validity(ttl)).
+			Sub(backend.SystemClock().Now()); renewed[i].Err != nil || left > 0 {
+			t.Errorf("%v: granted to the next while the dead holder may believe in it for %v, %v",
+				r.Kind, left, renewed[i].Err)
 		}
 		release(t, rival, g)
 	}
@@ -476,8 +488,11 @@ func forceReleaseEndsAllHolds(t *testing.T, server *containers.ZooKeeperServer) 
 		ask      func(name string, wait bool) backend.Request
 		nextAsks func(name string, wait bool) backend.Request
 	}{
-		"few":  {3, reader, writer},
-		"many": {520, func(name string, wait bool) backend.Request { return some(name, wait, 1, 520) }, func(name string, wait bool) backend.Request { return some(name, wait, 520, 520) }},
+		"few": {3, reader, writer},
+		"many": {
+			520, func(name string, wait bool) backend.Request { return some(name, wait, 1, 520) },
+			func(name string, wait bool) backend.Request { return some(name, wait, 520, 520) },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			reasons := make(chan backend.Reason, test.holders)
@@ -600,6 +615,7 @@ func anyOfThePermitsWakes(t *testing.T, server *containers.ZooKeeperServer) {
 	}
 	// A waiter that is not told looks for itself, half a second later at the earliest.
 	if slices.Sort(took); took[len(took)/2] > 400*time.Millisecond {
-		w.Errorf(t, 50*time.Millisecond, "a waiter was granted %v after a release in the median; was it not told?", took[len(took)/2])
+		w.Errorf(t, 50*time.Millisecond, "a waiter was granted %v after a release in the median; was it not told?",
+			took[len(took)/2])
 	}
 }

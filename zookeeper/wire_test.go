@@ -51,7 +51,8 @@ func TestWire(t *testing.T) {
 	binary.BigEndian.PutUint64(stat, 0x500000003) // czxid
 	created := message(int32(1), int64(0x500000004), int32(0), int32(len(path)), []byte(path), stat)
 	const own = math.MinInt32 // marks numbers of the wire's requests
-	queue := message(int32(own+1), int64(0x500000005), int32(0), int32(2), int32(1), []byte("a"), int32(2), []byte("bc"), stat)
+	queue := message(int32(own+1), int64(0x500000005), int32(0), int32(2), int32(1), []byte("a"),
+		int32(2), []byte("bc"), stat)
 	event := message(int32(-1), int64(-1), int32(0), int32(2), int32(3), int32(1), []byte("x"))
 	pong := message(int32(-2), int64(0x500000009), int32(0))
 	refused := message(int32(2), int64(0x500000006), int32(-101))
@@ -95,11 +96,14 @@ func TestWire(t *testing.T) {
 				want = append(want, message(own+number, int32(opGetChildren2), int32(len(dir)), []byte(dir), false)...)
 				if number == 0 {
 					const scheme, id = "world", "anyone"
-					want = append(message(int32(own+ownNumbers-1), int32(opCreateContainer), int32(len(dir)), []byte(dir), int32(0),
-						int32(1), int32(zk.PermAll), int32(len(scheme)), []byte(scheme), int32(len(id)), []byte(id), int32(4)), want...)
+					want = append(message(int32(own+ownNumbers-1), int32(opCreateContainer), int32(len(dir)),
+						[]byte(dir), int32(0),
+						int32(1), int32(zk.PermAll), int32(len(scheme)), []byte(scheme), int32(len(id)),
+						[]byte(id), int32(4)), want...)
 				}
 				if got := write(create(number, opCreate, zk.FlagEphemeral|zk.FlagSequence)); !bytes.Equal(got, want) {
-					t.Errorf("creation of an entry = %x, want %x: the name's node once, create2, and the queue", got, want)
+					t.Errorf("creation of an entry = %x, want %x: the name's node once, create2, and the queue",
+						got, want)
 				}
 			}
 			if got := write(create(7, opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(7, opCreate, 0)) {

@@ -44,25 +44,30 @@ func TestParseURL(t *testing.T) {
 
 func TestBadURLs(t *testing.T) {
 	for raw, why := range map[string]string{
-		"other://a": "none of some, somes", "some:/a": "none of", "some://": "no host: write some://localhost:77", "some://a,,b": "no host",
-		"some://:1": "no host before the port", "some://a:0": "port", "some://a:65536": "port", "some://a:x": "port", "some://::1": "brackets",
+		"other://a": "none of some, somes", "some:/a": "none of",
+		"some://": "no host: write some://localhost:77", "some://a,,b": "no host",
+		"some://:1": "no host before the port", "some://a:0": "port", "some://a:65536": "port",
+		"some://a:x": "port", "some://::1": "brackets",
 		"some://a:1:2": "brackets", "some://a b": "host", "some://%zz": "host", "some://u:secret@": "no host",
-		"some://u:secret%@a": "write %25", "some://u:sec/ret@a": "write %2F", "some://u:sec?ret@a": "%3F", "some://u:sec#ret@a": "write %23",
-		"some://u:secret@a/%zz": "path", "some://a?what=1": `unknown option "what": there are prefix, n`, "some://a?n=1&n=2": "2 times",
+		"some://u:secret%@a": "write %25", "some://u:sec/ret@a": "write %2F", "some://u:sec?ret@a": "%3F",
+		"some://u:sec#ret@a": "write %23", "some://u:secret@a/%zz": "path",
+		"some://a?what=1": `unknown option "what": there are prefix, n`, "some://a?n=1&n=2": "2 times",
 		"some://a?timeout=0s": "timeout", "some://a?timeout=5": "such as 5s", "some://a?x=%zz": "option=value",
 		"some://a?ca=/nowhere": "ca", "some://a?cert=/nowhere": "cert and key",
 	} {
 		_, err := some.ParseURL(raw)
 		var invalid *backend.InvalidError
 		var call *backend.CallError
-		if !errors.As(err, &call) || call.Call != "open" || !errors.As(err, &invalid) || !errors.Is(err, backend.ErrInvalidOption) ||
-			!strings.Contains(invalid.Why, why) || strings.Contains(err.Error(), "secret") {
+		if !errors.As(err, &call) || call.Call != "open" || !errors.As(err, &invalid) ||
+			!errors.Is(err, backend.ErrInvalidOption) || !strings.Contains(invalid.Why, why) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want a reason with %q and no password", raw, err, why)
 		}
 	}
 	plain := Syntax{Driver: "plain", Schemes: []string{"plain"}, Port: "1"}
 	for raw, why := range map[string]string{"plain://u:secret@a": "names a user", "plain://a/b": "has a path"} {
-		if _, err := plain.ParseURL(raw); err == nil || !strings.Contains(err.Error(), why) || strings.Contains(err.Error(), "secret") {
+		if _, err := plain.ParseURL(raw); err == nil || !strings.Contains(err.Error(), why) ||
+			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want %q", raw, err, why)
 		}
 	}
@@ -87,7 +92,8 @@ func TestGate(t *testing.T) {
 			t.Error("closed once, and nobody comes in")
 		}
 		synctest.Wait()
-		if !errors.Is(Ended(bound), backend.ErrClosed) || !errors.Is(Sleep(bound, time.Hour), backend.ErrClosed) || g.Closing().Err() == nil {
+		if !errors.Is(Ended(bound), backend.ErrClosed) || !errors.Is(Sleep(bound, time.Hour), backend.ErrClosed) ||
+			g.Closing().Err() == nil {
 			t.Errorf("a call goes on while the gate closes: %v", Ended(bound))
 		}
 		if !g.Go(func(ctx context.Context) { <-ctx.Done() }) {
@@ -139,7 +145,10 @@ func TestCallError(t *testing.T) {
 		{"acquire", context.Canceled, context.Canceled, nil},
 		{"release", context.Canceled, context.Canceled, backend.ErrUnknown},
 		{"acquire", &backend.HeldError{}, backend.ErrHeld, nil},
-		{"renew", fmt.Errorf("%w: %w", backend.ErrUnavailable, context.Canceled), backend.ErrUnavailable, context.Canceled},
+		{
+			"renew", fmt.Errorf("%w: %w", backend.ErrUnavailable, context.Canceled),
+			backend.ErrUnavailable, context.Canceled,
+		},
 	} {
 		err := CallError("some", test.call, "n", test.err, classOf)
 		for _, class := range all {
@@ -174,7 +183,8 @@ func TestValidate(t *testing.T) {
 	}
 	for what, request := range map[string]backend.Request{
 		"exclusive": r(func(*backend.Request) {}), "one permit": permits(1, 1), "all permits": permits(8, 8),
-		"shared": r(func(r *backend.Request) { r.Kind = backend.KindShared }), "tree": r(func(r *backend.Request) { r.Hierarchical = true }),
+		"shared": r(func(r *backend.Request) { r.Kind = backend.KindShared }),
+		"tree":   r(func(r *backend.Request) { r.Hierarchical = true }),
 	} {
 		if err := Validate(rich, request); err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -194,18 +204,27 @@ func TestValidate(t *testing.T) {
 		"permits of a tree": {r(func(r *backend.Request) {
 			r.Kind, r.Permits, r.Limit, r.Hierarchical = backend.KindPermits, 1, 1, true
 		}), backend.ErrUnsupported},
-		"shared permits": {r(func(r *backend.Request) { r.Kind, r.Permits, r.Limit = backend.KindShared, 1, 1 }), backend.ErrInvalidOption},
+		"shared permits": {
+			r(func(r *backend.Request) { r.Kind, r.Permits, r.Limit = backend.KindShared, 1, 1 }),
+			backend.ErrInvalidOption,
+		},
 		"exclusive of 2": {r(func(r *backend.Request) { r.Limit = 2 }), backend.ErrInvalidOption},
 		"unknown kind":   {r(func(r *backend.Request) { r.Kind = 77 }), backend.ErrUnsupported},
 		"name":           {r(func(r *backend.Request) { r.Name = "" }), backend.ErrInvalidName},
 		"request id":     {r(func(r *backend.Request) { r.RequestID = "short" }), backend.ErrInvalidOption},
 		"hold id":        {r(func(r *backend.Request) { r.HoldID = "a b" }), backend.ErrInvalidOption},
-		"long hold id":   {r(func(r *backend.Request) { r.HoldID = strings.Repeat("a", 65) }), backend.ErrInvalidOption},
-		"owner":          {r(func(r *backend.Request) { r.Owner = "a\n" }), backend.ErrInvalidOption},
-		"metadata":       {r(func(r *backend.Request) { r.Metadata = map[string]string{"a": "\xff"} }), backend.ErrInvalidOption},
-		"under":          {r(func(r *backend.Request) { r.Under = []string{"x"} }), backend.ErrInvalidOption},
-		"under many":     {r(func(r *backend.Request) { r.Under = make([]string, backend.MaxUnder+1) }), backend.ErrInvalidOption},
-		"TTL":            {r(func(r *backend.Request) { r.TTL = time.Millisecond }), backend.ErrInvalidTTL},
+		"long hold id": {
+			r(func(r *backend.Request) { r.HoldID = strings.Repeat("a", 65) }), backend.ErrInvalidOption,
+		},
+		"owner": {r(func(r *backend.Request) { r.Owner = "a\n" }), backend.ErrInvalidOption},
+		"metadata": {
+			r(func(r *backend.Request) { r.Metadata = map[string]string{"a": "\xff"} }), backend.ErrInvalidOption,
+		},
+		"under": {r(func(r *backend.Request) { r.Under = []string{"x"} }), backend.ErrInvalidOption},
+		"under many": {
+			r(func(r *backend.Request) { r.Under = make([]string, backend.MaxUnder+1) }), backend.ErrInvalidOption,
+		},
+		"TTL": {r(func(r *backend.Request) { r.TTL = time.Millisecond }), backend.ErrInvalidTTL},
 	} {
 		if err := Validate(rich, test.r); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", what, err, test.want)

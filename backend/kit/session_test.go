@@ -50,7 +50,8 @@ func TestOneSessionForEachKey(t *testing.T) {
 	all := newTestSessions()
 	first, same, other := all.mustJoin(t, 1), all.mustJoin(t, 1), all.mustJoin(t, 2)
 	if first != same || first == other {
-		t.Errorf("the sessions of the keys 1, 1 and 2 are number %d, %d and %d", first.number, same.number, other.number)
+		t.Errorf("the sessions of the keys 1, 1 and 2 are number %d, %d and %d",
+			first.number, same.number, other.number)
 	}
 	if found, there := all.Find(2); !there || found != other {
 		t.Error("the session of a key is not found")
@@ -155,8 +156,10 @@ func TestASessionOpensForAll(t *testing.T) {
 			}
 			began := time.Now()
 			s, err := all.Join(t.Context(), 1, all.blank, open)
-			if waited := time.Since(began); !errors.Is(err, failure) || waited != time.Second-time.Millisecond || all.made != 1 {
-				t.Errorf("%v after %v, with %d sessions made, want %v from the first one", err, waited, all.made, failure)
+			if waited := time.Since(began); !errors.Is(err, failure) || waited != time.Second-time.Millisecond ||
+				all.made != 1 {
+				t.Errorf("%v after %v, with %d sessions made, want %v from the first one",
+					err, waited, all.made, failure)
 			}
 			if failure == nil && s.Ended() || failure != nil && (!s.Ended() || len(all.Live()) > 0) {
 				t.Error("a session lives that could not be opened, or has ended that could")

@@ -73,7 +73,9 @@ func TestBlockersBlock(t *testing.T) {
 	for range 5000 {
 		var uses []Use
 		for range 1 + random.IntN(8) {
-			kinds := []Use{writer, shared, shared, permits(1+random.IntN(4), 4), permits(1+random.IntN(4), 4), permits(1, 3)}
+			kinds := []Use{
+				writer, shared, shared, permits(1+random.IntN(4), 4), permits(1+random.IntN(4), 4), permits(1, 3),
+			}
 			uses = append(uses, kinds[random.IntN(len(kinds))])
 		}
 		queue := queueOf(uses...)
@@ -103,7 +105,8 @@ func TestBlockersBlock(t *testing.T) {
 				}
 			}
 			if len(Blockers(rest, entry.useOf, e.use)) == 0 {
-				t.Fatalf("seed %d: %v: entry %d is granted behind %v, which have its blockers %v", seed, uses, i, rest, some)
+				t.Fatalf("seed %d: %v: entry %d is granted behind %v, which have its blockers %v",
+					seed, uses, i, rest, some)
 			}
 			if len(some) != 1 && (e.use.Kind != backend.KindPermits || len(some) > e.use.Limit) {
 				t.Fatalf("seed %d: %v: entry %d waits for %v", seed, uses, i, some)

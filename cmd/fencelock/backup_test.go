@@ -35,7 +35,9 @@ func TestBackupAndRestore(t *testing.T) {
 	p.terminate()
 
 	dir := filepath.Join(t.TempDir(), "new")
-	if text := succeed(t, "restore", file, "--data-dir", dir, "--closed-for", "100ms"); !strings.Contains(text, all[0].Cluster) ||
+	if text := succeed(
+		t, "restore", file, "--data-dir", dir, "--closed-for", "100ms",
+	); !strings.Contains(text, all[0].Cluster) ||
 		!strings.Contains(text, "serves nobody for 100ms") {
 		t.Errorf("restore prints:\n%s", text)
 	}
@@ -101,11 +103,13 @@ func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
 		lockpb.RegisterAdminServiceServer(s, &brokenLeader{err: c.sent})
 		var serving sync.WaitGroup
 		serving.Go(func() { s.Serve(listener) })
-		start(t, "backup", file, "--backend", "fencelock://"+listener.Addr().String()).expectExit(exitUnavailable, c.want)
+		start(t, "backup", file, "--backend", "fencelock://"+listener.Addr().String()).
+			expectExit(exitUnavailable, c.want)
 		s.Stop()
 		serving.Wait()
 	}
-	start(t, "backup", filepath.Join(file, "below"), "--backend", startServer(t)).expectExit(exitNoCreate, "not a directory")
+	start(t, "backup", filepath.Join(file, "below"), "--backend", startServer(t)).
+		expectExit(exitNoCreate, "not a directory")
 	left, err := os.ReadDir(filepath.Dir(file))
 	if now, failed := os.ReadFile(file); failed != nil || !bytes.Equal(now, old) || err != nil || len(left) != 1 {
 		t.Errorf("the file has %q, beside it are %v: %v, %v", now, left, failed, err)
@@ -180,7 +184,9 @@ func TestBackupUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) { start(t, strings.Fields(c.args)...).expectExit(c.code, c.want) })
 	}
-	_, _, o, err := parseRestore([]string{"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--store", "bolt"})
+	_, _, o, err := parseRestore([]string{
+		"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--store", "bolt",
+	})
 	if err != nil || o != (replica.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: replica.StoreBolt}) {
 		t.Errorf("understood %+v, %v", o, err)
 	}

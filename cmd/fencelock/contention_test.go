@@ -61,7 +61,8 @@ func TestHeld(t *testing.T) {
 	t.Run("wait", func(t *testing.T) {
 		wait := 300 * time.Millisecond
 		p := refused(t, "--wait", wait.String())
-		for ; isExit(p.end(), exitUnavailable) && wait < 10*time.Second; wait *= 2 { // too short for this machine to be answered
+		// A wait that ends so was too short to be answered on this machine.
+		for ; isExit(p.end(), exitUnavailable) && wait < 10*time.Second; wait *= 2 {
 			p = refused(t, "--wait", wait.String())
 		}
 		p.expectExit(exitHeld, `lock "x"`, "held")

@@ -51,8 +51,8 @@ func doorCases() []doorCase {
 	}
 }
 
-// Every call before backends of each sort, through two replicas, and what a client sees when the replica dies that was granted
-// its lock.
+// Every call before backends of each sort, through two replicas, and what a client sees when the replica dies that was
+// granted its lock.
 func TestDoors(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
@@ -194,8 +194,10 @@ func (d *doors) handsOver() {
 
 func (d *doors) knowsKinds() {
 	for kind, c := range map[string]struct{ mine, other fields }{
-		"shared":  {fields{"kind": "shared"}, nil},
-		"permits": {fields{"kind": "permits", "permits": 1, "limit": 2}, fields{"kind": "permits", "permits": 2, "limit": 2}},
+		"shared": {fields{"kind": "shared"}, nil},
+		"permits": {
+			fields{"kind": "permits", "permits": 1, "limit": 2}, fields{"kind": "permits", "permits": 2, "limit": 2},
+		},
 	} {
 		status, one := d.send(d.one, kind, "acquire", ask("a", c.mine))
 		if d.lacks(kind, status, one) {

@@ -51,7 +51,8 @@ func TestHTTP(t *testing.T) {
 	key := keyFile(t)
 	_, backend := serving(t, "--data-dir", filepath.Join(t.TempDir(), "data"))
 	replica := func() (*program, string) {
-		p := start(t, "gateway", "--backend", backend, "--http-listen", "127.0.0.1:0", "--http-key", key, "--tier", "correctness")
+		p := start(t, "gateway", "--backend", backend, "--http-listen", "127.0.0.1:0",
+			"--http-key", key, "--tier", "correctness")
 		return p, p.await("fencelock: serving HTTP at ")
 	}
 	first, one := replica()
@@ -111,7 +112,8 @@ func TestGatewayUsage(t *testing.T) {
 		{"--http-key " + short, "fewer than 16"},
 		{"--http-key nowhere", "--http-key"},
 	} {
-		start(t, append([]string{"gateway"}, strings.Fields(x.args)...)...).expectExit(exitUsage, x.want, "fencelock help gateway")
+		start(t, append([]string{"gateway"}, strings.Fields(x.args)...)...).
+			expectExit(exitUsage, x.want, "fencelock help gateway")
 	}
 	start(t, "gateway", "--backend", "redis://127.0.0.1:1", "--http-listen", "127.0.0.1:0").expectExit(exitUnavailable)
 }
@@ -119,7 +121,8 @@ func TestGatewayUsage(t *testing.T) {
 // A lock that outlives the command that took it, over a backend and over a gateway.
 func TestAcquireRenewRelease(t *testing.T) {
 	t.Parallel()
-	server := start(t, "serve", "--dev", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--http-key", keyFile(t))
+	server := start(t, "serve", "--dev", "--listen", "127.0.0.1:0",
+		"--http-listen", "127.0.0.1:0", "--http-key", keyFile(t))
 	direct := "fencelock://" + server.await("fencelock: serving clients at ")
 	for _, backend := range []string{direct, server.await("fencelock: serving HTTP at ")} {
 		at := func(args ...string) *program { return start(t, append(args, "--backend", backend)...) }
@@ -137,7 +140,9 @@ func TestAcquireRenewRelease(t *testing.T) {
 		}
 
 		var lock map[string]any
-		if err := json.Unmarshal([]byte(succeed(t, "acquire", "x", "--backend", backend, "--json", "--owner", "me")), &lock); err != nil {
+		if err := json.Unmarshal(
+			[]byte(succeed(t, "acquire", "x", "--backend", backend, "--json", "--owner", "me")), &lock,
+		); err != nil {
 			t.Fatal(err)
 		}
 		if lock["ownerId"] != "me" || lock["lockKey"] != "x" {

@@ -86,9 +86,18 @@ func TestGuardInstallPrints(t *testing.T) {
 		parts []string
 	}{
 		{[]string{"postgres"}, []string{"CREATE TABLE IF NOT EXISTS fencing_tokens (", ";"}},
-		{[]string{"postgres", "--protect", "a", "--resource", "'a/' || row.id", "--table", "s.t"}, []string{"s.t", "'a/' || NEW.id", "CREATE TRIGGER fencing"}},
-		{[]string{"mysql", "--protect", "a", "--resource", "CONCAT('a/', row.id)"}, []string{"DELIMITER //", "CONCAT('a/', OLD.id)", "END//", "DELIMITER ;"}},
-		{[]string{"s3", "--protect", "state/guarded/"}, []string{`"s3:if-match": "true"`, `"arn:aws:s3:::state/guarded/*"`}},
+		{
+			[]string{"postgres", "--protect", "a", "--resource", "'a/' || row.id", "--table", "s.t"},
+			[]string{"s.t", "'a/' || NEW.id", "CREATE TRIGGER fencing"},
+		},
+		{
+			[]string{"mysql", "--protect", "a", "--resource", "CONCAT('a/', row.id)"},
+			[]string{"DELIMITER //", "CONCAT('a/', OLD.id)", "END//", "DELIMITER ;"},
+		},
+		{
+			[]string{"s3", "--protect", "state/guarded/"},
+			[]string{`"s3:if-match": "true"`, `"arn:aws:s3:::state/guarded/*"`},
+		},
 	} {
 		p := startGuard(t, append([]string{"install", "--print"}, c.args...)...)
 		got := p.output()

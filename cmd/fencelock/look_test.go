@@ -40,7 +40,9 @@ func (bareDriver) Describe() backend.Description { return backend.Description{Na
 type forgetfulDriver struct{ backend.Driver }
 
 func (forgetfulDriver) Describe() backend.Description {
-	return backend.Description{Name: "forgetful", Capabilities: backend.CapInspect | backend.CapWatch | backend.CapWatchReplay}
+	return backend.Description{
+		Name: "forgetful", Capabilities: backend.CapInspect | backend.CapWatch | backend.CapWatchReplay,
+	}
 }
 
 func (forgetfulDriver) Look(_ context.Context, name string) (backend.State, error) {
@@ -122,7 +124,8 @@ func TestList(t *testing.T) {
 	hold(t, url, "pod-3", "accounts/3")
 
 	all := objects[lock](t, succeed(t, "ls", "--backend", url, "--prefix", "orders/", "--json"))
-	if len(all) != 2 || all[0].Name != "orders/1" || all[1].Name != "orders/22" || !all[0].Held || len(all[0].Holders) != 1 {
+	if len(all) != 2 || all[0].Name != "orders/1" || all[1].Name != "orders/22" || !all[0].Held ||
+		len(all[0].Holders) != 1 {
 		t.Fatalf("orders/ has %+v", all)
 	}
 	got := all[0].Holders[0]
@@ -133,7 +136,8 @@ func TestList(t *testing.T) {
 
 	t.Setenv("FENCELOCK_BACKEND", url)
 	lines := strings.Split(succeed(t, "ls"), "\n")
-	if len(lines) != 4 || !strings.HasPrefix(lines[0], "NAME ") || strings.Index(lines[0], "OWNER") != strings.Index(lines[3], "pod-22") {
+	if len(lines) != 4 || !strings.HasPrefix(lines[0], "NAME ") ||
+		strings.Index(lines[0], "OWNER") != strings.Index(lines[3], "pod-22") {
 		t.Errorf("not four aligned lines:\n%s", strings.Join(lines, "\n"))
 	}
 }
@@ -142,7 +146,8 @@ func TestHolder(t *testing.T) {
 	t.Parallel()
 	url := startServer(t)
 	p := start(t, "holder", "orders/1", "--backend", url, "--json")
-	if free := objects[lock](t, p.output()); len(free) != 1 || free[0].Held || free[0].Name != "orders/1" || len(free[0].Holders) != 0 {
+	if free := objects[lock](t, p.output()); len(free) != 1 || free[0].Held || free[0].Name != "orders/1" ||
+		len(free[0].Holders) != 0 {
 		t.Errorf("nobody holds it: %+v", free)
 	}
 	p.expectExit(exitNobody, `nobody holds "orders/1"`)
@@ -184,7 +189,8 @@ func TestWatch(t *testing.T) {
 		return objects[event](t, p.await(""))[0]
 	}
 	acquired := next()
-	if acquired.Type != "acquired" || acquired.Owner != "pod-1" || acquired.Token != first.Token().String() || acquired.Name != "orders/1" {
+	if acquired.Type != "acquired" || acquired.Owner != "pod-1" || acquired.Token != first.Token().String() ||
+		acquired.Name != "orders/1" {
 		t.Errorf("first event: %+v", acquired)
 	}
 	succeed(t, "force-release", "orders/1", "--reason", "it hangs", "--backend", url)
@@ -221,10 +227,13 @@ func TestLookExitCodes(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"ls lacks":              {[]string{"ls", "--backend", "bare://"}, 64, "the bare driver lacks the capability list"},
-		"holder lacks":          {[]string{"holder", "x", "--backend", "bare://"}, 64, "lacks the capability inspect"},
-		"watch lacks":           {[]string{"watch", "x", "--backend", "bare://"}, 64, "lacks the capability watch"},
-		"force-release lacks":   {[]string{"force-release", "x", "--reason", "y", "--backend", "bare://"}, 64, "lacks the capability force-release"},
+		"ls lacks":     {[]string{"ls", "--backend", "bare://"}, 64, "the bare driver lacks the capability list"},
+		"holder lacks": {[]string{"holder", "x", "--backend", "bare://"}, 64, "lacks the capability inspect"},
+		"watch lacks":  {[]string{"watch", "x", "--backend", "bare://"}, 64, "lacks the capability watch"},
+		"force-release lacks": {
+			[]string{"force-release", "x", "--reason", "y", "--backend", "bare://"}, 64,
+			"lacks the capability force-release",
+		},
 		"ls with a name":        {[]string{"ls", "x"}, 64, `"x": ls takes no such argument`},
 		"holder without name":   {[]string{"holder"}, 64, "NAME is missing"},
 		"holder of two":         {[]string{"holder", "x", "y"}, 64, `"y": holder takes no such argument`},

@@ -223,7 +223,9 @@ func TestHelpTellsTheExitCodes(t *testing.T) {
 	p := start(t, "run", "--help")
 	help := p.output()
 	p.expectExit(0)
-	for _, code := range []int{exitUsage, exitUnavailable, exitHeld, exitLost, exitCannotRun, exitNotFound, exitSignal} {
+	for _, code := range []int{
+		exitUsage, exitUnavailable, exitHeld, exitLost, exitCannotRun, exitNotFound, exitSignal,
+	} {
 		if !strings.Contains(help, fmt.Sprintf("  %d", code)) {
 			t.Errorf("no exit code %d in the help", code)
 		}

@@ -17,7 +17,8 @@ func TestMaintenance(t *testing.T) {
 		}
 	}
 	start(t, "maintenance", "on", "--backend", url).expectExit(exitUsage, "which one?")
-	start(t, "maintenance", "on", "--backend", url, "--node", "nobody").expectExit(exitRefused, "no member that answers knows it")
+	start(t, "maintenance", "on", "--backend", url, "--node", "nobody").
+		expectExit(exitRefused, "no member that answers knows it")
 	start(t, "maintenance", "perhaps", "--backend", url).expectExit(exitUsage, "want on or off")
 	// On its machine nobody needs to know its id.
 	own := "fencelock://" + leader.Address
@@ -60,10 +61,12 @@ func TestStale(t *testing.T) {
 		return objects[member](t, p.output())[0].Role == roleLeaderless
 	})
 	p := start(t, "ls", "--stale", "--backend", left)
-	p.expectExit(exitOK, "stale: this is what the member at "+left[len("fencelock://"):]+" knows, which may be long over; it heard of a leader")
+	p.expectExit(exitOK,
+		"stale: this is what the member at "+left[len("fencelock://"):]+
+			" knows, which may be long over; it heard of a leader")
 	one := objects[lock](t, succeed(t, "holder", "orders/1", "--stale", "--backend", left, "--json"))
-	if len(one) != 1 || !one[0].Held || one[0].Holders[0].Owner != "pod-1" || one[0].Holders[0].Token == "" || one[0].Stale == nil ||
-		one[0].Stale.HeardMillis == nil {
+	if len(one) != 1 || !one[0].Held || one[0].Holders[0].Owner != "pod-1" || one[0].Holders[0].Token == "" ||
+		one[0].Stale == nil || one[0].Stale.HeardMillis == nil {
 		t.Errorf("one name: %+v", one)
 	}
 	start(t, "holder", "nothing", "--stale", "--backend", left).expectExit(exitNobody, "nobody holds")

@@ -18,7 +18,8 @@ func startMember(t *testing.T, peer string, join ...string) *server.Server {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := server.Start(ctx, server.Config{
-		DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: peer, Join: join, Version: "test", Log: slog.New(slog.DiscardHandler),
+		DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: peer, Join: join, Version: "test",
+		Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -44,8 +45,9 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("one member: %+v", all)
 	}
 	m := all[0]
-	if m.Address != strings.TrimPrefix(url, "fencelock://") || m.Role != roleLeader || m.NodeID == "" || m.LeaderID != m.NodeID ||
-		m.ClusterID == "" || !m.Durable || m.Version != "test" || m.Term == 0 || m.CommitIndex == 0 || m.AppliedIndex == 0 {
+	if m.Address != strings.TrimPrefix(url, "fencelock://") || m.Role != roleLeader || m.NodeID == "" ||
+		m.LeaderID != m.NodeID || m.ClusterID == "" || !m.Durable || m.Version != "test" || m.Term == 0 ||
+		m.CommitIndex == 0 || m.AppliedIndex == 0 {
 		t.Errorf("status: %+v", m)
 	}
 	lines := strings.Split(succeed(t, "status", "--backend", url), "\n")
@@ -56,7 +58,8 @@ func TestStatus(t *testing.T) {
 	p := start(t, "status", "--backend", "fencelock://127.0.0.1:1,"+strings.TrimPrefix(url, "fencelock://"))
 	text := p.output()
 	lines = strings.Split(text, "\n")
-	if len(lines) != 3 || !strings.Contains(lines[1], roleUnreachable) || strings.Index(lines[0], "DURABLE") != strings.Index(lines[2], "yes") {
+	if len(lines) != 3 || !strings.Contains(lines[1], roleUnreachable) ||
+		strings.Index(lines[0], "DURABLE") != strings.Index(lines[2], "yes") {
 		t.Errorf("one of two:\n%s", text)
 	}
 	p.expectExit(exitUnavailable, "127.0.0.1:1: lock service is unavailable")
@@ -131,15 +134,19 @@ func TestMemberExitCodes(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"status with a name":     {[]string{"status", "x"}, 64, `"x"`},
-		"status of others":       {[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "none of fencelock, fencelocks"},
-		"status without answer":  {[]string{"status", "--backend", "fencelock://127.0.0.1:1"}, 69, "127.0.0.1:1"},
-		"member without action":  {[]string{"member"}, 64, "list, add or remove is missing"},
-		"member with another":    {[]string{"member", "walk"}, 64, `"walk": want list, add or remove`},
-		"member list of one":     {[]string{"member", "list", "x"}, 64, `"x"`},
-		"member add of nothing":  {[]string{"member", "add"}, 64, "ADDRESS is missing"},
-		"member remove of none":  {[]string{"member", "remove"}, 64, "NODE is missing"},
-		"member of others":       {[]string{"member", "list", "--backend", "memory://"}, 64, "none of fencelock, fencelocks"},
+		"status with a name": {[]string{"status", "x"}, 64, `"x"`},
+		"status of others": {
+			[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "none of fencelock, fencelocks",
+		},
+		"status without answer": {[]string{"status", "--backend", "fencelock://127.0.0.1:1"}, 69, "127.0.0.1:1"},
+		"member without action": {[]string{"member"}, 64, "list, add or remove is missing"},
+		"member with another":   {[]string{"member", "walk"}, 64, `"walk": want list, add or remove`},
+		"member list of one":    {[]string{"member", "list", "x"}, 64, `"x"`},
+		"member add of nothing": {[]string{"member", "add"}, 64, "ADDRESS is missing"},
+		"member remove of none": {[]string{"member", "remove"}, 64, "NODE is missing"},
+		"member of others": {
+			[]string{"member", "list", "--backend", "memory://"}, 64, "none of fencelock, fencelocks",
+		},
 		"member with a bad flag": {[]string{"member", "list", "--frobnicate"}, 64, "-frobnicate"},
 		"help of status":         {[]string{"help", "status"}, 0, ""},
 		"help of member":         {[]string{"help", "member"}, 0, ""},

@@ -122,7 +122,8 @@ func TestRestoredTokensOverHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		token, err := strconv.ParseUint(exact.Token.String(), 10, 64)
-		if err != nil || token > most || uint64(read.Token) != token || r.Header.Get("Fencing-Token") != exact.Token.String() {
+		if err != nil || token > most || uint64(read.Token) != token ||
+			r.Header.Get("Fencing-Token") != exact.Token.String() {
 			t.Errorf("round %d: token %v, in a header %q, read as %v: want a number up to %d", round, exact.Token,
 				r.Header.Get("Fencing-Token"), read.Token, uint64(most))
 		}

@@ -23,7 +23,8 @@ func TestTheProgramHasNoMemoryBackend(t *testing.T) {
 		{"holder", "--backend", "memory://", "x"},
 	} {
 		out, err := exec.Command(program, args...).CombinedOutput()
-		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != exitUsage || !strings.Contains(string(out), "exclude nobody") {
+		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != exitUsage ||
+			!strings.Contains(string(out), "exclude nobody") {
 			t.Errorf("%v: %v: %s", args, err, out)
 		}
 	}

@@ -68,7 +68,8 @@ func (b *belief) begin(owner string, until time.Time, token float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if now := time.Now(); !b.over && now.Before(b.until) && now.Before(until) {
-		b.trouble = append(b.trouble, fmt.Sprintf("%s holds the lock, and %s does for another %v", owner, b.owner, b.until.Sub(now)))
+		b.trouble = append(b.trouble,
+			fmt.Sprintf("%s holds the lock, and %s does for another %v", owner, b.owner, b.until.Sub(now)))
 	}
 	if token != 0 && token <= b.token {
 		b.trouble = append(b.trouble, fmt.Sprintf("token %v after %v", token, b.token))

@@ -44,7 +44,8 @@ limit:
 	}
 	c := s.config
 	if c.DataDir != "/from/file" || c.Listen != "127.0.0.1:2" || c.MinTTL != 4*time.Second || c.MaxTTL != 3*time.Hour ||
-		c.Timing.Heartbeat != 900*time.Millisecond || c.BootstrapExpect != 2 || s.verbose || string(c.JoinKey) != "of sixteen bytes and more" ||
+		c.Timing.Heartbeat != 900*time.Millisecond || c.BootstrapExpect != 2 || s.verbose ||
+		string(c.JoinKey) != "of sixteen bytes and more" ||
 		!slices.Equal(c.Join, []string{"127.0.0.1:3", "127.0.0.1:4"}) {
 		t.Errorf("settings: %+v", c)
 	}

@@ -30,7 +30,8 @@ func (p *program) terminate() {
 // tokenAt runs a command under a lock of the server and returns the command's token.
 func tokenAt(t *testing.T, url string) uint64 {
 	t.Helper()
-	p := start(t, "run", "--backend", url, "--name", "x", "--tier", "correctness", "--", "sh", "-c", "echo token $FENCELOCK_TOKEN")
+	p := start(t, "run", "--backend", url, "--name", "x", "--tier", "correctness", "--", "sh",
+		"-c", "echo token $FENCELOCK_TOKEN")
 	token, err := strconv.ParseUint(p.await("token "), 10, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +72,8 @@ func TestServe(t *testing.T) {
 func TestServeDev(t *testing.T) {
 	t.Parallel()
 	p, url := serving(t, "--dev")
-	start(t, "run", "--backend", url, "--name", "x", "--tier", "correctness", "--", "true").expectExit(exitUsage, "correctness")
+	start(t, "run", "--backend", url, "--name", "x", "--tier", "correctness", "--", "true").
+		expectExit(exitUsage, "correctness")
 	start(t, "run", "--backend", url, "--name", "x", "--", "true").expectExit(0)
 	if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
@@ -120,7 +122,8 @@ func TestServeUsage(t *testing.T) {
 		{"--peer-cert x --peer-key y --dev", "--peer-ca"},
 	} {
 		t.Run(x.args, func(t *testing.T) {
-			start(t, append([]string{"serve"}, strings.Fields(x.args)...)...).expectExit(exitUsage, x.want, "fencelock help serve")
+			start(t, append([]string{"serve"}, strings.Fields(x.args)...)...).
+				expectExit(exitUsage, x.want, "fencelock help serve")
 		})
 	}
 }

@@ -35,7 +35,8 @@ func TestStatusTellsWhoDiffers(t *testing.T) {
 	go s.Serve(l)
 	t.Cleanup(s.Stop)
 	url := "fencelock://" + l.Addr().String()
-	start(t, "status", "--backend", url).expectExit(exitUnavailable, "its state is another than the leader's, after log entry 42")
+	start(t, "status", "--backend", url).
+		expectExit(exitUnavailable, "its state is another than the leader's, after log entry 42")
 	p := start(t, "status", "--backend", url, "--json")
 	if all := objects[member](t, p.output()); len(all) != 1 || all[0].DiffersIndex != 42 || all[0].AgreedIndex != 41 {
 		t.Errorf("with --json: %+v", all)

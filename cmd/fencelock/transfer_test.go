@@ -60,10 +60,13 @@ func TestTransfer(t *testing.T) {
 			other = m
 		}
 	}
-	if next := objects[leads](t, succeed(t, "transfer", "--backend", url, "--to", other.NodeID, "--json")); len(next) != 1 || next[0].NodeID != other.NodeID {
+	if next := objects[leads](
+		t, succeed(t, "transfer", "--backend", url, "--to", other.NodeID, "--json"),
+	); len(next) != 1 || next[0].NodeID != other.NodeID {
 		t.Fatalf("%s is to lead: %+v", other.NodeID, next)
 	}
-	if next := objects[leads](t, succeed(t, "transfer", "--backend", url, "--json")); len(next) != 1 || next[0].NodeID == other.NodeID {
+	if next := objects[leads](t, succeed(t, "transfer", "--backend", url, "--json")); len(next) != 1 ||
+		next[0].NodeID == other.NodeID {
 		t.Fatalf("another than %s is to lead: %+v", other.NodeID, next)
 	}
 	start(t, "transfer", "--backend", url, "--to", "nobody").expectExit(exitRefused, `no member "nobody"`)
@@ -87,5 +90,6 @@ func TestWaitBoundsTheConnection(t *testing.T) {
 	}
 	defer l.Close()
 	start(t, "run", "--backend", "fencelock://"+l.Addr().String(), "--name", "x", "--wait", "300ms", "--", "true").
-		expectExit(exitUnavailable, `lock "x": the service did not answer within 300ms, so that nobody knows whether it is held`)
+		expectExit(exitUnavailable,
+			`lock "x": the service did not answer within 300ms, so that nobody knows whether it is held`)
 }

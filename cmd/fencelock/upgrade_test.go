@@ -46,7 +46,8 @@ func buildOlder(t *testing.T) string {
 	top := strings.TrimSpace(run(nil, "", "git", "rev-parse", "--show-toplevel").String())
 	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "fencelock")
 	run(run(nil, top, "git", "archive", olderVersion), dir, "tar", "-x")
-	run(nil, dir, "go", "build", "-buildvcs=false", "-modfile="+filepath.Join(top, "go.mod"), "-o", program, "./cmd/fencelock")
+	run(nil, dir, "go", "build", "-buildvcs=false", "-modfile="+filepath.Join(top, "go.mod"),
+		"-o", program, "./cmd/fencelock")
 	return program
 }
 
@@ -100,9 +101,9 @@ func (u *upgrade) leader() int {
 	return leader
 }
 
-// TestRollingUpgrade replaces three members of an older version by today's, one by one, and kills the leader before each.
-// Clients of today and of the older version are at work. Their work is a file: it shows whether two had the lock at a
-// time, and whether tokens fell.
+// TestRollingUpgrade replaces three members of an older version by today's, one by one, and kills the leader before
+// each. Clients of today and of the older version are at work. Their work is a file: it shows whether two had the lock
+// at a time, and whether tokens fell.
 func TestRollingUpgrade(t *testing.T) {
 	deep.Only(t)
 	addresses := port.Addresses(t, 6)
@@ -164,7 +165,8 @@ func TestRollingUpgrade(t *testing.T) {
 	}
 	workers.Go(func() { // a client of the older version
 		for ctx.Err() == nil {
-			cmd := exec.Command(u.older, "run", "--backend", u.url(), "--tier", "correctness", "--name", "shared", "--ttl", ttl.String(), "--",
+			cmd := exec.Command(u.older, "run", "--backend", u.url(), "--tier", "correctness", "--name", "shared",
+				"--ttl", ttl.String(), "--",
 				"sh", "-c", `echo begin $FENCELOCK_TOKEN >>"$0"; echo end $FENCELOCK_TOKEN >>"$0"`, work)
 			if cmd.Run() == nil { // otherwise nobody led
 				olderCycles.Add(1)
@@ -199,7 +201,8 @@ func TestRollingUpgrade(t *testing.T) {
 		goOn("a member was replaced")
 	}
 	eventually(t, "the feature level is raised", func() bool {
-		return strings.Contains(u.servers[0].Stderr()+u.servers[1].Stderr()+u.servers[2].Stderr(), "feature level raised")
+		return strings.Contains(u.servers[0].Stderr()+u.servers[1].Stderr()+u.servers[2].Stderr(),
+			"feature level raised")
 	})
 	leader := u.leader()
 	if err := u.servers[leader].Kill(); err != nil {

@@ -43,6 +43,7 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, "verify", "--data-dir", dir).expectExit(exitDamaged, logs[0], "log entry")
-	start(t, "serve", "--data-dir", dir, "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0").expectExit(exitUnavailable, logs[0])
+	start(t, "serve", "--data-dir", dir, "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0").
+		expectExit(exitUnavailable, logs[0])
 	start(t, "verify", "--data-dir", filepath.Join(dir, "none")).expectExit(exitNoInput)
 }

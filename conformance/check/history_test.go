@@ -56,7 +56,9 @@ func TestTimesCountFromTheStart(t *testing.T) {
 	s.call("c", OpAcquire, 40, 50, Event{Outcome: Refused, Until: ms(41)})
 	const boot = 1000 * time.Hour
 	for i := range s.events {
-		for _, at := range []*backend.Instant{&s.events[i].At, &s.events[i].SentAt, &s.events[i].Deadline, &s.events[i].Until} {
+		for _, at := range []*backend.Instant{
+			&s.events[i].At, &s.events[i].SentAt, &s.events[i].Deadline, &s.events[i].Until,
+		} {
 			if *at != 0 {
 				*at = at.Add(boot)
 			}
@@ -67,7 +69,9 @@ func TestTimesCountFromTheStart(t *testing.T) {
 	if err := p.tell(&report); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"believed in from 4ms", "granted at 20ms", "from 35ms, returned 9ms after", "20ms b ", "until 1.025s"} {
+	for _, want := range []string{
+		"believed in from 4ms", "granted at 20ms", "from 35ms, returned 9ms after", "20ms b ", "until 1.025s",
+	} {
 		if !strings.Contains(report.String(), want) {
 			t.Errorf("the report does not say %q", want)
 		}

@@ -352,7 +352,9 @@ var mutants = []struct {
 				case o := <-done:
 					return o.g, o.err
 				case <-ctx.Done():
-					return backend.Grant{}, &backend.CallError{Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err()}
+					return backend.Grant{}, &backend.CallError{
+						Driver: "memory", Call: "acquire", Name: r.Name, Err: ctx.Err(),
+					}
 				}
 			}
 		},
@@ -388,7 +390,8 @@ var mutants = []struct {
 		name: "calls go on after their context", clients: 2, want: []Kind{Stuck},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
-				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second) // as libraries like to do
+				// Libraries like to do this.
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 				defer cancel()
 				return b.Driver.Acquire(ctx, r)
 			}
@@ -448,7 +451,9 @@ var mutants = []struct {
 	{
 		name: "the service does not know its holders", clients: 1, want: []Kind{Forgotten},
 		apply: func(b *broken) {
-			b.holder = func(_ context.Context, name string) (backend.State, error) { return backend.State{Name: name}, nil }
+			b.holder = func(_ context.Context, name string) (backend.State, error) {
+				return backend.State{Name: name}, nil
+			}
 		},
 		play: func(w *world, c []*client) {
 			a := c[0].must(w, "x")

@@ -170,12 +170,14 @@ func TestRandom(t *testing.T) {
 		if len(p.Violations) > 0 {
 			dir := t.ArtifactDir()
 			_ = p.Dump(dir)
-			t.Errorf("FENCELOCK_SEED=%d go test -run TestRandom ./conformance/check: %v\n%s\nsee %s with -artifacts", seed, p, p.Text(), dir)
+			t.Errorf("FENCELOCK_SEED=%d go test -run TestRandom ./conformance/check: %v\n%s\nsee %s with -artifacts",
+				seed, p, p.Text(), dir)
 			break
 		}
 	}
 	t.Logf("%d seeds, %v of simulated time: %d operations, %d grants, %d losses, %d of unknown outcome, %d faults; scans %v, search %v over %d",
-		seeds, all.Duration, all.Operations, all.Grants, all.Losses, all.Unknowns, all.Faults, all.Scans, all.Search, all.Searched)
+		seeds, all.Duration, all.Operations, all.Grants, all.Losses, all.Unknowns, all.Faults, all.Scans,
+		all.Search, all.Searched)
 	if only == "" && (all.Grants < int(seeds)*100 || all.Losses < int(seeds) || all.Faults < int(seeds)*5) {
 		t.Errorf("too little happened to tell anything: %+v", all)
 	}

@@ -56,7 +56,8 @@ func (s *story) share(client string, from, to int, token fencing.Token, deadline
 }
 
 func (s *story) permits(client string, from, to int, token fencing.Token, deadline, n, limit int) uint64 {
-	return s.grabAs(client, from, to, Event{Token: token.NotExclusive(), Kind: "permits", Permits: n, Limit: limit}, deadline)
+	return s.grabAs(client, from, to,
+		Event{Token: token.NotExclusive(), Kind: "permits", Permits: n, Limit: limit}, deadline)
 }
 
 func (s *story) grabAs(client string, from, to int, e Event, deadline int) uint64 {
@@ -114,12 +115,13 @@ var stories = []struct {
 		s.give("a", a, 20, 30, OK)
 		s.give("b", b, 50, 60, OK)
 	}},
-	{name: "two at once, asked for at once", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 15, 1, 1000)
-		b := s.grab("b", 2, 14, 2, 1000)
-		s.give("a", a, 20, 30, OK)
-		s.give("b", b, 50, 60, OK)
-	}},
+	{name: "two at once, asked for at once", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true,
+		tell: func(s *story) {
+			a := s.grab("a", 1, 15, 1, 1000)
+			b := s.grab("b", 2, 14, 2, 1000)
+			s.give("a", a, 20, 30, OK)
+			s.give("b", b, 50, 60, OK)
+		}},
 	{name: "two names at once", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		s.give("a", a, 20, 30, OK)
@@ -133,12 +135,13 @@ var stories = []struct {
 		s.lost("a", a, 130, 100, backend.ReasonExpired) // late, and it makes no difference
 		s.give("b", b, 150, 160, OK)
 	}},
-	{name: "the rival comes before the deadline", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 5, 1, 100)
-		b := s.grab("b", 10, 90, 2, 1000)
-		s.lost("a", a, 100, 100, backend.ReasonExpired)
-		s.give("b", b, 150, 160, OK)
-	}},
+	{name: "the rival comes before the deadline", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.grab("a", 1, 5, 1, 100)
+			b := s.grab("b", 10, 90, 2, 1000)
+			s.lost("a", a, 100, 100, backend.ReasonExpired)
+			s.give("b", b, 150, 160, OK)
+		}},
 	{name: "the rival comes in the margin", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 100)
 		b := s.grab("b", 10, 105, 2, 1000)
@@ -161,22 +164,25 @@ var stories = []struct {
 		s.give("a", a, 140, 145, OK)
 		s.give("b", b, 150, 160, OK)
 	}},
-	{name: "a renewal that came after the rival", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 5, 1, 100)
-		b := s.grab("b", 10, 120, 2, 1000)
-		s.renewed("a", a, 130, 140, 230)
-		s.give("b", b, 150, 160, OK)
-		s.lost("a", a, 230, 230, backend.ReasonExpired)
-	}},
+	{name: "a renewal that came after the rival", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.grab("a", 1, 5, 1, 100)
+			b := s.grab("b", 10, 120, 2, 1000)
+			s.renewed("a", a, 130, 140, 230)
+			s.give("b", b, 150, 160, OK)
+			s.lost("a", a, 230, 230, backend.ReasonExpired)
+		}},
 	{name: "a deadline that was taken back", rules: Rules{Fencing: true, Exact: true}, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		s.add(Event{
-			Type: TypeEnd, At: ms(100), Client: "a", ID: a, SentAt: ms(1), TTL: ms(999).Sub(0) + margin, Deadline: ms(100), Why: "expired",
+			Type: TypeEnd, At: ms(100), Client: "a", ID: a, SentAt: ms(1), TTL: ms(999).Sub(0) + margin,
+			Deadline: ms(100), Why: "expired",
 		})
 		s.grab("b", 10, 115, 2, 1000)
 	}},
 	{name: "nobody told the holder", rules: fenced, want: []Kind{Overlap}, tell: func(s *story) {
-		a := s.call("a", OpAcquire, 1, 5, Event{Outcome: OK, Token: 1, Kind: "exclusive", SentAt: ms(1), TTL: 100 * time.Millisecond})
+		a := s.call("a", OpAcquire, 1, 5,
+			Event{Outcome: OK, Token: 1, Kind: "exclusive", SentAt: ms(1), TTL: 100 * time.Millisecond})
 		b := s.grab("b", 10, 120, 2, 1000)
 		s.give("b", b, 150, 160, OK)
 		s.give("a", a, 170, 180, Gone)
@@ -187,12 +193,13 @@ var stories = []struct {
 		b := s.grab("b", 10, 111, 2, 1000)
 		s.give("b", b, 150, 160, OK)
 	}},
-	{name: "a killed holder's lock is kept for its TTL", rules: fenced, want: []Kind{Early}, illegal: true, tell: func(s *story) {
-		s.grab("a/1", 1, 5, 1, 100)
-		s.add(Event{Type: TypeKilled, At: ms(50), Client: "a"})
-		b := s.grab("b", 10, 80, 2, 1000)
-		s.give("b", b, 150, 160, OK)
-	}},
+	{name: "a killed holder's lock is kept for its TTL", rules: fenced, want: []Kind{Early}, illegal: true,
+		tell: func(s *story) {
+			s.grab("a/1", 1, 5, 1, 100)
+			s.add(Event{Type: TypeKilled, At: ms(50), Client: "a"})
+			b := s.grab("b", 10, 80, 2, 1000)
+			s.give("b", b, 150, 160, OK)
+		}},
 	{name: "told of a loss before the deadline", rules: fenced, want: []Kind{EarlyLoss}, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 100)
 		s.lost("a", a, 50, 100, backend.ReasonEvicted)
@@ -214,13 +221,14 @@ var stories = []struct {
 		s.lost("a", a, 2100, 2800, backend.ReasonEvicted)
 		s.give("b", b, 2600, 2601, OK)
 	}},
-	{name: "taken away before the force", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 5, 1, 1000)
-		b := s.grab("b", 10, 15, 2, 1000)
-		s.call("admin", OpForce, 20, 25, Event{Outcome: OK})
-		s.lost("a", a, 50, 1000, backend.ReasonEvicted)
-		s.lost("b", b, 50, 1000, backend.ReasonEvicted)
-	}},
+	{name: "taken away before the force", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.grab("a", 1, 5, 1, 1000)
+			b := s.grab("b", 10, 15, 2, 1000)
+			s.call("admin", OpForce, 20, 25, Event{Outcome: OK})
+			s.lost("a", a, 50, 1000, backend.ReasonEvicted)
+			s.lost("b", b, 50, 1000, backend.ReasonEvicted)
+		}},
 	{name: "told that it was taken away by force", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		b := s.grab("b", 10, 24, 2, 1000)
@@ -291,21 +299,23 @@ var stories = []struct {
 		b := s.grab("b", 40, 500, 2, 1000)
 		s.give("b", b, 510, 520, OK)
 	}},
-	{name: "a release by somebody who does not hold", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 5, 1, 100) // lost, and then it releases what b holds
-		b := s.grab("b", 120, 130, 2, 1000)
-		s.lost("a", a, 100, 100, backend.ReasonExpired)
-		s.give("a", a, 140, 145, OK)
-		c := s.grab("c", 150, 155, 3, 1000)
-		s.give("b", b, 160, 170, Gone)
-		s.give("c", c, 180, 190, OK)
-	}},
-	{name: "a release that is confirmed although nothing was held", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true, tell: func(s *story) {
-		a := s.grab("a", 1, 8, 1, 1000)
-		b := s.grab("b", 4, 30, 2, 1000) // a was evicted after 8
-		s.give("b", b, 35, 36, OK)
-		s.give("a", a, 40, 50, OK)
-	}},
+	{name: "a release by somebody who does not hold", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.grab("a", 1, 5, 1, 100) // lost, and then it releases what b holds
+			b := s.grab("b", 120, 130, 2, 1000)
+			s.lost("a", a, 100, 100, backend.ReasonExpired)
+			s.give("a", a, 140, 145, OK)
+			c := s.grab("c", 150, 155, 3, 1000)
+			s.give("b", b, 160, 170, Gone)
+			s.give("c", c, 180, 190, OK)
+		}},
+	{name: "a release that is confirmed although nothing was held", rules: fenced, want: []Kind{Overlap, Illegal},
+		illegal: true, tell: func(s *story) {
+			a := s.grab("a", 1, 8, 1, 1000)
+			b := s.grab("b", 4, 30, 2, 1000) // a was evicted after 8
+			s.give("b", b, 35, 36, OK)
+			s.give("a", a, 40, 50, OK)
+		}},
 	{name: "the service forgets", rules: fenced, want: []Kind{Forgotten}, illegal: true, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		s.ask("a", 10, 15)
@@ -325,18 +335,20 @@ var stories = []struct {
 		w := s.grab("w", 12, 45, 3, 1000)
 		s.give("w", w, 60, 70, OK)
 	}},
-	{name: "a writer beside a reader", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.share("a", 1, 5, 1, 1000)
-		w := s.grab("w", 12, 15, 3, 1000)
-		s.give("a", a, 20, 30, OK)
-		s.give("w", w, 60, 70, OK)
-	}},
-	{name: "a reader beside a writer", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		w := s.grab("w", 1, 5, 1, 1000)
-		a := s.share("a", 12, 15, 2, 1000)
-		s.give("a", a, 20, 30, OK)
-		s.give("w", w, 60, 70, OK)
-	}},
+	{name: "a writer beside a reader", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.share("a", 1, 5, 1, 1000)
+			w := s.grab("w", 12, 15, 3, 1000)
+			s.give("a", a, 20, 30, OK)
+			s.give("w", w, 60, 70, OK)
+		}},
+	{name: "a reader beside a writer", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			w := s.grab("w", 1, 5, 1, 1000)
+			a := s.share("a", 12, 15, 2, 1000)
+			s.give("a", a, 20, 30, OK)
+			s.give("w", w, 60, 70, OK)
+		}},
 	{name: "a writer after a lost reader", rules: fenced, tell: func(s *story) {
 		a := s.share("a", 1, 5, 1, 100)
 		b := s.share("b", 1, 5, 2, 1000)
@@ -353,12 +365,13 @@ var stories = []struct {
 		s.give("b", b, 40, 50, OK)
 		s.give("c", c, 60, 70, OK)
 	}},
-	{name: "more permits than there are", rules: fenced, want: []Kind{Overlap, Early}, illegal: true, tell: func(s *story) {
-		a := s.permits("a", 1, 5, 1, 1000, 2, 3)
-		b := s.permits("b", 6, 8, 2, 1000, 2, 3)
-		s.give("a", a, 20, 30, OK)
-		s.give("b", b, 40, 50, OK)
-	}},
+	{name: "more permits than there are", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
+		tell: func(s *story) {
+			a := s.permits("a", 1, 5, 1, 1000, 2, 3)
+			b := s.permits("b", 6, 8, 2, 1000, 2, 3)
+			s.give("a", a, 20, 30, OK)
+			s.give("b", b, 40, 50, OK)
+		}},
 	{
 		name: "more permits than there are, asked for at once", rules: fenced,
 		want: []Kind{Overlap, Illegal}, illegal: true, tell: func(s *story) {
@@ -433,18 +446,21 @@ var stories = []struct {
 	{name: "a kind that nobody knows", rules: Rules{Fencing: true}, want: []Kind{Malformed}, tell: func(s *story) {
 		s.call("a", OpTry, 1, 2, Event{Outcome: OK, Token: 7, Kind: "write"})
 	}},
-	{name: "a kind that is not said is exclusive", rules: Rules{Fencing: true}, want: []Kind{Overlap}, tell: func(s *story) {
-		s.call("a", OpTry, 1, 4, Event{Outcome: OK, Token: 7})
-		s.call("b", OpTry, 2, 5, Event{Outcome: OK, Token: 8})
-	}},
-	{name: "two grants are the last that is heard", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true, tell: func(s *story) {
-		s.grab("a", 1, 5, 1, 1000)
-		s.grab("b", 2, 5, 2, 1000)
-	}},
-	{name: "the second grant is the last that is heard", rules: fenced, want: []Kind{Early, Overlap}, illegal: true, tell: func(s *story) {
-		s.grab("a", 1, 5, 1, 1000)
-		s.grab("b", 6, 20, 2, 1000)
-	}},
+	{name: "a kind that is not said is exclusive", rules: Rules{Fencing: true}, want: []Kind{Overlap},
+		tell: func(s *story) {
+			s.call("a", OpTry, 1, 4, Event{Outcome: OK, Token: 7})
+			s.call("b", OpTry, 2, 5, Event{Outcome: OK, Token: 8})
+		}},
+	{name: "two grants are the last that is heard", rules: fenced, want: []Kind{Overlap, Illegal}, illegal: true,
+		tell: func(s *story) {
+			s.grab("a", 1, 5, 1, 1000)
+			s.grab("b", 2, 5, 2, 1000)
+		}},
+	{name: "the second grant is the last that is heard", rules: fenced, want: []Kind{Early, Overlap}, illegal: true,
+		tell: func(s *story) {
+			s.grab("a", 1, 5, 1, 1000)
+			s.grab("b", 6, 20, 2, 1000)
+		}},
 	{name: "the last grant is after the first belief", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 100)
 		s.lost("a", a, 100, 100, backend.ReasonExpired)
@@ -534,8 +550,8 @@ func TestFigures(t *testing.T) {
 		t.Fatal(p.Text())
 	}
 	want := Figures{
-		Operations: 8, Grants: 4, Refusals: 1, Unknowns: 1, Renewals: 1, Losses: 2, Faults: 1, Duration: 489 * time.Millisecond,
-		ToldBefore: 1, ToldAfter: 1, Margin: 20 * time.Millisecond, Margins: 2,
+		Operations: 8, Grants: 4, Refusals: 1, Unknowns: 1, Renewals: 1, Losses: 2, Faults: 1,
+		Duration: 489 * time.Millisecond, ToldBefore: 1, ToldAfter: 1, Margin: 20 * time.Millisecond, Margins: 2,
 		LateContext: 30 * time.Millisecond, Recovery: 40 * time.Millisecond, Recoveries: 1,
 	}
 	got := p.Figures

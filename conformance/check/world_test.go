@@ -95,7 +95,8 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 		clock := backend.GoClock()
 		w := &world{
 			t: t, store: memory.NewStore(&memory.StoreOptions{Clock: clock}), ttl: 2 * time.Second,
-			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{}, keys: map[string]string{}, heard: make(chan struct{}),
+			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{},
+			keys: map[string]string{}, heard: make(chan struct{}),
 		}
 		for i := range n {
 			b := &broken{Driver: w.store.Driver(), world: w}

@@ -87,7 +87,8 @@ func mustGet(t *testing.T, addr, key, want string) (cluster string) {
 // mustPut writes through the node at addr, again and again if it must: it may be without a leader for a moment.
 func mustPut(t *testing.T, addr, key, value string) {
 	t.Helper()
-	soon(t, fmt.Sprintf("a write of %s at %s", key, addr), func(ctx context.Context) error { return put(ctx, addr, key, value) })
+	soon(t, fmt.Sprintf("a write of %s at %s", key, addr),
+		func(ctx context.Context) error { return put(ctx, addr, key, value) })
 }
 
 // soon calls f until it succeeds.
@@ -251,7 +252,8 @@ func TestEtcdClusterOneWay(t *testing.T) {
 // serializable reads what the node itself has.
 func serializable(ctx context.Context, addr, key string, answer any) error {
 	body := fmt.Sprintf(`{"key":%q,"serializable":true}`, base64.StdEncoding.EncodeToString([]byte(key)))
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v3/kv/range", bytes.NewReader([]byte(body)))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		"http://"+addr+"/v3/kv/range", bytes.NewReader([]byte(body)))
 	if err != nil {
 		return err
 	}

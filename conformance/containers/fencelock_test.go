@@ -24,7 +24,8 @@ func grant(t *testing.T, name string, addrs ...string) backend.Grant {
 	t.Helper()
 	d := builtin.New(addrs, nil)
 	t.Cleanup(func() { d.Close(context.Background()) }) // the servers may be gone by then
-	g, err := d.Acquire(waiting(t), backend.Request{Name: name, RequestID: backend.NewRequestID(), Owner: "test", TTL: grantTTL})
+	g, err := d.Acquire(waiting(t),
+		backend.Request{Name: name, RequestID: backend.NewRequestID(), Owner: "test", TTL: grantTTL})
 	check(t, err)
 	return g
 }

@@ -19,7 +19,8 @@ func TestZooKeeperKeepsWhatItStores(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			server := containers.ZooKeeper(t, option)
-			client, events, err := zk.Connect([]string{server.Addr()}, 4*time.Second, zk.WithLogInfo(false), zk.WithLogger(silent{}))
+			client, events, err := zk.Connect([]string{server.Addr()}, 4*time.Second,
+				zk.WithLogInfo(false), zk.WithLogger(silent{}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -28,7 +29,9 @@ func TestZooKeeperKeepsWhatItStores(t *testing.T) {
 				for range events {
 				}
 			}()
-			if _, err := client.Create("/kept", []byte("text"), zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+			if _, err := client.Create(
+				"/kept", []byte("text"), zk.FlagPersistent, zk.WorldACL(zk.PermAll),
+			); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -39,7 +42,8 @@ func TestZooKeeperKeepsWhatItStores(t *testing.T) {
 			var data []byte
 			for {
 				data, _, err = client.Get("/kept")
-				again := errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrNoServer) || errors.Is(err, zk.ErrSessionExpired)
+				again := errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrNoServer) ||
+					errors.Is(err, zk.ErrSessionExpired)
 				if !again || ctx.Err() != nil {
 					break
 				}

@@ -134,10 +134,13 @@ func TestWholeDriverPasses(t *testing.T) {
 		t.Error(v)
 	}
 	if r.Steps != len(r.Schedule.Steps) || r.Faults < r.Steps || r.Grants < 100 {
-		t.Errorf("%d of %d steps, %d faults, %d grants: too little to tell anything", r.Steps, len(r.Schedule.Steps), r.Faults, r.Grants)
+		t.Errorf("%d of %d steps, %d faults, %d grants: too little to tell anything",
+			r.Steps, len(r.Schedule.Steps), r.Faults, r.Grants)
 	}
 	summary := r.String()
-	for _, want := range []string{"soak: driver=memory seed=3 ", " violations=0 ", " worst margin=", " recovery max=", "fault=node-kill count="} {
+	for _, want := range []string{
+		"soak: driver=memory seed=3 ", " violations=0 ", " worst margin=", " recovery max=", "fault=node-kill count=",
+	} {
 		if !strings.Contains(summary, want) {
 			t.Errorf("the summary lacks %q:\n%s", want, summary)
 		}
@@ -248,7 +251,9 @@ func TestMutantsAreCaught(t *testing.T) {
 			p := plan(c.kinds...)
 			p.Search = time.Second // what is illegal may take for ever
 			r := nemesis.Play(quiet{t}, service(c.wrap), p)
-			if !slices.ContainsFunc(r.Violations, func(v check.Violation) bool { return slices.Contains(c.want, v.Kind) }) {
+			if !slices.ContainsFunc(
+				r.Violations, func(v check.Violation) bool { return slices.Contains(c.want, v.Kind) },
+			) {
 				t.Errorf("survived, with %v", r.Violations)
 			}
 			left(t, r, "run.txt", "history.jsonl")
@@ -321,14 +326,27 @@ func TestFaultThatDoesNotHappen(t *testing.T) {
 		kind  string
 		spoil func(*nemesis.Service)
 	}{
-		"the server lives":          {"node-kill", func(s *nemesis.Service) { s.Kill = nothing }},
-		"the server goes on":        {"node-pause", func(s *nemesis.Service) { s.Pause = nothing }},
-		"the same process":          {"node-kill", func(s *nemesis.Service) { same(s) }},
-		"nothing is held":           {"link-hold", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) }},
-		"nothing passes":            {"link-replies", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) }},
-		"nothing is slow":           {"link-delay", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) }},
-		"nothing is refused":        {"link-refuse", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) }},
-		"there is no connection":    {"link-reset", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return severed{deaf{l}} }) }},
+		"the server lives":   {"node-kill", func(s *nemesis.Service) { s.Kill = nothing }},
+		"the server goes on": {"node-pause", func(s *nemesis.Service) { s.Pause = nothing }},
+		"the same process":   {"node-kill", func(s *nemesis.Service) { same(s) }},
+		"nothing is held": {
+			"link-hold", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) },
+		},
+		"nothing passes": {
+			"link-replies",
+			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) },
+		},
+		"nothing is slow": {
+			"link-delay",
+			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) },
+		},
+		"nothing is refused": {
+			"link-refuse", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) },
+		},
+		"there is no connection": {
+			"link-reset",
+			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return severed{deaf{l}} }) },
+		},
 		"the leader leads again":    {"leader-partition", quorum},
 		"the follower is not alone": {"minority", quorum},
 		"nobody is cut one way":     {"one-way-peers", quorum},
@@ -387,7 +405,9 @@ func dial(ctx context.Context, target string) (backend.Driver, error) {
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	addr := port.Addresses(t, 1)[0]
-	s, err := server.Start(t.Context(), server.Config{DataDir: t.TempDir(), Listen: addr, MinTTL: 100 * time.Millisecond, Log: slog.New(slog.DiscardHandler)})
+	s, err := server.Start(t.Context(), server.Config{
+		DataDir: t.TempDir(), Listen: addr, MinTTL: 100 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,8 @@ func TestSchedule(t *testing.T) {
 	if a, b := print(7), print(7); a != b {
 		t.Errorf("one seed, two schedules:\n%s\n%s", a, b)
 	}
-	if a, b := print(7), print(8); strings.TrimPrefix(a, "schedule of seed 7") == strings.TrimPrefix(b, "schedule of seed 8") {
+	if a, b := print(7), print(8); strings.TrimPrefix(a, "schedule of seed 7") ==
+		strings.TrimPrefix(b, "schedule of seed 8") {
 		t.Error("two seeds, one schedule")
 	}
 	s := NewSchedule("driver", 7, d, ttl, kinds, 3, true)

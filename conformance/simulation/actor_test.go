@@ -91,7 +91,9 @@ func (a *actor) take(ctx context.Context, n name, opts []fencelock.AcquireOption
 }
 
 // acquire calls the client, by way of the recorder if there is one.
-func (a *actor) acquire(ctx context.Context, h *hold, opts []fencelock.AcquireOption, wait bool) (*fencelock.Lease, error) {
+func (a *actor) acquire(
+	ctx context.Context, h *hold, opts []fencelock.AcquireOption, wait bool,
+) (*fencelock.Lease, error) {
 	c := a.node.current()
 	if a.w.history == nil {
 		if wait {
@@ -268,7 +270,8 @@ func (a *actor) nested(ctx context.Context, n name, opts []fencelock.AcquireOpti
 	if h.kind == backend.KindExclusive {
 		inner, err := a.node.current().Acquire(under, n.text, fencelock.Reentrant())
 		switch {
-		case err != nil && h.lease.Err() == nil && !errors.Is(err, fencelock.ErrClosed) && a.w.now() < a.w.at(deadlineOf(under)):
+		case err != nil && h.lease.Err() == nil && !errors.Is(err, fencelock.ErrClosed) &&
+			a.w.now() < a.w.at(deadlineOf(under)):
 			// A client that was replaced meanwhile knows nothing of the lease, and waits.
 			a.failed("reenter", n.text, err, acquireMay)
 		case err == nil && inner.Token() == h.token:
@@ -378,7 +381,8 @@ func (a *actor) bounded(ctx context.Context, called time.Duration, call, name st
 // by checks that a call that had to end at end has done so.
 func (a *actor) by(end time.Duration, call, name string) {
 	if now := a.w.now(); now > a.node.runsBy(end) {
-		a.w.rec.violation("%s of %s by client %d returned %v after the end of its context", call, name, a.node.id, now-end)
+		a.w.rec.violation("%s of %s by client %d returned %v after the end of its context",
+			call, name, a.node.id, now-end)
 	}
 }
 

@@ -67,7 +67,8 @@ var mutants = []mutant{
 				}
 				sent := backend.GoClock().Now()
 				again, err := p.Driver.Acquire(ctx, backend.Request{
-					Name: g.Name, Owner: g.Owner, RequestID: g.RequestID, TTL: g.TTL, Kind: g.Kind, Permits: g.Permits, Limit: g.Limit,
+					Name: g.Name, Owner: g.Owner, RequestID: g.RequestID, TTL: g.TTL, Kind: g.Kind,
+					Permits: g.Permits, Limit: g.Limit,
 				})
 				if err == nil {
 					out[i] = backend.Renewal{SentAt: sent, TTL: again.TTL}

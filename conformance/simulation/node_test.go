@@ -98,7 +98,8 @@ func (n *node) awake() {
 func (n *node) pass(m message, way uint64) {
 	for {
 		// A message that leaves at the end of a pause leaves at an instant of its own, too.
-		time.Sleep(time.Duration(n.w.seed.roll(uint64(n.id), way, key(m.call), key(m.name), m.number, uint64(n.w.now()))%20_000 + 1))
+		time.Sleep(time.Duration(n.w.seed.roll(uint64(n.id), way, key(m.call), key(m.name),
+			m.number, uint64(n.w.now()))%20_000 + 1))
 		if n.pausedFor() <= 0 {
 			return
 		}

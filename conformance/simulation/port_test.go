@@ -38,7 +38,10 @@ type port struct {
 type plan struct{ next, end time.Duration }
 
 func newPort(n *node, d *memory.Driver) *port {
-	p := &port{Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{}, gone: map[fencing.Token]bool{}, hand: map[fencing.Token]bool{}}
+	p := &port{
+		Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{},
+		gone: map[fencing.Token]bool{}, hand: map[fencing.Token]bool{},
+	}
 	p.service = service{acquire: d.Acquire, all: d.AcquireAll, renew: d.Renew, release: d.Release}
 	return p
 }
@@ -267,7 +270,9 @@ func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Dur
 			continue
 		}
 		// The core waits for at most a tenth of the time left, or a second, and gives it a third of what is left then.
-		p.failed[id] = plan{next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + min(r*3/10, maxAttempt)}
+		p.failed[id] = plan{
+			next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + min(r*3/10, maxAttempt),
+		}
 	}
 }
 

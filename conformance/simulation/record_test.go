@@ -73,7 +73,9 @@ func (r *record) note(e event) { r.noteAt(r.w.now(), e) }
 // trace notes a message, where somebody looks at one world.
 func (r *record) trace(n *node, m message, what string) {
 	if r.w.traced {
-		r.note(event{who: -1 - n.id, what: m.call + " " + what, name: m.name, answer: fmt.Sprintf("request %d", m.number)})
+		r.note(event{
+			who: -1 - n.id, what: m.call + " " + what, name: m.name, answer: fmt.Sprintf("request %d", m.number),
+		})
 	}
 }
 
@@ -222,7 +224,8 @@ func (r *record) beliefs(holds []*hold) {
 		for _, o := range open {
 			permits += o.permits
 			if excludes(o, h) {
-				r.found = append(r.found, fmt.Sprintf("%v began while %v was believed in, for another %v", h, o, o.end-h.begin))
+				r.found = append(r.found,
+					fmt.Sprintf("%v began while %v was believed in, for another %v", h, o, o.end-h.begin))
 			}
 		}
 		if h.kind == backend.KindPermits && permits > h.limit {
@@ -259,7 +262,8 @@ func (r *record) tokens(holds []*hold) {
 		}
 		seen[h.token] = h
 		if greatest != nil && h.token.Order() <= greatest.token.Order() {
-			r.found = append(r.found, fmt.Sprintf("%v was asked for after %v was granted, and has no greater token", h, greatest))
+			r.found = append(r.found,
+				fmt.Sprintf("%v was asked for after %v was granted, and has no greater token", h, greatest))
 		}
 	}
 }
@@ -313,8 +317,8 @@ func (e event) String() string {
 }
 
 func (h *hold) String() string {
-	s := fmt.Sprintf("hold of %s (%v) by client %d with token %v, asked for at %v, from %v to %v", h.name, h.kind, h.node, h.token, h.call,
-		h.begin, h.end)
+	s := fmt.Sprintf("hold of %s (%v) by client %d with token %v, asked for at %v, from %v to %v", h.name, h.kind,
+		h.node, h.token, h.call, h.begin, h.end)
 	if h.told != 0 {
 		s += fmt.Sprintf(", told %s at %v", h.reason, h.told)
 	}

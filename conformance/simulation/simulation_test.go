@@ -46,8 +46,8 @@ func one(t *testing.T, text string) {
 	for _, v := range o.violations {
 		t.Error(v)
 	}
-	t.Logf("seed %d: %v, %d operations, %d faults, %d grants, %d losses, exact replay: %v", seed, o.length, o.operations, o.faults,
-		o.acquires, o.losses, o.single)
+	t.Logf("seed %d: %v, %d operations, %d faults, %d grants, %d losses, exact replay: %v", seed, o.length,
+		o.operations, o.faults, o.acquires, o.losses, o.single)
 }
 
 // hours is how much to simulate.
@@ -112,7 +112,8 @@ func (s *sum) add(t *testing.T, o outcome) {
 		if !o.single {
 			exact = "it may take another turn: try -count=20"
 		}
-		t.Errorf("seed %d: %d violations, the first:\n    %s\n%s # %s", o.seed, len(o.violations), o.violations[0], replay(o.seed), exact)
+		t.Errorf("seed %d: %d violations, the first:\n    %s\n%s # %s",
+			o.seed, len(o.violations), o.violations[0], replay(o.seed), exact)
 	}
 }
 
@@ -120,7 +121,8 @@ func (s *sum) add(t *testing.T, o outcome) {
 func (s *sum) report(t *testing.T) {
 	h := s.done.Hours()
 	text := fmt.Sprintf("%d seeds, %d operations, %d grants, %d renewals, %d faults, %d losses, %d stale writes refused, "+
-		"shortest time from a loss to the rival %.1f ms, %d violations", s.seeds, s.operations, s.acquires, s.renewals, s.faults,
+		"shortest time from a loss to the rival %.1f ms, %d violations",
+		s.seeds, s.operations, s.acquires, s.renewals, s.faults,
 		s.losses, s.refused, s.closest.Seconds()*1000, s.violations)
 	facts.Write(t, facts.Simulation{What: "the core", Hours: h, Text: text})
 	t.Logf("%.1f h simulated: %s", h, text)
@@ -159,8 +161,8 @@ func TestReplayIsExact(t *testing.T) {
 		second := simulate(t, seed, how{logged: true, traced: true})
 		for i := range max(len(first.log), len(second.log)) {
 			if i >= len(first.log) || i >= len(second.log) || first.log[i] != second.log[i] {
-				t.Errorf("seed %d: two logs part at event %d:\n%v\n%v", seed, i, first.log[max(i-3, 0):min(i+3, len(first.log))],
-					second.log[max(i-3, 0):min(i+3, len(second.log))])
+				t.Errorf("seed %d: two logs part at event %d:\n%v\n%v", seed, i,
+					first.log[max(i-3, 0):min(i+3, len(first.log))], second.log[max(i-3, 0):min(i+3, len(second.log))])
 				break
 			}
 		}

@@ -95,7 +95,8 @@ func simulate(t *testing.T, seed uint64, h how) outcome {
 		w.heal()
 		r := &w.rec
 		o = outcome{
-			seed: seed, length: w.now(), single: w.single, violations: r.verify(), closest: r.closest, operations: r.operations,
+			seed: seed, length: w.now(), single: w.single, violations: r.verify(),
+			closest: r.closest, operations: r.operations,
 			acquires: len(r.holds), renewals: r.renewals, losses: r.losses, refused: r.refused, faults: r.faults,
 		}
 		if h.logged {

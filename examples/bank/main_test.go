@@ -22,7 +22,8 @@ func expect(t *testing.T, unsafe bool, ann, bob, cat int) {
 	t.Helper()
 	o := &story.Options{Unsafe: unsafe}
 	text := storytest.Tell(t, o, tell)
-	storytest.ExpectInOrder(t, text, "have 100 each", "hangs between the two", "kill -9", "another process has the locks")
+	storytest.ExpectInOrder(t, text, "have 100 each", "hangs between the two", "kill -9",
+		"another process has the locks")
 	for name, want := range map[string]int{"ann": ann, "bob": bob, "cat": cat} {
 		if got := storytest.Query(t, o, `SELECT balance FROM accounts WHERE name = '`+name+`'`); got != want {
 			t.Errorf("%s has %d; want %d", name, got, want)

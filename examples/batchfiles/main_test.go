@@ -26,7 +26,8 @@ func expect(t *testing.T, o *story.Options, times int) (text string) {
 	}
 	for i := range files {
 		name := fmt.Sprintf("order-%d", i)
-		if got, err := os.ReadFile(filepath.Join(out, name)); err != nil || string(got) != strings.ToUpper("the text of "+name) {
+		if got, err := os.ReadFile(filepath.Join(out, name)); err != nil ||
+			string(got) != strings.ToUpper("the text of "+name) {
 			t.Errorf("%s became %q, %v", name, got, err)
 		}
 		if n := strings.Count(text, "converted "+name+"\n"); n != times {
@@ -41,7 +42,8 @@ func TestEachFileOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			text := expect(t, &story.Options{Backend: backend}, 1)
-			storytest.ExpectInOrder(t, text, "taken order-0, and hangs", "converted order-0", "looks at its lease, and stops")
+			storytest.ExpectInOrder(t, text, "taken order-0, and hangs", "converted order-0",
+				"looks at its lease, and stops")
 		})
 	}
 }

@@ -40,7 +40,8 @@ func TestStaleClientIsRefused(t *testing.T) {
 func TestUnsafeLosesAWrite(t *testing.T) {
 	t.Parallel()
 	o := &story.Options{Unsafe: true}
-	storytest.ExpectInOrder(t, storytest.Tell(t, o, tell), "bob gets the lock", "ann wakes up", "nothing stops this write")
+	storytest.ExpectInOrder(t, storytest.Tell(t, o, tell), "bob gets the lock",
+		"ann wakes up", "nothing stops this write")
 	expectDocument(t, o, "milk, bread")
 }
 

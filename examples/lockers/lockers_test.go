@@ -84,7 +84,9 @@ func TestLockers(t *testing.T) {
 	clients, db := replicas(t, server.URL())
 
 	t.Run("goose", func(t *testing.T) {
-		files := fstest.MapFS{"1_slow.sql": {Data: []byte("-- +goose NO TRANSACTION\n-- +goose Up\n" + slow("by_goose"))}}
+		files := fstest.MapFS{
+			"1_slow.sql": {Data: []byte("-- +goose NO TRANSACTION\n-- +goose Up\n" + slow("by_goose"))},
+		}
 		var applied atomic.Int32
 		err := together(len(clients), func(i int) error {
 			p, err := goose.NewProvider(goose.DialectPostgres, db, fs.FS(files),
@@ -113,7 +115,8 @@ func TestLockers(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			m, err := migrate.NewWithInstance("iofs", source, "pgx5", lockers.NewMigrate(t.Context(), inner, clients[i], "schema/migrate"))
+			m, err := migrate.NewWithInstance("iofs", source, "pgx5",
+				lockers.NewMigrate(t.Context(), inner, clients[i], "schema/migrate"))
 			if err != nil {
 				return err
 			}
@@ -139,15 +142,16 @@ func TestLockers(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = s.Shutdown() })
 			at := gocron.OneTimeJob(gocron.OneTimeJobStartImmediately())
-			_, err = s.NewJob(at, gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("nightly"), gocron.WithEventListeners(
-				gocron.AfterJobRuns(func(uuid.UUID, string) { turns.Add(1); every <- struct{}{} }),
-				gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
-					if !errors.Is(err, fencelock.ErrHeld) {
-						t.Errorf("the lock of a scheduler that comes second: %v", err)
-					}
-					turns.Add(1)
-					every <- struct{}{}
-				})))
+			_, err = s.NewJob(at, gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("nightly"),
+				gocron.WithEventListeners(
+					gocron.AfterJobRuns(func(uuid.UUID, string) { turns.Add(1); every <- struct{}{} }),
+					gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
+						if !errors.Is(err, fencelock.ErrHeld) {
+							t.Errorf("the lock of a scheduler that comes second: %v", err)
+						}
+						turns.Add(1)
+						every <- struct{}{}
+					})))
 			s.Start()
 			return err
 		})

@@ -17,7 +17,8 @@ func TestOneReplicaMigrates(t *testing.T) {
 			t.Parallel()
 			o := &story.Options{Backend: backend}
 			text := storytest.Tell(t, o, tell)
-			if strings.Count(text, migrated) != 1 || strings.Count(text, "found version 3, left version 3") != replicas-1 {
+			if strings.Count(text, migrated) != 1 ||
+				strings.Count(text, "found version 3, left version 3") != replicas-1 {
 				t.Errorf("not one replica migrated, and the others waited:\n%s", text)
 			}
 			if price := storytest.Query(t, o, `SELECT price FROM products`); price != 2000 {

@@ -30,8 +30,8 @@ func TestEverythingIsDoneOnce(t *testing.T) {
 			t.Parallel()
 			o := &story.Options{Backend: backend}
 			storytest.ExpectInOrder(t, storytest.Tell(t, o, tell),
-				"worker 0 wakes up, and is refused", "relay 0 wakes up, and is refused", "consumer 0 wakes up, and is refused",
-				"mails sent: 1, events in the topic: 2, sales: 50")
+				"worker 0 wakes up, and is refused", "relay 0 wakes up, and is refused",
+				"consumer 0 wakes up, and is refused", "mails sent: 1, events in the topic: 2, sales: 50")
 			expect(t, o, 1, 50, 2)
 		})
 	}

@@ -29,7 +29,8 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			t.Parallel()
 			o := &story.Options{Backend: backend}
 			text := tellOn(t, o, "")
-			storytest.ExpectInOrder(t, text, "bob takes the lock", "ann gets the lock", "bob wakes up and writes 40", "is stale")
+			storytest.ExpectInOrder(t, text, "bob takes the lock", "ann gets the lock",
+				"bob wakes up and writes 40", "is stale")
 			expectBalance(t, o, 1030)
 		})
 	}
@@ -49,5 +50,6 @@ func TestPostgres(t *testing.T) {
 	for range 2 { // the second finds nothing of the first
 		storytest.ExpectInOrder(t, tellOn(t, &story.Options{}, url), "is stale", "the balance is 1030")
 	}
-	storytest.ExpectInOrder(t, tellOn(t, &story.Options{Unsafe: true}, url), "nothing stops this write", "the balance is 40")
+	storytest.ExpectInOrder(t, tellOn(t, &story.Options{Unsafe: true}, url),
+		"nothing stops this write", "the balance is 40")
 }

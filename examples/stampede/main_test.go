@@ -17,7 +17,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func expectBuilds(t *testing.T, o *story.Options, text string, want int) {
 	t.Helper()
-	if got := storytest.Query(t, o, `SELECT count(*) FROM builds`); got != want || strings.Count(text, "builds the page") != want {
+	if got := storytest.Query(t, o, `SELECT count(*) FROM builds`); got != want ||
+		strings.Count(text, "builds the page") != want {
 		t.Errorf("the page was built %d times; want %d:\n%s", got, want, text)
 	}
 }

@@ -71,7 +71,9 @@ func TestGolden(t *testing.T) {
 	title := func(text string) { fmt.Fprintf(&r.out, "\n# %s\n", text) }
 	r.out.WriteString("Revisions are those that a get before has told, 0 if there is no such key.\n")
 	title("a write with two claims, the first of all")
-	claims := fencing.Set{{Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7}, {Resource: "b", Token: 34, Space: "etcd-1"}}
+	claims := fencing.Set{
+		{Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7}, {Resource: "b", Token: 34, Space: "etcd-1"},
+	}
 	if _, err := guard.Do(t.Context(), claims, nil, clientv3.OpPut("config", "new")); err != nil {
 		t.Error(err)
 	}

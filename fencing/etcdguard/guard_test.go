@@ -123,7 +123,8 @@ func owner(t *testing.T, client *clientv3.Client) {
 
 func responses(t *testing.T, client *clientv3.Client) {
 	ctx, guard := t.Context(), must(t, client, &etcdguard.Options{Prefix: "guards/"})
-	answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 5}, nil, clientv3.OpPut("r1", "x"), clientv3.OpGet("r1"))
+	answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 5}, nil,
+		clientv3.OpPut("r1", "x"), clientv3.OpGet("r1"))
 	if err != nil || len(answer.Responses) != 2 || answer.Header.Revision == 0 ||
 		string(answer.Responses[1].GetResponseRange().Kvs[0].Value) != "x" {
 		t.Errorf("the responses to the caller's operations: %v, %v", answer, err)
@@ -131,7 +132,9 @@ func responses(t *testing.T, client *clientv3.Client) {
 	if _, err := client.Delete(ctx, guard.TermsKey()); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"}); !errors.Is(err, fencing.ErrTermsLost) {
+	if err := guard.Check(
+		ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"},
+	); !errors.Is(err, fencing.ErrTermsLost) {
 		t.Errorf("after the terms were deleted: %v, want ErrTermsLost", err)
 	}
 	if err := guard.Accept(ctx, "another", 6); err != nil {
@@ -144,7 +147,9 @@ func responses(t *testing.T, client *clientv3.Client) {
 	if _, err := client.Put(ctx, token, "many"); err != nil {
 		t.Fatal(err)
 	}
-	if answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 6}, nil, clientv3.OpPut("r1", "y")); err == nil ||
+	if answer, err := guard.Do(
+		ctx, fencing.Claim{Resource: "r", Token: 6}, nil, clientv3.OpPut("r1", "y"),
+	); err == nil ||
 		errors.Is(err, fencing.ErrStale) {
 		t.Errorf("a key that no guard wrote: %v, %v", answer, err)
 	}

@@ -54,14 +54,16 @@ func service(t *testing.T, guard fencing.Guard) string {
 	unary := func(method string, handle func(context.Context) error) grpc.MethodDesc {
 		return grpc.MethodDesc{
 			MethodName: strings.TrimPrefix(method, "/test.Store/"),
-			Handler: func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			Handler: func(srv any, ctx context.Context, decode func(any) error,
+				interceptor grpc.UnaryServerInterceptor) (any, error) {
 				var request wrapperspb.StringValue
 				if err := decode(&request); err != nil {
 					return nil, err
 				}
-				return interceptor(ctx, &request, &grpc.UnaryServerInfo{FullMethod: method}, func(ctx context.Context, _ any) (any, error) {
-					return &emptypb.Empty{}, handle(ctx)
-				})
+				return interceptor(ctx, &request, &grpc.UnaryServerInfo{FullMethod: method},
+					func(ctx context.Context, _ any) (any, error) {
+						return &emptypb.Empty{}, handle(ctx)
+					})
 			},
 		}
 	}
@@ -71,19 +73,20 @@ func service(t *testing.T, guard fencing.Guard) string {
 		ServiceName: "test.Store",
 		HandlerType: (*any)(nil),
 		Methods:     []grpc.MethodDesc{unary(touch, claimed), unary(look, func(context.Context) error { return nil })},
-		Streams: []grpc.StreamDesc{{StreamName: "Upload", ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error {
-			if err := claimed(stream.Context()); err != nil {
-				return err
-			}
-			for {
-				var part wrapperspb.StringValue
-				if err := stream.RecvMsg(&part); errors.Is(err, io.EOF) {
-					return stream.SendMsg(&emptypb.Empty{})
-				} else if err != nil {
+		Streams: []grpc.StreamDesc{{StreamName: "Upload", ClientStreams: true,
+			Handler: func(_ any, stream grpc.ServerStream) error {
+				if err := claimed(stream.Context()); err != nil {
 					return err
 				}
-			}
-		}}},
+				for {
+					var part wrapperspb.StringValue
+					if err := stream.RecvMsg(&part); errors.Is(err, io.EOF) {
+						return stream.SendMsg(&emptypb.Empty{})
+					} else if err != nil {
+						return err
+					}
+				}
+			}}},
 	}, struct{}{})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -165,7 +168,8 @@ func TestStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stale *fencing.StaleError
-	if err := upstream(with(33), conn); !errors.As(err, &stale) || *stale != (fencing.StaleError{Resource: "stream", Token: 33, Highest: 34}) {
+	if err := upstream(with(33), conn); !errors.As(err, &stale) ||
+		*stale != (fencing.StaleError{Resource: "stream", Token: 33, Highest: 34}) {
 		t.Errorf("a stale stream: %v", err)
 	}
 	if err := upstream(t.Context(), conn); !errors.Is(err, fencing.ErrNoToken) {
@@ -189,7 +193,8 @@ func TestStatusCarriesTheRefusal(t *testing.T) {
 			t.Fatalf("status %v, want FailedPrecondition with one detail", s)
 		}
 		info, _ := s.Details()[0].(*errdetails.ErrorInfo)
-		if info.GetReason() != "STALE_TOKEN" || info.GetDomain() != grpcguard.Domain || info.GetMetadata()["highest"] != "34" {
+		if info.GetReason() != "STALE_TOKEN" || info.GetDomain() != grpcguard.Domain ||
+			info.GetMetadata()["highest"] != "34" {
 			t.Errorf("detail %v", info)
 		}
 	}

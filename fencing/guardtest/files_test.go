@@ -27,8 +27,9 @@ type files struct {
 
 // break_ is what a mutant does otherwise. The zero value breaks nothing.
 type break_ struct {
-	name      func(string) string                        // under which a resource is remembered
-	judge     func(c fencing.Claim, r *record) error     // in place of judge, which remembers nothing if it returns an error
+	name func(string) string // under which a resource is remembered
+	// In place of judge, which remembers nothing if it returns an error.
+	judge     func(c fencing.Claim, r *record) error
 	accept    func(t, next fencing.Terms) fencing.Terms  // what an operator's change makes of the terms
 	needless  func(t fencing.Terms, s fencing.Seen) bool // what is cleaned
 	unlocked  bool                                       // no lock at all

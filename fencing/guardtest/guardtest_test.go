@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 // The suite's own resource passes, so what a mutant fails is what was broken.
 func TestFiles(t *testing.T) {
 	guardtest.Run(t, guardtest.Harness{
-		Name: "files", Open: opener(break_{}), Address: t.TempDir(), Space: space, Restart: func(testing.TB) {}, Checks: 2000,
+		Name: "files", Open: opener(break_{}), Address: t.TempDir(), Space: space,
+		Restart: func(testing.TB) {}, Checks: 2000,
 	})
 }
 
@@ -215,7 +216,9 @@ func mutants() []mutant {
 		{name: "counts through all holds", breaks: []string{"Q2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if r.Sequence > c.Sequence && c.Sequence > 0 {
-					return &fencing.SequenceError{Resource: c.Resource, Token: c.Token, Sequence: c.Sequence, Last: r.Sequence}
+					return &fencing.SequenceError{
+						Resource: c.Resource, Token: c.Token, Sequence: c.Sequence, Last: r.Sequence,
+					}
 				}
 				return judge(c, r)
 			},
@@ -239,7 +242,10 @@ func mutants() []mutant {
 		}},
 		{name: "checks, then writes", breaks: []string{"M1", "M2", "W2"}, break_: break_{unlocked: true}},
 		{name: "writes before it checks", breaks: []string{"W1"}, break_: break_{early: true}},
-		{name: "remembers, then writes", breaks: []string{"W2", "C1"}, break_: break_{steps: []step{saveToken, saveValue}}},
+		{
+			name: "remembers, then writes", breaks: []string{"W2", "C1"},
+			break_: break_{steps: []step{saveToken, saveValue}},
+		},
 		{name: "writes, then remembers", breaks: []string{"C1"}, break_: break_{steps: []step{saveValue, saveToken}}},
 		{name: "answers before it writes", breaks: []string{"C2"}, break_: break_{
 			late: 3, buffered: map[string][]record{},

@@ -38,7 +38,8 @@ func open(_ context.Context, address string) (*guardtest.Client, error) {
 	client := &http.Client{Transport: &httpguard.Transport{Base: base}}
 	put := func(ctx context.Context, c fencing.Claim, value string) error {
 		ctx = fencing.NewOutgoingContext(ctx, c)
-		req, err := http.NewRequestWithContext(ctx, http.MethodPut, address+"/"+url.PathEscape(c.Resource), strings.NewReader(value))
+		req, err := http.NewRequestWithContext(ctx, http.MethodPut,
+			address+"/"+url.PathEscape(c.Resource), strings.NewReader(value))
 		if err != nil {
 			return err
 		}
@@ -170,7 +171,8 @@ func TestProblemDocument(t *testing.T) {
 	text, err := io.ReadAll(resp.Body) // also after ErrorFrom
 	if err != nil || string(text) != want || resp.StatusCode != http.StatusConflict ||
 		resp.Header.Get("Content-Type") != "application/problem+json" {
-		t.Errorf("%s %s\n%s\nwant 409 application/problem+json\n%s", resp.Status, resp.Header.Get("Content-Type"), text, want)
+		t.Errorf("%s %s\n%s\nwant 409 application/problem+json\n%s",
+			resp.Status, resp.Header.Get("Content-Type"), text, want)
 	}
 }
 
@@ -186,18 +188,27 @@ func TestWhatIsNoClaim(t *testing.T) {
 		"a shared token":          {http.MethodPut, http.Header{httpguard.Header: {"7s"}}, http.StatusConflict},
 		"no number":               {http.MethodPut, http.Header{httpguard.Header: {"seven"}}, http.StatusBadRequest},
 		"a negative number":       {http.MethodPut, http.Header{httpguard.Header: {"-7"}}, http.StatusBadRequest},
-		"a number too large":      {http.MethodPut, http.Header{httpguard.Header: {"9223372036854775808"}}, http.StatusBadRequest},
-		"two tokens":              {http.MethodPut, http.Header{httpguard.Header: {"7", "8"}}, http.StatusConflict}, // for which of the two?
+		"a number too large": {
+			http.MethodPut, http.Header{httpguard.Header: {"9223372036854775808"}}, http.StatusBadRequest,
+		},
+		// For which of the two?
+		"two tokens": {http.MethodPut, http.Header{httpguard.Header: {"7", "8"}}, http.StatusConflict},
 		"two for one resource": {http.MethodPut, http.Header{
 			httpguard.Header: {"7; resource=%2Faccounts%2F42, 8; resource=%2Faccounts%2F42"},
 		}, http.StatusBadRequest},
 		"a set with the resource": {http.MethodPut, http.Header{
 			httpguard.Header: {"7; resource=%2Faccounts%2F42, 8; resource=b"},
 		}, http.StatusNoContent},
-		"a broken space":           {http.MethodPut, http.Header{httpguard.Header: {"7; space=%zz"}}, http.StatusBadRequest},
-		"a space with a newline":   {http.MethodPut, http.Header{httpguard.Header: {"7; space=%0a"}}, http.StatusBadRequest},
-		"a space twice":            {http.MethodPut, http.Header{httpguard.Header: {"7; space=a; space=b"}}, http.StatusBadRequest},
-		"what nobody knows":        {http.MethodPut, http.Header{httpguard.Header: {"7; color=red"}}, http.StatusBadRequest},
+		"a broken space": {http.MethodPut, http.Header{httpguard.Header: {"7; space=%zz"}}, http.StatusBadRequest},
+		"a space with a newline": {
+			http.MethodPut, http.Header{httpguard.Header: {"7; space=%0a"}}, http.StatusBadRequest,
+		},
+		"a space twice": {
+			http.MethodPut, http.Header{httpguard.Header: {"7; space=a; space=b"}}, http.StatusBadRequest,
+		},
+		"what nobody knows": {
+			http.MethodPut, http.Header{httpguard.Header: {"7; color=red"}}, http.StatusBadRequest,
+		},
 		"a reader without a claim": {http.MethodGet, http.Header{}, http.StatusNoContent},
 		"a reader with a claim":    {http.MethodGet, http.Header{httpguard.Header: {"0"}}, http.StatusConflict},
 	} {
@@ -225,8 +236,9 @@ func TestGuardThatFailsAdmitsNothing(t *testing.T) {
 func TestErrorFromLeavesOtherAnswers(t *testing.T) {
 	for _, body := range []string{`{"type":"https://example.com/out-of-stock"}`, `no JSON`, ``} {
 		resp := &http.Response{
-			StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/problem+json; charset=utf-8"}},
-			Body: io.NopCloser(strings.NewReader(body)),
+			StatusCode: http.StatusConflict,
+			Header:     http.Header{"Content-Type": {"application/problem+json; charset=utf-8"}},
+			Body:       io.NopCloser(strings.NewReader(body)),
 		}
 		if err := httpguard.ErrorFrom(resp); err != nil {
 			t.Errorf("%q is taken for %v", body, err)
@@ -311,7 +323,9 @@ func TestPathsThatNameOneResource(t *testing.T) {
 			t.Errorf("Segments(2) of %s is %s", target, got)
 		}
 	}
-	for _, target := range []string{"/accounts//42", "/accounts/./42", "/accounts/x/../42", "/accounts/42;v=1", "/accounts/42//", `/a%5C42`} {
+	for _, target := range []string{
+		"/accounts//42", "/accounts/./42", "/accounts/x/../42", "/accounts/42;v=1", "/accounts/42//", `/a%5C42`,
+	} {
 		if got := of(httpguard.Path, target); !strings.Contains(got, "another way") {
 			t.Errorf("Path of %s is %s, want it refused", target, got)
 		}

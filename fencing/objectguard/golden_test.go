@@ -53,7 +53,8 @@ func TestGolden(t *testing.T) {
 	defer server.Close()
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
-	guard, err := objectguard.New(&objectguard.HTTP{URL: server.URL + "/bucket", Client: client}, &objectguard.Options{Prefix: "guarded/"})
+	guard, err := objectguard.New(&objectguard.HTTP{URL: server.URL + "/bucket", Client: client},
+		&objectguard.Options{Prefix: "guarded/"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -247,7 +247,8 @@ func TestLostAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Put(t.Context(), fencing.Claim{Resource: "a", Token: 6}, []byte("y")); err == nil || errors.Is(err, fencing.ErrStale) {
+	if err := guard.Put(t.Context(), fencing.Claim{Resource: "a", Token: 6}, []byte("y")); err == nil ||
+		errors.Is(err, fencing.ErrStale) {
 		t.Errorf("a write without an answer: %v, want the connection's error", err)
 	}
 }
@@ -265,12 +266,17 @@ func (s *repeating) Put(ctx context.Context, key string, content []byte, tag str
 func TestForeignObject(t *testing.T) {
 	ctx := t.Context()
 	guard, store := newGuard(t, &bucket{dir: t.TempDir()}, nil)
-	for i, content := range []string{"", "hello", "fencing-token x y z\nhello", "fencing-token 0 5 0 nonce\nhello", "fencing-token 0 5 0 nonce half\n"} {
+	for i, content := range []string{
+		"", "hello", "fencing-token x y z\nhello", "fencing-token 0 5 0 nonce\nhello",
+		"fencing-token 0 5 0 nonce half\n",
+	} {
 		name := fmt.Sprint("foreign", i)
 		if err := store.Put(ctx, name, []byte(content), ""); err != nil {
 			t.Fatal(err)
 		}
-		if err := guard.Put(ctx, fencing.Claim{Resource: name, Token: 9}, nil); !errors.Is(err, objectguard.ErrForeign) {
+		if err := guard.Put(
+			ctx, fencing.Claim{Resource: name, Token: 9}, nil,
+		); !errors.Is(err, objectguard.ErrForeign) {
 			t.Errorf("an object %q: %v, want ErrForeign", content, err)
 		}
 		if err := guard.Check(ctx, fencing.Claim{Resource: name, Token: 0}); !errors.Is(err, fencing.ErrNoToken) {

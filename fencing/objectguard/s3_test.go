@@ -116,6 +116,7 @@ func (s *signer) RoundTrip(r *http.Request) (*http.Response, error) {
 		io.WriteString(h, text)
 		mac = h.Sum(nil)
 	}
-	r.Header.Set("Authorization", fmt.Sprintf("AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%x", s.key, scope, signed, mac))
+	r.Header.Set("Authorization",
+		fmt.Sprintf("AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%x", s.key, scope, signed, mac))
 	return s.Transport.RoundTrip(r)
 }

@@ -219,7 +219,8 @@ func byHand(t *testing.T, conn *pgx.Conn) {
 
 func TestNewRefuses(t *testing.T) {
 	var invalid *fencing.InvalidError
-	if _, err := pgxguard.New(new(pgx.Conn), &pgxguard.Options{Table: "a-b"}); !errors.As(err, &invalid) || invalid.What != "table" {
+	if _, err := pgxguard.New(new(pgx.Conn), &pgxguard.Options{Table: "a-b"}); !errors.As(err, &invalid) ||
+		invalid.What != "table" {
 		t.Errorf("New with a bad table = %v", err)
 	}
 	if _, err := pgxguard.New(nil, nil); !errors.As(err, &invalid) || invalid.What != "database" {

@@ -102,7 +102,8 @@ func results(t *testing.T, client *redis.Client) {
 		}
 	}
 	claim.Token = 6
-	_, err := guard.Do(ctx, claim, redisguard.NewWrite(`return redis.call('INCR', KEYS[1], 'too', 'many')`), []string{"a"})
+	_, err := guard.Do(ctx, claim,
+		redisguard.NewWrite(`return redis.call('INCR', KEYS[1], 'too', 'many')`), []string{"a"})
 	if err == nil || errors.Is(err, fencing.ErrStale) || !strings.Contains(err.Error(), `"results"`) {
 		t.Errorf("a write that fails: %v", err)
 	}
@@ -127,7 +128,8 @@ func results(t *testing.T, client *redis.Client) {
 	if err := client.HSet(ctx, guard.Key("foreign"), "epoch", terms.Epoch, "token", "many").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Check(ctx, fencing.Claim{Resource: "foreign", Token: 1, Space: space}); err == nil || errors.Is(err, fencing.ErrStale) {
+	if err := guard.Check(ctx, fencing.Claim{Resource: "foreign", Token: 1, Space: space}); err == nil ||
+		errors.Is(err, fencing.ErrStale) {
 		t.Errorf("a key that no guard wrote: %v", err)
 	}
 }
@@ -168,7 +170,8 @@ func probe(t *testing.T, client *redis.Client) {
 		}
 	}
 	for policy, want := range map[string]error{
-		"noeviction": nil, "volatile-lru": nil, "allkeys-lru": redisguard.ErrEvicts, "allkeys-random": redisguard.ErrEvicts,
+		"noeviction": nil, "volatile-lru": nil, "allkeys-lru": redisguard.ErrEvicts,
+		"allkeys-random": redisguard.ErrEvicts,
 	} {
 		set("maxmemory", "100mb")
 		set("maxmemory-policy", policy)

@@ -21,7 +21,9 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	setup := []string{`CREATE TABLE enforced (id int PRIMARY KEY, value int)`, `INSERT INTO enforced VALUES (1, 0), (2, 0)`}
+	setup := []string{
+		`CREATE TABLE enforced (id int PRIMARY KEY, value int)`, `INSERT INTO enforced VALUES (1, 0), (2, 0)`,
+	}
 	for _, query := range append(append(setup, text...), text...) { // the second time they are there
 		if _, err := db.ExecContext(ctx, query); err != nil {
 			t.Fatalf("%s: %v", query, err)
@@ -49,14 +51,17 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	}
 	forgetful := func(when string) {
 		t.Helper()
-		for _, query := range []string{update, `DELETE FROM enforced WHERE id = 1`, `INSERT INTO enforced VALUES (3, 0)`} {
+		for _, query := range []string{
+			update, `DELETE FROM enforced WHERE id = 1`, `INSERT INTO enforced VALUES (3, 0)`,
+		} {
 			_, err := db.ExecContext(ctx, query)
 			refused(when+", "+query, err)
 		}
 	}
 	forgetful("without a claim")
 	refused("with another row's claim", section(claim("enforced/2", 5), update))
-	refused("one row is moved to where the claim does not reach", section(claim("enforced/1", 5), `UPDATE enforced SET id = 9 WHERE id = 1`))
+	refused("one row is moved to where the claim does not reach",
+		section(claim("enforced/1", 5), `UPDATE enforced SET id = 9 WHERE id = 1`))
 	for range 2 { // the second time the token is known
 		if err := section(claim("enforced/1", 5), update, update); err != nil {
 			t.Errorf("with its claim: %v", err)
@@ -64,7 +69,9 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 		forgetful("after a guarded write")
 	}
 	set := fencing.Set{claim("enforced/1", 6), claim("enforced/3", 6)}
-	if err := section(set, `INSERT INTO enforced VALUES (3, 0)`, update, `DELETE FROM enforced WHERE id = 3`); err != nil {
+	if err := section(
+		set, `INSERT INTO enforced VALUES (3, 0)`, update, `DELETE FROM enforced WHERE id = 3`,
+	); err != nil {
 		t.Errorf("with two claims: %v", err)
 	}
 	if err := guard.Check(ctx, claim("enforced/1", 7)); err != nil {
@@ -72,7 +79,9 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	}
 	forgetful("after a check of its own")
 	undone := errors.New("undone")
-	if err := guard.Tx(ctx, claim("enforced/1", 8), func(context.Context, *sql.Tx) error { return undone }); !errors.Is(err, undone) {
+	if err := guard.Tx(
+		ctx, claim("enforced/1", 8), func(context.Context, *sql.Tx) error { return undone },
+	); !errors.Is(err, undone) {
 		t.Error(err)
 	}
 	forgetful("after a section that was rolled back")
@@ -90,7 +99,8 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	forgetful("after another session's check")
 
 	var value int
-	if err := db.QueryRowContext(ctx, `SELECT value FROM enforced WHERE id = 1`).Scan(&value); err != nil || value != 5 {
+	if err := db.QueryRowContext(ctx, `SELECT value FROM enforced WHERE id = 1`).Scan(&value); err != nil ||
+		value != 5 {
 		t.Errorf("the value is %d (%v) after 5 writes that were taken", value, err)
 	}
 }
@@ -118,7 +128,9 @@ func TestEnforceRefuses(t *testing.T) {
 		{sqlguard.MySQL, "a", "row.id", "a-b"},
 		{sqlguard.SQLite, "a", "row.id", ""},
 	} {
-		if _, err := sqlguard.Enforce(bad.dialect, bad.table, bad.resource, bad.guard); !errors.Is(err, fencing.ErrInvalid) {
+		if _, err := sqlguard.Enforce(
+			bad.dialect, bad.table, bad.resource, bad.guard,
+		); !errors.Is(err, fencing.ErrInvalid) {
 			t.Errorf("Enforce(%+v) = %v, want ErrInvalid", bad, err)
 		}
 	}

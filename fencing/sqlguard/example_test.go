@@ -73,7 +73,8 @@ func Example() {
 func Example_column() {
 	db, remove := accounts()
 	defer remove()
-	if _, err := db.Exec(`ALTER TABLE accounts ADD COLUMN fencing_token BIGINT NOT NULL DEFAULT 0`); err != nil { // the migration
+	// This is the migration.
+	if _, err := db.Exec(`ALTER TABLE accounts ADD COLUMN fencing_token BIGINT NOT NULL DEFAULT 0`); err != nil {
 		log.Fatal(err)
 	}
 	debit := func(token fencing.Token, amount int) string {

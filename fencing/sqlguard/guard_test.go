@@ -29,8 +29,12 @@ const space = "cluster-1"
 var (
 	postgres = database{driver: "pgx", dialect: sqlguard.PostgreSQL, value: `INSERT INTO written (resource, value) VALUES ($1, $2)
 		ON CONFLICT (resource) DO UPDATE SET value = excluded.value`, read: `SELECT value FROM written WHERE resource = $1`}
-	mariaDB = database{driver: "mysql", dialect: sqlguard.MySQL, value: `REPLACE INTO written (resource, value) VALUES (?, ?)`}
-	sqLite  = database{driver: "sqlite", dialect: sqlguard.SQLite, value: `REPLACE INTO written (resource, value) VALUES (?, ?)`}
+	mariaDB = database{
+		driver: "mysql", dialect: sqlguard.MySQL, value: `REPLACE INTO written (resource, value) VALUES (?, ?)`,
+	}
+	sqLite = database{
+		driver: "sqlite", dialect: sqlguard.SQLite, value: `REPLACE INTO written (resource, value) VALUES (?, ?)`,
+	}
 )
 
 func TestMain(m *testing.M) {
@@ -65,9 +69,13 @@ func TestMariaDB(t *testing.T) {
 		for _, step := range []struct {
 			token fencing.Token
 			want  error
-		}{{fencing.MaxToken - 1, nil}, {fencing.MaxToken - 1, nil}, {fencing.MaxToken, nil}, {fencing.MaxToken - 1, fencing.ErrStale}, {fencing.MaxToken, nil}} {
+		}{
+			{fencing.MaxToken - 1, nil}, {fencing.MaxToken - 1, nil}, {fencing.MaxToken, nil},
+			{fencing.MaxToken - 1, fencing.ErrStale}, {fencing.MaxToken, nil},
+		} {
 			err := in(t, db, func(tx *sql.Tx) error {
-				return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: "client-settings", Token: step.token, Space: space})
+				return guard.In(tx).
+					Check(t.Context(), fencing.Claim{Resource: "client-settings", Token: step.token, Space: space})
 			})
 			if !errors.Is(err, step.want) {
 				t.Errorf("check of %v: %v, want %v", step.token, err, step.want)
@@ -80,7 +88,8 @@ func TestSQLite(t *testing.T) {
 	for _, journal := range []string{"wal", "delete"} {
 		t.Run(journal, func(t *testing.T) {
 			// It does not wait for the disk, which a kill of a process is no reason for.
-			dsn := "file:" + filepath.Join(t.TempDir(), "guarded.db") + "?_txlock=immediate&_pragma=journal_mode(" + journal +
+			dsn := "file:" + filepath.Join(t.TempDir(), "guarded.db") +
+				"?_txlock=immediate&_pragma=journal_mode(" + journal +
 				")&_pragma=busy_timeout(30000)&_pragma=synchronous(off)"
 			// The file lives in its clients' processes, and clauses close those.
 			sqLite.run(t, "sqlite", dsn, func(testing.TB) {})
@@ -104,7 +113,9 @@ func (d database) run(t *testing.T, name, dsn string, restart func(testing.TB)) 
 	if err := d.guard(t, db).Create(t.Context()); err != nil {
 		t.Errorf("to create the table again: %v", err)
 	}
-	if _, err := db.ExecContext(t.Context(), `CREATE TABLE written (resource varchar(500) PRIMARY KEY, value varchar(100))`); err != nil {
+	if _, err := db.ExecContext(
+		t.Context(), `CREATE TABLE written (resource varchar(500) PRIMARY KEY, value varchar(100))`,
+	); err != nil {
 		t.Fatal(err)
 	}
 	guardtest.Run(t, guardtest.Harness{
@@ -297,7 +308,9 @@ func (d database) levels(t *testing.T, dsn string) {
 					_, err := tx.ExecContext(t.Context(), d.value, resource, value)
 					return err
 				}
-				if err := guard.Tx(t.Context(), claim(7), func(_ context.Context, tx *sql.Tx) error { return write(tx, "old") }); err != nil {
+				if err := guard.Tx(
+					t.Context(), claim(7), func(_ context.Context, tx *sql.Tx) error { return write(tx, "old") },
+				); err != nil {
 					t.Fatal(err)
 				}
 				slow, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
@@ -306,10 +319,14 @@ func (d database) levels(t *testing.T, dsn string) {
 				}
 				defer slow.Rollback()
 				var text string
-				if err := slow.QueryRowContext(t.Context(), `SELECT max(value) FROM written WHERE resource = 'none'`).Scan(new(any)); err != nil {
+				if err := slow.QueryRowContext(
+					t.Context(), `SELECT max(value) FROM written WHERE resource = 'none'`,
+				).Scan(new(any)); err != nil {
 					t.Fatal(err) // the view
 				}
-				if err := guard.Tx(t.Context(), claim(9), func(_ context.Context, tx *sql.Tx) error { return write(tx, "new") }); err != nil {
+				if err := guard.Tx(
+					t.Context(), claim(9), func(_ context.Context, tx *sql.Tx) error { return write(tx, "new") },
+				); err != nil {
 					t.Fatal(err)
 				}
 				err = guard.In(slow).Check(t.Context(), claim(token))
@@ -321,7 +338,8 @@ func (d database) levels(t *testing.T, dsn string) {
 					t.Error("a stale token was admitted")
 				case err == nil && text != "new":
 					t.Errorf("it was admitted, and reads %q: its write would be lost, or the rival's", text)
-				case err != nil && !errors.Is(err, fencing.ErrStale) && !errors.Is(err, sqlguard.ErrOldView) && !again(err):
+				case err != nil && !errors.Is(err, fencing.ErrStale) && !errors.Is(err, sqlguard.ErrOldView) &&
+					!again(err):
 					t.Errorf("it was not admitted: %v", err)
 				case err != nil && slow.Commit() == nil:
 					t.Errorf("after %v it commits", err)
@@ -340,7 +358,9 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 	guard := must(t, db, d.dialect, nil)
 	undone := errors.New("undone")
 	err := in(t, db, func(tx *sql.Tx) error {
-		if err := guard.In(tx).Check(t.Context(), fencing.Claim{Resource: "rollback", Token: 9, Space: space}); err != nil {
+		if err := guard.In(tx).Check(
+			t.Context(), fencing.Claim{Resource: "rollback", Token: 9, Space: space},
+		); err != nil {
 			return err
 		}
 		return undone
@@ -365,7 +385,8 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 		}
 	}
 	if err := in(t, db, func(tx *sql.Tx) error {
-		return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: strings.Repeat("x", 512), Token: fencing.MaxToken, Space: space})
+		return guard.In(tx).
+			Check(t.Context(), fencing.Claim{Resource: strings.Repeat("x", 512), Token: fencing.MaxToken, Space: space})
 	}); err != nil {
 		t.Errorf("the longest name and the highest token: %v", err)
 	}
@@ -393,10 +414,13 @@ func secondMemory(t *testing.T, url string) {
 		t.Fatal(err)
 	}
 	tenant := postgres.connect(t, url+"&search_path=tenant,public")
-	if err := must(t, tenant, sqlguard.PostgreSQL, nil).Create(ctx); !errors.Is(err, fencing.ErrInvalid) || !strings.Contains(err.Error(), "the schema public") {
+	if err := must(t, tenant, sqlguard.PostgreSQL, nil).Create(ctx); !errors.Is(err, fencing.ErrInvalid) ||
+		!strings.Contains(err.Error(), "the schema public") {
 		t.Errorf("a second table of the name: %v, want ErrInvalid", err)
 	}
-	if err := must(t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "tenant.fencing_tokens"}).Create(ctx); err != nil {
+	if err := must(
+		t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "tenant.fencing_tokens"},
+	).Create(ctx); err != nil {
 		t.Errorf("a second table by its schema: %v", err)
 	}
 	public := must(t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "public.fencing_tokens"})
@@ -423,7 +447,9 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("New(%v, %+v) = %v, want an error about the %s", c.dialect, c.options, err, what)
 		}
 	}
-	if schema := must(t, new(sql.DB), sqlguard.PostgreSQL, &sqlguard.Options{Table: "locks.tokens"}).Schema(); !strings.Contains(schema, " locks.tokens ") {
+	if schema := must(
+		t, new(sql.DB), sqlguard.PostgreSQL, &sqlguard.Options{Table: "locks.tokens"},
+	).Schema(); !strings.Contains(schema, " locks.tokens ") {
 		t.Errorf("the table's name is not in %q", schema)
 	}
 }

@@ -171,7 +171,10 @@ func core(g graph, path, place string) (found []string) {
 	var allowed []string
 	switch place {
 	case ".":
-		allowed = []string{module + "/backend", module + "/fencing", module + "/internal/chance", module + "/internal/history", "golang.org/x/sys"}
+		allowed = []string{
+			module + "/backend", module + "/fencing", module + "/internal/chance",
+			module + "/internal/history", "golang.org/x/sys",
+		}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}
 	case "backend/kit":
@@ -188,7 +191,8 @@ func core(g graph, path, place string) (found []string) {
 		if exact || g[dep].Standard || allowed != nil && strings.HasPrefix(dep, "golang.org/x/sys/") {
 			continue
 		}
-		found = append(found, fmt.Sprintf("%s depends on %s: only %v and the standard library are allowed", path, dep, allowed))
+		found = append(found,
+			fmt.Sprintf("%s depends on %s: only %v and the standard library are allowed", path, dep, allowed))
 	}
 	return found
 }

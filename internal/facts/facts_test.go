@@ -18,7 +18,10 @@ func TestFactsAreReadAsWritten(t *testing.T) {
 	for _, fact := range []any{
 		Clauses{Passed: 1, Failed: 2, Inconclusive: 3, Skipped: 4, NotApplicable: 5},
 		ClusterFault{Slug: "leader-kill", Rounds: 3, Margin: &margin, MedianRecovery: time.Second},
-		Soak{Driver: "redis", Seed: 1<<64 - 1, Kinds: []SoakKind{{Slug: "delete", Count: 2}}, Found: []Count{{"overlap", 1}}},
+		Soak{
+			Driver: "redis", Seed: 1<<64 - 1,
+			Kinds: []SoakKind{{Slug: "delete", Count: 2}}, Found: []Count{{"overlap", 1}},
+		},
 		Mutant{What: "two lines\nof it", Killers: "X1"}, Simulation{Hours: 0.5}, Rate{Times: 1, Rounds: 2},
 	} {
 		a := &attrs{TB: t}

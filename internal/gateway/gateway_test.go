@@ -124,18 +124,21 @@ func TestBodies(t *testing.T) {
 		const orders = "/v1/locks/inventory:sku-42"
 		d.is(d.get(orders), 404, `{"locked":false}`)
 
-		got := d.post(orders+"/acquire", `{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
+		got := d.post(orders+"/acquire",
+			`{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
 		first := d.granted(got)
 		d.is(got, 200, `{"lockKey":"inventory:sku-42","lockToken":"`+first.LockToken+`","ownerId":"worker-1",`+
-			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+`","ttlMillis":30000,"validForMillis":29650}`)
+			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+
+			`","ttlMillis":30000,"validForMillis":29650}`)
 		if got.header.Get("Fencing-Token") != "2" {
 			t.Errorf("Fencing-Token: %q", got.header.Get("Fencing-Token"))
 		}
-		again := d.post(orders+"/acquire", `{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
+		again := d.post(orders+"/acquire",
+			`{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
 		d.is(again, 200, strings.TrimSpace(got.text))
 
-		d.is(d.post(orders+"/acquire", `{"ownerId":"worker-2","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`), 409,
-			`{"error":"LOCK_ALREADY_HELD","currentOwner":"worker-1","retryAfterMillis":30000,`+
+		d.is(d.post(orders+"/acquire", `{"ownerId":"worker-2","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`),
+			409, `{"error":"LOCK_ALREADY_HELD","currentOwner":"worker-1","retryAfterMillis":30000,`+
 				`"type":"urn:fencelock:problem:LOCK_ALREADY_HELD","title":"The lock is held","status":409,`+
 				`"detail":"memory: acquire \"inventory:sku-42\": lock is held by worker-1, for another 30s unless renewed"}`)
 
@@ -179,7 +182,8 @@ func TestARequestIsCarriedOutOnce(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		l := d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)))
 		d.refuses(d.post("/v1/locks/x/acquire", acquireOf("b", `,"requestId":"req-1"`)), 409, codeHeld)
-		d.refuses(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1","kind":"shared"`)), 422, codeMismatch)
+		d.refuses(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1","kind":"shared"`)),
+			422, codeMismatch)
 		time.Sleep(20 * time.Second)
 		again := d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)))
 		if again.LockToken != l.LockToken || again.FencingToken != l.FencingToken || again.ValidForMillis < 20_000 {
@@ -207,7 +211,9 @@ func TestIdempotencyKey(t *testing.T) {
 		d.refuses(d.send(t.Context(), http.MethodPost, path, body, with("req-2")), 400, codeRequest)
 		all := `{"ownerId":"a","ttlMillis":30000,"requests":[{"lockKey":"y"},{"lockKey":"z"}]}`
 		for range 2 {
-			if got := d.send(t.Context(), http.MethodPost, "/v1/locks:acquireAll", all, with("req-3")); got.status != 200 {
+			if got := d.send(
+				t.Context(), http.MethodPost, "/v1/locks:acquireAll", all, with("req-3"),
+			); got.status != 200 {
 				t.Errorf("several with the same key: %d %s", got.status, got.text)
 			}
 		}
@@ -272,7 +278,8 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 		d := newDoor(t, driver)
 		defer d.g.Close(t.Context())
 		const x, y = "/v1/locks/x", "/v1/locks/y"
-		d.is(d.post(x+"/release", released(d.granted(d.post(x+"/acquire", acquireOf("a", ""))))), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(x+"/release", released(d.granted(d.post(x+"/acquire", acquireOf("a", ""))))),
+			200, `{"status":"RELEASED"}`)
 		kept := d.granted(d.post(y+"/acquire", acquireOf("a", ""))) // of another name: nothing to compare it with
 		d.refuses(d.post(x+"/acquire", acquireOf("a", "")), 503, codeHistory)
 		synctest.Wait()
@@ -338,7 +345,8 @@ func TestForgedTokens(t *testing.T) {
 func TestNames(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		for _, name := range []string{
-			"a/b", "a//b", "/a/", "a%b", "a%2Fb", "a b", "a;b", "a?b", "a#b", "a+b", "ü", "鎖", "acquire", "-", "...", "a:b", "a/../b",
+			"a/b", "a//b", "/a/", "a%b", "a%2Fb", "a b", "a;b", "a?b", "a#b", "a+b", "ü", "鎖", "acquire", "-",
+			"...", "a:b", "a/../b",
 		} {
 			path := "/v1/locks/" + url.PathEscape(name)
 			l := d.granted(d.post(path+"/acquire", acquireOf("a", "")))
@@ -388,7 +396,10 @@ func TestBadRequests(t *testing.T) {
 			{acquire, acquireOf("a", `,"metadata":{"k":"`+strings.Repeat("v", 70_000)+`"}`), 413, codeTooLarge},
 			{acquire + "?nmae=y", acquireOf("a", ""), 400, codeRequest},
 			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"requests":[]}`, 400, codeRequest},
-			{"/v1/locks:acquireAll", `{"ownerId":"a","ttlMillis":30000,"requests":[{"lockKey":"x"},{"lockKey":"x"}]}`, 400, codeRequest},
+			{
+				"/v1/locks:acquireAll",
+				`{"ownerId":"a","ttlMillis":30000,"requests":[{"lockKey":"x"},{"lockKey":"x"}]}`, 400, codeRequest,
+			},
 			{"/v2/locks", `{}`, 404, codeNotFound},
 			{"/v1/locks/x/force-release", `{"reason":""}`, 400, codeRequest},
 		} {
@@ -403,7 +414,8 @@ func TestForceReleaseAsksFirst(t *testing.T) {
 		const force = "/v1/locks/x/force-release"
 		first := d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", "")))
 		tag := d.get("/v1/locks/x").header.Get("ETag")
-		far := d.send(t.Context(), http.MethodPost, force, `{"reason":"r"}`, func(r *http.Request) { r.RemoteAddr = "192.0.2.1:9" })
+		far := d.send(t.Context(), http.MethodPost, force, `{"reason":"r"}`,
+			func(r *http.Request) { r.RemoteAddr = "192.0.2.1:9" })
 		d.refuses(far, 403, codeDenied)
 		d.is(d.post("/v1/locks/x/release", released(first)), 200, `{"status":"RELEASED"}`)
 		next := d.granted(d.post("/v1/locks/x/acquire", acquireOf("b", "")))
@@ -413,7 +425,9 @@ func TestForceReleaseAsksFirst(t *testing.T) {
 		d.refuses(d.send(t.Context(), http.MethodPost, force, `{"reason":"r"}`, with(tag)), 412, codeChanged)
 		d.refuses(d.post(force, `{"reason":"r","fencingToken":1}`), 412, codeChanged)
 		tag = d.get("/v1/locks/x").header.Get("ETag")
-		d.is(d.send(t.Context(), http.MethodPost, force, fmt.Sprintf(`{"reason":"r","fencingToken":%d}`, next.FencingToken), with(tag)), 200, `{"status":"FORCE_RELEASED"}`)
+		d.is(d.send(t.Context(), http.MethodPost, force,
+			fmt.Sprintf(`{"reason":"r","fencingToken":%d}`, next.FencingToken), with(tag)),
+			200, `{"status":"FORCE_RELEASED"}`)
 	})
 }
 
@@ -492,12 +506,14 @@ func TestProbesAndDocuments(t *testing.T) {
 func TestOtherOriginsAreRefused(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", "")))
-		got := d.send(t.Context(), http.MethodPost, "/v1/locks/x/force-release", `{"reason":"r"}`, func(r *http.Request) {
-			r.Header.Set("Sec-Fetch-Site", "cross-site")
-		})
+		got := d.send(t.Context(), http.MethodPost, "/v1/locks/x/force-release", `{"reason":"r"}`,
+			func(r *http.Request) {
+				r.Header.Set("Sec-Fetch-Site", "cross-site")
+			})
 		d.refuses(got, 403, codeDenied)
-		d.refuses(d.send(t.Context(), http.MethodPost, "/v1/locks/x/acquire", acquireOf("b", ""), func(r *http.Request) {
-			r.Header.Set("Content-Type", "text/plain")
-		}), 400, codeRequest)
+		d.refuses(d.send(t.Context(), http.MethodPost, "/v1/locks/x/acquire", acquireOf("b", ""),
+			func(r *http.Request) {
+				r.Header.Set("Content-Type", "text/plain")
+			}), 400, codeRequest)
 	})
 }

@@ -17,7 +17,9 @@ import (
 // ofRedis is a driver on a server.
 func ofRedis(t *testing.T, addr string) *redis.Driver {
 	t.Helper()
-	client := goredis.NewClient(&goredis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1})
+	client := goredis.NewClient(&goredis.Options{
+		Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1,
+	})
 	d := redis.New(client, nil)
 	t.Cleanup(func() {
 		_ = d.Close(context.WithoutCancel(t.Context()))
@@ -32,7 +34,8 @@ func TestALateRequestChangesNothing(t *testing.T) {
 	t.Parallel()
 	for what, more := range map[string]string{
 		"try": "", "wait": `,"wait":true`, "kept": `,"waitMillis":50000`, "shared": `,"kind":"shared"`,
-		"permits": `,"kind":"permits","permits":1,"limit":1`, "several": `,"requests":[{"lockKey":"x"},{"lockKey":"y"}]`,
+		"permits": `,"kind":"permits","permits":1,"limit":1`,
+		"several": `,"requests":[{"lockKey":"x"},{"lockKey":"y"}]`,
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -26,7 +26,8 @@ func (d *door) soon(ctx context.Context, path, body string) <-chan reply {
 func (d *door) queued(got reply) Queued {
 	d.t.Helper()
 	var q Queued
-	if err := json.Unmarshal([]byte(got.text), &q); err != nil || got.status != http.StatusAccepted || q.State != "QUEUED" {
+	if err := json.Unmarshal([]byte(got.text), &q); err != nil || got.status != http.StatusAccepted ||
+		q.State != "QUEUED" {
 		d.t.Fatalf("answer %d %s, want a place in the queue", got.status, got.text)
 	}
 	return q
@@ -164,7 +165,8 @@ func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 		second := d.granted(<-late)
 		synctest.Wait()
 		var s State
-		if err := json.Unmarshal([]byte(d.get("/v1/locks/x").text), &s); err != nil || s.FencingToken != second.FencingToken {
+		if err := json.Unmarshal([]byte(d.get("/v1/locks/x").text), &s); err != nil ||
+			s.FencingToken != second.FencingToken {
 			t.Errorf("token %d was granted, and the lock is %+v (%v)", second.FencingToken, s, err)
 		}
 	})
@@ -212,7 +214,8 @@ func TestLookWaits(t *testing.T) {
 		began := time.Now()
 		got := <-soon
 		var s State
-		if err := json.Unmarshal([]byte(got.text), &s); got.status != 200 || err != nil || s.FencingToken != l.FencingToken {
+		if err := json.Unmarshal([]byte(got.text), &s); got.status != 200 || err != nil ||
+			s.FencingToken != l.FencingToken {
 			t.Fatalf("granted was %+v, and who waits for that sees %d %s", l, got.status, got.text)
 		}
 		if late := time.Since(began); late > lookPause {
@@ -222,7 +225,8 @@ func TestLookWaits(t *testing.T) {
 		for prefer, want := range map[string]time.Duration{"": 0, "wait=7": 7 * time.Second, "wait=x": 0} {
 			began := time.Now()
 			got := look(held, prefer)
-			if took := time.Since(began); got.status != 304 || got.text != "" || got.header.Get("ETag") != held || took != want {
+			if took := time.Since(began); got.status != 304 || got.text != "" || got.header.Get("ETag") != held ||
+				took != want {
 				t.Errorf("%q: %d %q after %v", prefer, got.status, got.text, took)
 			}
 		}
@@ -245,8 +249,9 @@ func TestLeavingTooLate(t *testing.T) {
 		got := d.send(t.Context(), http.MethodDelete, "/v1/locks/x/waits/req-1?ownerId=a", "")
 		d.refuses(got, 409, codeGranted)
 		var p Problem
-		if err := json.Unmarshal([]byte(got.text), &p); err != nil || p.Lock == nil || p.Lock.LockToken != l.LockToken ||
-			p.Lock.FencingToken != l.FencingToken || p.Lock.ValidForMillis > l.ValidForMillis {
+		if err := json.Unmarshal([]byte(got.text), &p); err != nil || p.Lock == nil ||
+			p.Lock.LockToken != l.LockToken || p.Lock.FencingToken != l.FencingToken ||
+			p.Lock.ValidForMillis > l.ValidForMillis {
 			t.Fatalf("granted was %+v, and the refusal says %s (%v)", l, got.text, err)
 		}
 		d.is(d.post(releaseX, released(*p.Lock)), 200, `{"status":"RELEASED"}`)
@@ -340,7 +345,8 @@ func TestKinds(t *testing.T) {
 func TestSeveralNames(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		all := func(owner, more string) string {
-			return `{"ownerId":"` + owner + `","ttlMillis":30000` + more + `,"requests":[{"lockKey":"x"},{"lockKey":"y","kind":"shared"}]}`
+			return `{"ownerId":"` + owner + `","ttlMillis":30000` + more +
+				`,"requests":[{"lockKey":"x"},{"lockKey":"y","kind":"shared"}]}`
 		}
 		const path = "/v1/locks:acquireAll"
 		got := d.post(path, all("a", `,"requestId":"req-1"`))

@@ -38,7 +38,9 @@ func crowd(t testing.TB, n int) *Machine {
 
 // cycleBeside takes and gives back a lock of another name.
 func cycleBeside(t testing.TB, m *Machine, name string) {
-	c := Command{Op: OpAcquire, Session: sid("crowd"), Requests: []Request{{Name: name, ID: id("beside"), Hierarchical: true}}}
+	c := Command{
+		Op: OpAcquire, Session: sid("crowd"), Requests: []Request{{Name: name, ID: id("beside"), Hierarchical: true}},
+	}
 	if r, _ := m.Apply(1, &c); r.Code != CodeGranted {
 		t.Fatalf("code %d", r.Code)
 	}
@@ -95,7 +97,8 @@ func TestHoldSet(t *testing.T) {
 				}
 				i++
 			}
-			if i != len(all) || s.len() != len(all) || len(all) > 0 && s.first() != all[0] || len(all) == 0 && s.first() != nil {
+			if i != len(all) || s.len() != len(all) || len(all) > 0 && s.first() != all[0] ||
+				len(all) == 0 && s.first() != nil {
 				t.Fatalf("%d holds are yielded of %d", i, len(all))
 			}
 		}

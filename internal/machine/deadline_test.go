@@ -11,7 +11,9 @@ func TestDeadlines(t *testing.T) {
 	r := newRig(t)
 	due := func() time.Duration { return r.m.Sessions()[0].Due }
 	r.open("a")
-	set := Command{Op: OpCheckpoint, Clock: time.Minute, Deadlines: []Deadline{{sid("nobody"), 1}, {sid("a"), time.Hour}}}
+	set := Command{
+		Op: OpCheckpoint, Clock: time.Minute, Deadlines: []Deadline{{sid("nobody"), 1}, {sid("a"), time.Hour}},
+	}
 	r.want(set, CodeInvalid) // members of this level do not know it
 	first := snapshot(t, r.m)
 	if first[len(magic)] != snapshotFirst || due() != 0 {

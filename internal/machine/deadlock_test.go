@@ -69,7 +69,8 @@ func TestNoDeadlocks(t *testing.T) {
 			result, _ := m.Apply(1, &c)
 			newcomer := &wait{session: c.Session, requests: c.Requests, under: c.Under, ticket: before + 1}
 			switch {
-			case result.Code == CodeQueued && c.Op == OpAcquire && result.Ticket > before && closesCycle(newcomer, holds, waits):
+			case result.Code == CodeQueued && c.Op == OpAcquire && result.Ticket > before &&
+				closesCycle(newcomer, holds, waits):
 				t.Fatalf("%+v waits for itself", c)
 			case result.Code == CodeDeadlock && c.Seq == 0:
 				if refused++; !closesCycle(newcomer, holds, waits) {

@@ -25,7 +25,10 @@ func samples() [][]byte {
 		{At: -1, Commands: []Command{{Op: OpOpenSession, Session: s, TTL: time.Second}}},
 		{At: 1 << 60, Commands: []Command{
 			{Op: OpOpenSession, Session: s, TTL: time.Second, Client: "me"},
-			{Op: OpAcquire, Session: s, Seq: 2, Acked: 1, Wait: true, Requests: []Request{full, some}, Under: []string{id("parent")}},
+			{
+				Op: OpAcquire, Session: s, Seq: 2, Acked: 1, Wait: true,
+				Requests: []Request{full, some}, Under: []string{id("parent")},
+			},
 			{Op: OpCancelWait, Session: s, Seq: 3, Target: 9, Name: "a/b", RequestID: full.ID},
 			{Op: OpMove, Session: s, Name: "z", RequestID: some.ID},
 			{Op: OpRelease, Name: "z", RequestID: some.ID, Token: 1<<63 | 2, Linger: true},

@@ -136,7 +136,8 @@ func TestFirstComeFirstServed(t *testing.T) {
 	if got := r.want(ask("d", "x").try(), CodeHeld); got.Holder.Owner != "a" || got.Holder.Waits {
 		t.Errorf("in the way is %+v, want the holder a", got.Holder)
 	}
-	if info := r.m.Holder("x"); info.Waiters != 2 || info.Holders[0].Token != first.Token || info.Revision != r.m.Revision() {
+	if info := r.m.Holder("x"); info.Waiters != 2 || info.Holders[0].Token != first.Token ||
+		info.Revision != r.m.Revision() {
 		t.Errorf("x is %+v, want 2 waiters and token %v", info, first.Token)
 	}
 	r.want(give("a", "x"), CodeOK)
@@ -156,7 +157,8 @@ func TestOneWhoTriesDoesNotBarge(t *testing.T) {
 	r.open("reader", "writer", "second")
 	r.want(ask("reader", "x").as(asShared), CodeGranted)
 	r.want(ask("writer", "x"), CodeQueued)
-	if got := r.want(ask("second", "x").as(asShared).try(), CodeHeld); got.Holder.Owner != "writer" || !got.Holder.Waits {
+	if got := r.want(ask("second", "x").as(asShared).try(), CodeHeld); got.Holder.Owner != "writer" ||
+		!got.Holder.Waits {
 		t.Errorf("in the way is %+v, want the waiting writer", got.Holder)
 	}
 	r.want(ask("second", "x").as(asShared), CodeQueued)
@@ -365,7 +367,8 @@ func TestReleaseFromOutsideIsTold(t *testing.T) {
 	outside := give("b", "x")
 	outside.Session = SessionID{}
 	r.want(outside, CodeOK)
-	if n := r.told[0]; n.Type != NoticeLost || n.Session != sid("b") || n.Ticket != ticket || n.Cause != CauseGivenBack {
+	if n := r.told[0]; n.Type != NoticeLost || n.Session != sid("b") || n.Ticket != ticket ||
+		n.Cause != CauseGivenBack {
 		t.Errorf("the waiter was told %+v", n)
 	}
 	outside = give("a", "x")
@@ -466,7 +469,8 @@ func TestMinimumHold(t *testing.T) {
 			r.want(ask("b", "x"), CodeQueued)
 			end.Linger = true
 			r.want(end, CodeOK)
-			if n := r.told[0]; n.Type != NoticeLingering || n.Token != token || n.MinHold != time.Minute || n.Name != "x" {
+			if n := r.told[0]; n.Type != NoticeLingering || n.Token != token || n.MinHold != time.Minute ||
+				n.Name != "x" {
 				t.Errorf("told %+v", n)
 			}
 			r.held("x", "(a)")
@@ -517,7 +521,8 @@ func TestForceRelease(t *testing.T) {
 	since := r.m.Revision()
 	r.want(force, CodeOK)
 	r.held("x", "c")
-	if n := r.told[0]; n.Type != NoticeLost || n.Session != sid("b") || n.Cause != CauseForced || n.Detail != "pod is gone" {
+	if n := r.told[0]; n.Type != NoticeLost || n.Session != sid("b") || n.Cause != CauseForced ||
+		n.Detail != "pod is gone" {
 		t.Errorf("told %+v", r.told)
 	}
 	if len(r.told) != 2 || r.granted() != "c" {
@@ -832,8 +837,12 @@ func TestInvalid(t *testing.T) {
 			with(func(r *Request) { r.ID = "" }), with(func(r *Request) { r.ID = "short" }),
 			with(func(r *Request) { r.ID = strings.Repeat("i", 129) }), with(func(r *Request) { r.ID = id("né") }),
 		},
-		"Owner":        {with(func(r *Request) { r.Owner = strings.Repeat("o", 257) }), with(func(r *Request) { r.Owner = "\n" })},
-		"HoldID":       {with(func(r *Request) { r.HoldID = strings.Repeat("o", 65) }), with(func(r *Request) { r.HoldID = "a b" })},
+		"Owner": {
+			with(func(r *Request) { r.Owner = strings.Repeat("o", 257) }), with(func(r *Request) { r.Owner = "\n" }),
+		},
+		"HoldID": {
+			with(func(r *Request) { r.HoldID = strings.Repeat("o", 65) }), with(func(r *Request) { r.HoldID = "a b" }),
+		},
 		"Kind":         {with(func(r *Request) { r.Kind = 3 })},
 		"Permits":      {with(asPermits(0, 1)), with(asPermits(2, 1)), with(func(r *Request) { r.Limit = 1 })},
 		"Hierarchical": {with(asPermits(1, 1)).as(tree)},
@@ -841,9 +850,7 @@ func TestInvalid(t *testing.T) {
 		"Metadata":     {with(func(r *Request) { r.Metadata = map[string]string{"a": "\xff"} })},
 		"Requests":     {{Op: OpAcquire, Session: sid("a")}},
 		"Session":      {{Op: OpAcquire, Requests: ask("a", "x").Requests}, {Op: OpExpire}},
-		"Seq": {
-			{Op: OpExpire, Session: sid("a"), Seq: 1}, {Op: OpRelease, Seq: 1, Name: "x"},
-		},
+		"Seq":          {{Op: OpExpire, Session: sid("a"), Seq: 1}, {Op: OpRelease, Seq: 1, Name: "x"}},
 		"Target": {
 			{Op: OpRelease, Target: 1, Name: "x"}, {Op: OpRelease, Session: sid("a"), Seq: 1, Target: 1, Name: "x"},
 			{Op: OpAcquire, Session: sid("a"), Target: 1},
@@ -890,7 +897,8 @@ func TestEvents(t *testing.T) {
 	}
 	got, err := m.EventsSince(3, 10)
 	if err != nil || len(got) != 4 || got[0].Revision != 4 || got[3].Revision != 7 || got[0].Type != EventAcquired ||
-		got[0].Token != 4 || got[1].Type != EventReleased || got[1].Token != 4 || got[1].Owner != "a" || got[1].At != 1 {
+		got[0].Token != 4 || got[1].Type != EventReleased || got[1].Token != 4 || got[1].Owner != "a" ||
+		got[1].At != 1 {
 		t.Errorf("since 3: %+v, %v", got, err)
 	}
 	if got, err := m.EventsSince(4, 2); err != nil || len(got) != 2 || got[1].Revision != 6 {

@@ -18,7 +18,8 @@ func TestHoldMovesToAnotherSession(t *testing.T) {
 	if moved.Token != first.Token {
 		t.Errorf("token %v after the move, want %v", moved.Token, first.Token)
 	}
-	if len(r.told) != 1 || r.told[0].Cause != CauseMoved || r.told[0].Session != sid("a") || r.told[0].Token != first.Token {
+	if len(r.told) != 1 || r.told[0].Cause != CauseMoved || r.told[0].Session != sid("a") ||
+		r.told[0].Token != first.Token {
 		t.Errorf("the old session was told %+v", r.told)
 	}
 	r.want(moving("b", "a", "x"), CodeGranted)
@@ -62,7 +63,8 @@ func TestWaitKeepsItsPlaceWhenItMoves(t *testing.T) {
 	if got := r.want(c, CodeQueued).Ticket; got != ticket {
 		t.Errorf("ticket %d after the move, want %d", got, ticket)
 	}
-	if len(r.told) != 1 || r.told[0].Cause != CauseMoved || r.told[0].Session != sid("a") || r.told[0].Ticket != ticket {
+	if len(r.told) != 1 || r.told[0].Cause != CauseMoved || r.told[0].Session != sid("a") ||
+		r.told[0].Ticket != ticket {
 		t.Errorf("the old session was told %+v", r.told)
 	}
 	r.want(Command{Op: OpExpire, Session: sid("a")}, CodeOK)
@@ -80,7 +82,8 @@ func TestOwnReleaseLeavesWhatHasMoved(t *testing.T) {
 	r.want(moving("b", "a", "x"), CodeGranted)
 	own := func(session string, token fencing.Token) Command {
 		return Command{
-			Op: OpRelease, Session: sid(session), Name: "x", RequestID: ask("a", "x").Requests[0].ID, Token: token, Own: true,
+			Op: OpRelease, Session: sid(session), Name: "x", RequestID: ask("a", "x").Requests[0].ID,
+			Token: token, Own: true,
 		}
 	}
 	r.want(own("a", token), CodeNotHeld)

@@ -33,8 +33,8 @@ var (
 	worldIDs      = []string{id("one"), id("two"), id("three")}
 	worldOps      = []Op{
 		OpOpenSession, OpOpenSession, OpCloseSession, OpExpire,
-		OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpCancelWait, OpCancelWait,
-		OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpMove, OpMove,
+		OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire,
+		OpCancelWait, OpCancelWait, OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpMove, OpMove,
 		OpForceRelease, OpFree, OpFree, OpFree, OpSetLimits, OpRaiseLevel,
 		OpCheckpoint, OpCheckpoint, OpRenew,
 	}

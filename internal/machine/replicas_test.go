@@ -227,7 +227,9 @@ func (c *cluster) timers() {
 	if c.leader == noLeader {
 		return
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(c.expiry), func(a, b SessionID) int { return bytes.Compare(a[:], b[:]) }) {
+	for _, id := range slices.SortedFunc(
+		maps.Keys(c.expiry), func(a, b SessionID) int { return bytes.Compare(a[:], b[:]) },
+	) {
 		if c.now >= c.expiry[id] {
 			c.expiries++
 			c.commit(Command{Op: OpExpire, Session: id, Linger: c.one(2)})
@@ -521,8 +523,8 @@ func TestReplicas(t *testing.T) {
 		}
 		c := newCluster(t, seed)
 		c.run(time.Hour)
-		t.Logf("seed %d: %d commands, %d grants, %d crashes, %d disasters, state %x", seed, c.commands, c.grants, c.crashes, c.disasters,
-			c.w.m.Hash())
+		t.Logf("seed %d: %d commands, %d grants, %d crashes, %d disasters, state %x", seed, c.commands, c.grants,
+			c.crashes, c.disasters, c.w.m.Hash())
 		return
 	}
 	hours := 3
@@ -543,12 +545,13 @@ func TestReplicas(t *testing.T) {
 	)
 	t.Cleanup(func() {
 		text := fmt.Sprintf("%d commands, %d grants, %d sessions expired, %d crashes, %d starts from a snapshot, %d elections, "+
-			"%d backups restored", total.commands, total.grants, total.expiries, total.crashes, total.restores, total.elections,
-			total.disasters)
+			"%d backups restored", total.commands, total.grants, total.expiries, total.crashes,
+			total.restores, total.elections, total.disasters)
 		facts.Write(t, facts.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
 		t.Logf("%d h simulated: %s", hours, text)
-		if n := uint64(hours); n >= 5 && !t.Failed() && (uint64(total.commands) < 3000*n || uint64(total.grants) < 500*n ||
-			uint64(total.crashes) < 40*n || uint64(total.expiries) < 5*n) {
+		if n := uint64(hours); n >= 5 && !t.Failed() &&
+			(uint64(total.commands) < 3000*n || uint64(total.grants) < 500*n ||
+				uint64(total.crashes) < 40*n || uint64(total.expiries) < 5*n) {
 			t.Error("the hours are idle ones")
 		}
 	})

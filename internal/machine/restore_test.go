@@ -41,11 +41,13 @@ func TestRestore(t *testing.T) {
 		t.Error("another state was restored")
 	}
 	compacted := (*CompactedError)(nil)
-	if _, err := copied.EventsSince(r.m.Revision()-1, 1); !errors.As(err, &compacted) || compacted.Revision != r.m.Revision() {
+	if _, err := copied.EventsSince(r.m.Revision()-1, 1); !errors.As(err, &compacted) ||
+		compacted.Revision != r.m.Revision() {
 		t.Errorf("events from before: %v", err)
 	}
 	copied.Apply(1, &Command{Op: OpForceRelease, Name: "x"})
-	if events, err := copied.EventsSince(r.m.Revision(), 1); err != nil || len(events) != 1 || events[0].Type != EventForced {
+	if events, err := copied.EventsSince(r.m.Revision(), 1); err != nil || len(events) != 1 ||
+		events[0].Type != EventForced {
 		t.Errorf("events from now on: %+v, %v", events, err)
 	}
 }
@@ -143,7 +145,8 @@ func TestRestoreBackup(t *testing.T) {
 		t.Errorf("lingering: %+v, want two", left)
 	}
 	compacted := (*CompactedError)(nil)
-	if _, err := r.m.EventsSince(later.Order(), 1); !errors.As(err, &compacted) || compacted.Revision != r.m.Revision() {
+	if _, err := r.m.EventsSince(later.Order(), 1); !errors.As(err, &compacted) ||
+		compacted.Revision != r.m.Revision() {
 		t.Errorf("events from before: %v", err)
 	}
 	r.open("c")

@@ -48,7 +48,8 @@ func TestCallErrorNamesTheClass(t *testing.T) {
 func TestCallErrorKeepsTheContextsError(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := CallError(ctx, "driver", "renew", "", io.EOF); !errors.Is(err, context.Canceled) || !errors.Is(err, io.EOF) {
+	if err := CallError(ctx, "driver", "renew", "", io.EOF); !errors.Is(err, context.Canceled) ||
+		!errors.Is(err, io.EOF) {
 		t.Errorf("%v lacks context.Canceled or the cause", err)
 	}
 }

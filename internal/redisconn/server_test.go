@@ -14,7 +14,8 @@ const healthy = "# Server\r\nredis_version:7.2.4\r\nrun_id:abc\r\nuptime_in_seco
 
 func TestServerFit(t *testing.T) {
 	s := parseInfo(healthy)
-	if s.RunID != "abc" || s.Uptime != 90*time.Second || !s.aof || s.Replicas != 2 || s.Cluster || !s.AtLeast(7, 2) || s.AtLeast(7, 3) {
+	if s.RunID != "abc" || s.Uptime != 90*time.Second || !s.aof || s.Replicas != 2 || s.Cluster || !s.AtLeast(7, 2) ||
+		s.AtLeast(7, 3) {
 		t.Errorf("INFO was read as %+v", s)
 	}
 	if err := s.Fit(); err != nil {

@@ -16,7 +16,10 @@ func TestAnswers(t *testing.T) {
 		want   State
 		ok     bool
 	}{
-		{[]any{h.Value(), int64(1500)}, State{Value: h.Value(), Hold: h, Held: true, ExpiresIn: 1500 * time.Millisecond}, true},
+		{
+			[]any{h.Value(), int64(1500)},
+			State{Value: h.Value(), Hold: h, Held: true, ExpiresIn: 1500 * time.Millisecond}, true,
+		},
 		{[]any{"-", int64(10), int64(2)}, State{Value: "-", ExpiresIn: 10 * time.Millisecond, Waiters: 2}, true},
 		{[]any{"", int64(-2), int64(0)}, State{}, true},
 		{
@@ -35,7 +38,9 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	got, ok := ParseLooked([]any{int64(-2), int64(3), int64(1), int64(0), int64(1), int64(2)}, 3)
-	want := Looked{ExpiresIn: -2 * time.Millisecond, Length: 3, Shared: true, Places: []Place{PlaceGone, PlaceQueued, PlaceHolds}}
+	want := Looked{
+		ExpiresIn: -2 * time.Millisecond, Length: 3, Shared: true, Places: []Place{PlaceGone, PlaceQueued, PlaceHolds},
+	}
 	if !ok || !reflect.DeepEqual(got, want) {
 		t.Errorf("a look was read as %+v, %v", got, ok)
 	}
@@ -54,7 +59,8 @@ func TestRefusedSets(t *testing.T) {
 		{[]any{int64(1)}, Refused{Mismatch: true}, true},
 		{
 			[]any{int64(3), h.Value(), int64(500)},
-			Refused{Index: 2, State: State{Value: h.Value(), Hold: h, Held: true, ExpiresIn: 500 * time.Millisecond}}, true,
+			Refused{Index: 2, State: State{Value: h.Value(), Hold: h, Held: true, ExpiresIn: 500 * time.Millisecond}},
+			true,
 		},
 		{[]any{int64(4)}, Refused{}, false},
 		{[]any{int64(0)}, Refused{}, false},

@@ -10,9 +10,15 @@ func TestHoldRoundTrip(t *testing.T) {
 	for _, h := range []Hold{
 		{PX: time.Second, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"},
 		{PX: time.Millisecond, Client: "c", Nonce: "1", Request: "r"},
-		{PX: time.Hour, Client: "c", Nonce: "99", Request: "r-_", ID: "i", Owner: "a|b|c", Metadata: "{\"a\":\"|\\n\"}\n"},
+		{
+			PX: time.Hour, Client: "c", Nonce: "99", Request: "r-_", ID: "i",
+			Owner: "a|b|c", Metadata: "{\"a\":\"|\\n\"}\n",
+		},
 		{PX: time.Second, Shared: true, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o"},
-		{PX: time.Second, Permits: 2, Limit: 1<<31 - 1, Client: "c", Nonce: "1", Request: "r", ID: "id-_9", Owner: "o", Metadata: "{}"},
+		{
+			PX: time.Second, Permits: 2, Limit: 1<<31 - 1, Client: "c", Nonce: "1", Request: "r",
+			ID: "id-_9", Owner: "o", Metadata: "{}",
+		},
 	} {
 		got, ok := ParseHold(h.Value())
 		if !ok || got != h {
@@ -36,7 +42,8 @@ func TestHoldRoundTrip(t *testing.T) {
 func TestSharesAreTold(t *testing.T) {
 	seen := map[string]Hold{}
 	for _, h := range []Hold{
-		{PX: 1}, {PX: 1, Shared: true}, {PX: 1, Permits: 1, Limit: 1}, {PX: 1, Permits: 1, Limit: 11}, {PX: 1, Permits: 11, Limit: 11},
+		{PX: 1}, {PX: 1, Shared: true}, {PX: 1, Permits: 1, Limit: 1}, {PX: 1, Permits: 1, Limit: 11},
+		{PX: 1, Permits: 11, Limit: 11},
 	} {
 		if other, dup := seen[h.Start()]; dup {
 			t.Errorf("%+v and %+v are both %q", h, other, h.Start())

@@ -214,7 +214,8 @@ func TestLineCoalesces(t *testing.T) {
 	s := newServer(t)
 	ours, theirs := net.Pipe() // whose writes wait for their reader
 	l := NewLine(Options{
-		Connect: func() (net.Conn, error) { return ours, nil }, Clock: backend.SystemClock(), Report: func(*redisconn.Failure) {},
+		Connect: func() (net.Conn, error) { return ours, nil }, Clock: backend.SystemClock(),
+		Report: func(*redisconn.Failure) {},
 	})
 	defer l.Close()
 	first := setting("first")
@@ -360,7 +361,8 @@ func TestLineSendsScriptsAgainInOrder(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	l := s.line(true)
-	try, other, quit := newTold(redisscript.Try, "n", "value", "100"), setting("other"), newTold(redisscript.Quit, "n", "start", "0")
+	try, other, quit := newTold(redisscript.Try, "n", "value", "100"), setting("other"),
+		newTold(redisscript.Quit, "n", "start", "0")
 	l.Submit(try.Step)
 	p := <-s.peers
 	p.request()

@@ -44,8 +44,8 @@ func TestWireReceives(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"HTTP/1.1 400 Bad Request\r\n", ":x\r\n", "$-2\r\n", "$99999999999\r\n", "*-3\r\n", "*9999999\r\n", ":1\n", "\r\n",
-		"*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n", strings.Repeat("x", 10000),
+		"HTTP/1.1 400 Bad Request\r\n", ":x\r\n", "$-2\r\n", "$99999999999\r\n", "*-3\r\n", "*9999999\r\n",
+		":1\n", "\r\n", "*1\r\n*1\r\n*1\r\n*1\r\n:1\r\n", strings.Repeat("x", 10000),
 	} {
 		if got, err := hear(t, text); err == nil {
 			t.Errorf("%.40q was read as %#v, want an error", text, got)
@@ -82,7 +82,8 @@ func TestEncodes(t *testing.T) {
 		"one of each": {
 			[]*Step{quit, free, take}, false, []int{1, 1, 1}, [][]any{
 				{"set", keys.Lock, "value", "nx", "px", "100"}, {"exists", keys.Queue},
-				slices.Concat([]any{"evalsha", redisscript.SHA, "3"}, three, []any{"p:push:", "0", redisscript.Quit, "2", "start", "0"}),
+				slices.Concat([]any{"evalsha", redisscript.SHA, "3"}, three,
+					[]any{"p:push:", "0", redisscript.Quit, "2", "start", "0"}),
 				slices.Concat([]any{"evalsha", redisscript.FreeSHA, "3"}, three, []any{"start"}),
 			},
 		},
@@ -98,8 +99,10 @@ func TestEncodes(t *testing.T) {
 			},
 		},
 		"a renewal on a cluster": {
-			[]*Step{{Code: redisscript.Renew, Keys: keys, Args: []string{"start", "5"}, Asking: true}}, true, []int{1}, [][]any{
-				{"asking"}, {"evalsha", redisscript.SHA, "1", keys.Lock, "p:push:", "1", redisscript.Renew, "2", "start", "5"},
+			[]*Step{{Code: redisscript.Renew, Keys: keys, Args: []string{"start", "5"}, Asking: true}}, true,
+			[]int{1}, [][]any{
+				{"asking"},
+				{"evalsha", redisscript.SHA, "1", keys.Lock, "p:push:", "1", redisscript.Renew, "2", "start", "5"},
 			},
 		},
 		"as many as fit": {slices.Repeat([]*Step{quit}, maxSteps+1), false, []int{maxSteps, 1}, nil},

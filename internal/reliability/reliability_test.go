@@ -17,7 +17,9 @@ func written(t *testing.T, pkg string, fact any) string {
 	t.Helper()
 	a := &attribute{TB: t}
 	facts.Write(a, fact)
-	text, err := json.Marshal(map[string]string{"Action": "attr", "Package": module + "/" + pkg, "Test": "Test", "Key": a.key, "Value": a.value})
+	text, err := json.Marshal(map[string]string{
+		"Action": "attr", "Package": module + "/" + pkg, "Test": "Test", "Key": a.key, "Value": a.value,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,17 +41,26 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 		fact any
 	}{
 		{"etcd", facts.Clauses{Passed: 99, Failed: 1, Skipped: 2, NotApplicable: 19}},
-		{"zookeeper", facts.ClusterFault{Slug: "overtaken-leader", Rounds: 8, Grants: 1433, Violations: 3, Margin: &margin}},
+		{
+			"zookeeper",
+			facts.ClusterFault{Slug: "overtaken-leader", Rounds: 8, Grants: 1433, Violations: 3, Margin: &margin},
+		},
 		{"zookeeper", facts.ClusterFault{
 			Slug: "leader-kill", Rounds: 2, Grants: 17, Recoveries: 2, MedianRecovery: 1150 * time.Millisecond,
 			LongestRecovery: 1350 * time.Millisecond,
 		}},
 		{"redis", facts.Soak{
-			Driver: "redis", Seed: 7, Took: 30 * time.Second, Faults: 9, Operations: 100, Violations: 1, LongestRecovery: 2 * time.Second,
-			Kinds: []facts.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
-			Found: []facts.Count{{What: "overlap", Times: 1}},
+			Driver: "redis", Seed: 7, Took: 30 * time.Second, Faults: 9, Operations: 100, Violations: 1,
+			LongestRecovery: 2 * time.Second,
+			Kinds:           []facts.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
+			Found:           []facts.Count{{What: "overlap", Times: 1}},
 		}},
-		{"postgres", facts.Failover{Standby: "lagging", Rounds: 20, Grants: 1275, Losses: 3, Doubled: 2, Overrun: 29 * time.Millisecond}},
+		{
+			"postgres",
+			facts.Failover{
+				Standby: "lagging", Rounds: 20, Grants: 1275, Losses: 3, Doubled: 2, Overrun: 29 * time.Millisecond,
+			},
+		},
 		{"redlock", facts.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
 		{"conformance", facts.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
 		{"conformance/check", facts.Mutant{What: "the same token twice", Killers: "token model"}},
@@ -64,7 +75,8 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 	}
 	text := page(f, stepsOf(settings{soak: 1, rounds: 1}))
 	for _, part := range []string{
-		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)", "1.35 s", "the core 1003.2 h",
+		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)",
+		"1.35 s", "the core 1003.2 h",
 		"99, × 1 set-ups, **3** failed", "2 of 2", "(overlap × 1)", "| 4, 2s |", "| clock jumps | 7 of 12 |",
 		"| lagging | 20 | 1275 | 3 | **0** | 2 | 29.0 ms |",
 		"| check | the same token twice | token model |",

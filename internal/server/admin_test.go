@@ -60,10 +60,12 @@ func TestStatusOfEveryMember(t *testing.T) {
 		eventually(t, "the member knows all", func() (ok bool) {
 			var err error
 			got, err = operate(t, c.configs[i].Listen).Status(t.Context(), &lockpb.StatusRequest{})
-			return err == nil && got.LeaderId != "" && got.ClusterId != "" && len(got.Members) == 3 && got.Members[i].ClientAddress != ""
+			return err == nil && got.LeaderId != "" && got.ClusterId != "" && len(got.Members) == 3 &&
+				got.Members[i].ClientAddress != ""
 		})
-		if got.NodeId != s.replica.ID() || got.LeaderId != c.servers[leader].replica.ID() || got.Leader != (i == leader) ||
-			!got.Durable || got.ServerVersion != "1.2.3" || got.Term == 0 || got.CommitIndex == 0 || got.AppliedIndex > got.LastIndex {
+		if got.NodeId != s.replica.ID() || got.LeaderId != c.servers[leader].replica.ID() ||
+			got.Leader != (i == leader) || !got.Durable || got.ServerVersion != "1.2.3" || got.Term == 0 ||
+			got.CommitIndex == 0 || got.AppliedIndex > got.LastIndex {
 			t.Errorf("server %d: %v", i, got)
 		}
 	}
@@ -106,7 +108,8 @@ func TestAddMember(t *testing.T) {
 	x.hold(x.open(longTTL), "x")
 
 	// One that is told of itself alone waits until somebody takes it in.
-	second := start(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]}))
+	second := start(t,
+		calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]}))
 	for range 2 { // the second time nothing changes
 		m, err := o.add(addresses[1])
 		if err != nil || m.NodeId != second.replica.ID() || m.PeerAddress != addresses[1] {
@@ -122,7 +125,8 @@ func TestAddMember(t *testing.T) {
 	other := alone(t, Config{DataDir: t.TempDir(), PeerListen: "127.0.0.1:0"})
 	eventually(t, "the other cluster has its name", func() bool { return other.replica.State.Cluster() != "" })
 	for address, want := range map[string]codes.Code{
-		"no address": codes.InvalidArgument, "127.0.0.1:1": codes.FailedPrecondition, other.PeerAddr(): codes.FailedPrecondition,
+		"no address": codes.InvalidArgument, "127.0.0.1:1": codes.FailedPrecondition,
+		other.PeerAddr(): codes.FailedPrecondition,
 	} {
 		_, err := o.add(address)
 		expectCode(t, err, want, address)
@@ -168,7 +172,9 @@ func TestRemoveMember(t *testing.T) {
 	expectCode(t, o.remove(alive), codes.FailedPrecondition, "last member")
 
 	x := attach(t, alive)
-	if r := x.call(acquireOf(x.open(longTTL), "x", backend.NewRequestID(), false)); len(r.GetAcquired().GetGrants()) != 1 {
+	if r := x.call(acquireOf(
+		x.open(longTTL), "x", backend.NewRequestID(), false,
+	)); len(r.GetAcquired().GetGrants()) != 1 {
 		t.Errorf("the last member does not serve: %v", r)
 	}
 }

@@ -72,13 +72,15 @@ func TestRestoredServer(t *testing.T) {
 			if r := y.call(attachOf(session, "", 0)); codeOf(r) != lockpb.Code_CODE_SESSION_ENDED {
 				t.Errorf("a session of before: %v", r)
 			}
-			if r := y.call(watchOf("x", false, last)).GetError(); r.GetCode() != lockpb.Code_CODE_COMPACTED || r.CompactRevision != about.Revision {
+			if r := y.call(watchOf("x", false, last)).GetError(); r.GetCode() != lockpb.Code_CODE_COMPACTED ||
+				r.CompactRevision != about.Revision {
 				t.Errorf("events of before: %v; want them compacted up to %d", r, about.Revision)
 			}
 			anew := y.open(longTTL)
 			for _, name := range []string{"x", "y"} {
 				if _, token := y.hold(anew, name); token <= about.Revision {
-					t.Errorf("token %d of %s; %d was issued before, and the restore set %d", token, name, last, about.Revision)
+					t.Errorf("token %d of %s; %d was issued before, and the restore set %d",
+						token, name, last, about.Revision)
 				}
 			}
 			if err := after.Close(context.Background()); err != nil {
@@ -87,7 +89,8 @@ func TestRestoredServer(t *testing.T) {
 
 			again := alone(t, config)
 			if again.replica.State.ClosedFor() != 0 || again.replica.State.Cluster() != cluster {
-				t.Errorf("started again it is closed for %v, in cluster %s", again.replica.State.ClosedFor(), again.replica.State.Cluster())
+				t.Errorf("started again it is closed for %v, in cluster %s",
+					again.replica.State.ClosedFor(), again.replica.State.Cluster())
 			}
 			if r := attach(t, again).call(attachOf(anew, "", 0)); len(r.GetSession().GetHolds()) != 2 {
 				t.Errorf("and has lost what was held: %v", r)
@@ -122,8 +125,10 @@ func TestRestoredAsAnotherCluster(t *testing.T) {
 	s := alone(t, Config{DataDir: t.TempDir()})
 	dir, about := restored(t, backupOf(t, s), replica.RestoreOptions{NewCluster: true, ClosedFor: -1})
 	copied := alone(t, Config{DataDir: dir})
-	if name := copied.replica.State.Cluster(); name == s.replica.State.Cluster() || name != about.Cluster || copied.welcome().ClusterId != name {
-		t.Errorf("the copy is cluster %q, clients are told %q, the original is %q", name, copied.welcome().ClusterId, s.replica.State.Cluster())
+	if name := copied.replica.State.Cluster(); name == s.replica.State.Cluster() || name != about.Cluster ||
+		copied.welcome().ClusterId != name {
+		t.Errorf("the copy is cluster %q, clients are told %q, the original is %q",
+			name, copied.welcome().ClusterId, s.replica.State.Cluster())
 	}
 }
 
@@ -174,7 +179,8 @@ func TestWhatIsNotRestored(t *testing.T) {
 	backup := backupOf(t, s)
 	refused := func(what string, dir string, backup []byte, part string) {
 		t.Helper()
-		if _, err := replica.Restore(dir, bytes.NewReader(backup), replica.RestoreOptions{}); err == nil || !strings.Contains(err.Error(), part) {
+		if _, err := replica.Restore(dir, bytes.NewReader(backup), replica.RestoreOptions{}); err == nil ||
+			!strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %v; want %q", what, err, part)
 		}
 	}
@@ -203,7 +209,8 @@ func TestWhatIsNotRestored(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(broken, "restoring"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := Start(t.Context(), Config{DataDir: broken}); err == nil || !strings.Contains(err.Error(), "broken off") {
+	if s, err := Start(t.Context(), Config{DataDir: broken}); err == nil ||
+		!strings.Contains(err.Error(), "broken off") {
 		t.Errorf("a restore that was broken off is started: %v, %v", s, err)
 	}
 }
@@ -252,8 +259,10 @@ func TestBackupOverTheNetwork(t *testing.T) {
 	for range 20 {
 		token := x.lock(backend.NewRequestID()).Token
 		all, _, err := fetch(follower)
-		if info, broken := replica.CheckBackup(bytes.NewReader(all)); !errors.Is(err, io.EOF) || broken != nil || info.Revision < token {
-			t.Fatalf("backup of a follower up to %d, token %d was acknowledged: %v, %v", info.Revision, token, err, broken)
+		if info, broken := replica.CheckBackup(bytes.NewReader(all)); !errors.Is(err, io.EOF) || broken != nil ||
+			info.Revision < token {
+			t.Fatalf("backup of a follower up to %d, token %d was acknowledged: %v, %v",
+				info.Revision, token, err, broken)
 		}
 	}
 	c.stop(leader)

@@ -51,7 +51,8 @@ func TestSessionExpires(t *testing.T) {
 	if r := a.call(attachOf(dead, "", 0)); codeOf(r) != lockpb.Code_CODE_SESSION_ENDED || r.Renewed {
 		t.Errorf("attach of a dead session: %v", r)
 	}
-	if r := a.call(acquireOf(dead, "y", backend.NewRequestID(), false)); codeOf(r) != lockpb.Code_CODE_SESSION_ENDED || r.Renewed {
+	if r := a.call(acquireOf(dead, "y", backend.NewRequestID(), false)); codeOf(r) != lockpb.Code_CODE_SESSION_ENDED ||
+		r.Renewed {
 		t.Errorf("acquire of a dead session: %v", r)
 	}
 }
@@ -86,7 +87,9 @@ func TestCloseSession(t *testing.T) {
 	c := attach(t, s)
 	session := c.open(time.Minute)
 	c.hold(session, "x")
-	r := c.call(&lockpb.Request{Session: session, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}})
+	r := c.call(&lockpb.Request{
+		Session: session, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}},
+	})
 	if r.GetDone() == nil || r.Renewed {
 		t.Errorf("close: %v", r)
 	}
@@ -163,7 +166,9 @@ func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 			case "release of the request":
 				c.call(releaseOf(mine, end, id, 0))
 			default:
-				c.call(&lockpb.Request{Session: mine, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}})
+				c.call(&lockpb.Request{
+					Session: mine, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}},
+				})
 			}
 			if r := c.call(acquireOf(session, end, backend.NewRequestID(), true)); !r.GetAcquired().GetQueued() {
 				t.Fatalf("not closed: %v", r)
@@ -260,7 +265,9 @@ func TestSequenceMakesRequestsHarmless(t *testing.T) {
 	if r := b.call(acquire()); codeOf(r) != lockpb.Code_CODE_CONFLICT {
 		t.Errorf("acquire on a connection to which the session is not attached: %v", r)
 	}
-	if r := b.call(&lockpb.Request{Session: session, Call: &lockpb.Request_Attach{Attach: &lockpb.Attach{}}}); r.GetSession() == nil {
+	if r := b.call(&lockpb.Request{
+		Session: session, Call: &lockpb.Request_Attach{Attach: &lockpb.Attach{}},
+	}); r.GetSession() == nil {
 		t.Fatalf("attach: %v", r)
 	}
 	if r := b.call(acquire()); r.GetAcquired().GetGrants()[0].Token != token {
@@ -314,14 +321,16 @@ func TestAcquireAllAndDeadlock(t *testing.T) {
 	if r := ask("two", true, "c"); len(r.GetAcquired().GetGrants()) != 1 {
 		t.Fatalf("acquire all: %v", r)
 	}
-	if r := ask("two", false, "d", "b"); codeOf(r) != lockpb.Code_CODE_HELD || r.GetError().Name != "b" || r.GetError().HoldId != "one" {
+	if r := ask("two", false, "d", "b"); codeOf(r) != lockpb.Code_CODE_HELD || r.GetError().Name != "b" ||
+		r.GetError().HoldId != "one" {
 		t.Errorf("all or none: %v", r)
 	}
 	if r := ask("two", true, "b", "d"); !r.GetAcquired().GetQueued() {
 		t.Fatalf("waiting: %v", r)
 	}
 	r := ask("one", true, "c")
-	if cycle := r.GetError().GetCycle(); codeOf(r) != lockpb.Code_CODE_DEADLOCK || len(cycle) != 3 || cycle[0].Owner != "one" {
+	if cycle := r.GetError().GetCycle(); codeOf(r) != lockpb.Code_CODE_DEADLOCK || len(cycle) != 3 ||
+		cycle[0].Owner != "one" {
 		t.Errorf("deadlock: %v", r)
 	}
 }
@@ -353,13 +362,21 @@ func TestWhatMakesNoSense(t *testing.T) {
 		{"long TTL", open(DefaultMaxTTL + 1), lockpb.Code_CODE_INVALID, "ttl"},
 		{"negative TTL", open(-1), lockpb.Code_CODE_INVALID, "ttl"},
 		{"no name", acquireOf(session, "", backend.NewRequestID(), false), lockpb.Code_CODE_INVALID, "Name"},
-		{"long name", acquireOf(session, strings.Repeat("x", 513), backend.NewRequestID(), false), lockpb.Code_CODE_INVALID, "Name"},
+		{
+			"long name", acquireOf(session, strings.Repeat("x", 513), backend.NewRequestID(), false),
+			lockpb.Code_CODE_INVALID, "Name",
+		},
 		{"short request id", acquireOf(session, "x", "short", false), lockpb.Code_CODE_INVALID, "ID"},
 		{"unknown kind", kind, lockpb.Code_CODE_INVALID, "kind"},
-		{"nothing", &lockpb.Request{Session: session, Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{}}}, lockpb.Code_CODE_INVALID, "requests"},
+		{
+			"nothing",
+			&lockpb.Request{Session: session, Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{}}},
+			lockpb.Code_CODE_INVALID, "requests",
+		},
 	} {
 		r := c.call(x.q)
-		if codeOf(r) != x.code || !strings.Contains(r.GetError().GetField(), x.field) || r.GetError().GetMessage() == "" {
+		if codeOf(r) != x.code || !strings.Contains(r.GetError().GetField(), x.field) ||
+			r.GetError().GetMessage() == "" {
 			t.Errorf("%s: %v; want %v of %q", x.name, r, x.code, x.field)
 		}
 	}

@@ -86,7 +86,10 @@ var errEnded = errors.New("the stream has ended")
 
 func newClient(t testing.TB, stream ClientStream, close func()) *client {
 	t.Cleanup(close)
-	c := &client{t: t, stream: stream, close: close, pushes: make(chan *lockpb.Reply, 10_000), pending: map[uint64]chan *lockpb.Reply{}}
+	c := &client{
+		t: t, stream: stream, close: close, pushes: make(chan *lockpb.Reply, 10_000),
+		pending: map[uint64]chan *lockpb.Reply{},
+	}
 	go c.receive()
 	return c
 }

@@ -38,7 +38,8 @@ func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
 	for i := range c.configs {
 		c.configs[i] = Config{
 			DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[n+i],
-			Join: addresses[n:], BootstrapExpect: n, JoinKey: joinKey, MinTTL: 200 * time.Millisecond, Log: quiet(t).With("server", i),
+			Join: addresses[n:], BootstrapExpect: n, JoinKey: joinKey, MinTTL: 200 * time.Millisecond,
+			Log: quiet(t).With("server", i),
 		}
 		if configure != nil {
 			configure(&c.configs[i])
@@ -126,7 +127,8 @@ func TestThreeServersSurviveTheStopOfAny(t *testing.T) {
 			}
 			last = g.Token
 			c.stop(i)
-			if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 || again[0].Token != last {
+			if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 ||
+				again[0].Token != last {
 				t.Fatalf("round %d, server %d stopped: the hold with token %d is %v now", round, i, last, again)
 			}
 			c.start(i)
@@ -188,7 +190,8 @@ func TestServerWithoutItsDataJoinsAgain(t *testing.T) {
 			return false
 		}
 		holders := s.replica.State.Machine.Holder("x").Holders
-		return len(holders) == 1 && uint64(holders[0].Token) == token && s.replica.State.Cluster() == leader.replica.State.Cluster()
+		return len(holders) == 1 && uint64(holders[0].Token) == token &&
+			s.replica.State.Cluster() == leader.replica.State.Cluster()
 	})
 }
 
@@ -271,7 +274,8 @@ func TestDeadSessionEndsAcrossLeaders(t *testing.T) {
 		}
 		// Before, it was given a full TTL by each leader.
 		if held := time.Since(began); held > 10*ttl {
-			t.Fatalf("after %v and %d changes of leader the lock of a client with a TTL of %v is held", held, changes, ttl)
+			t.Fatalf("after %v and %d changes of leader the lock of a client with a TTL of %v is held",
+				held, changes, ttl)
 		}
 		next := time.After(ttl / 2)
 		if leader.replica.HandOver(t.Context()) == nil {

@@ -31,7 +31,8 @@ func TestEmptiedServerIsSmall(t *testing.T) {
 	for done := 0; done < acquires; done += window {
 		answers := make([]<-chan *lockpb.Reply, window)
 		for i := range answers {
-			answers[i] = x.send(like(session, fmt.Sprint(i), func(a *lockpb.Acquire) { a.Metadata = map[string]string{"k": text} }))
+			answers[i] = x.send(like(session, fmt.Sprint(i),
+				func(a *lockpb.Acquire) { a.Metadata = map[string]string{"k": text} }))
 		}
 		for i, answer := range answers {
 			g := (<-answer).GetAcquired().GetGrants()
@@ -51,7 +52,8 @@ func TestEmptiedServerIsSmall(t *testing.T) {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	t.Logf("after %d acquires of 3.9 KB, all released: %d MB on disk, %d MB of log; %d MB of heap in use, %d MB resident",
-		acquires, sizeOfDir(t, config.DataDir)>>20, s.replica.Status().LogBytes>>20, memory.HeapInuse>>20, resident(t)>>20)
+		acquires, sizeOfDir(t, config.DataDir)>>20, s.replica.Status().LogBytes>>20,
+		memory.HeapInuse>>20, resident(t)>>20)
 	if deep.Wanted() && resident(t) > 300<<20 {
 		t.Errorf("%d MB are resident", resident(t)>>20)
 	}

@@ -41,11 +41,14 @@ func TestMemberThatDiffersSaysSo(t *testing.T) {
 	}
 
 	odd := (c.leader() + 1) % 3
-	c.servers[odd].replica.State.Machine.Apply(0, &machine.Command{Op: machine.OpOpenSession, Session: machine.SessionID{1}, TTL: time.Hour})
+	c.servers[odd].replica.State.Machine.Apply(0,
+		&machine.Command{Op: machine.OpOpenSession, Session: machine.SessionID{1}, TTL: time.Hour})
 	compared("one differs", func(i int, _, differs uint64) bool { return i != odd || differs > 0 })
 	for i, s := range c.servers {
-		if differs := s.replica.Status().Differs; (differs != 0) != (i == odd) || (logged[i].Load() == 1) != (i == odd) {
-			t.Errorf("server %d differs after entry %d and told it %d times; the odd one is %d", i, differs, logged[i].Load(), odd)
+		if differs := s.replica.Status().Differs; (differs != 0) != (i == odd) ||
+			(logged[i].Load() == 1) != (i == odd) {
+			t.Errorf("server %d differs after entry %d and told it %d times; the odd one is %d",
+				i, differs, logged[i].Load(), odd)
 		}
 	}
 	for i, s := range c.servers {

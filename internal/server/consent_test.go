@@ -86,7 +86,10 @@ func TestCrowdOfStrangersIsBounded(t *testing.T) {
 	const most = 8
 	refused := 0
 	for range most + 2 {
-		s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join, Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute})
+		s := start(t, Config{
+			PeerListen: "127.0.0.1:0", Join: c.configs[0].Join,
+			Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
+		})
 		var a answer
 		eventually(t, "the stranger is answered", func() bool {
 			var err error
@@ -135,7 +138,8 @@ func TestPlaceOfAMemberIsTakenByConsent(t *testing.T) {
 
 func TestShortJoinKey(t *testing.T) {
 	t.Parallel()
-	_, err := Start(t.Context(), Config{PeerListen: "127.0.0.1:0", Join: []string{"127.0.0.1:1"}, JoinKey: []byte("short")})
+	_, err := Start(t.Context(),
+		Config{PeerListen: "127.0.0.1:0", Join: []string{"127.0.0.1:1"}, JoinKey: []byte("short")})
 	if err == nil || !strings.Contains(err.Error(), "JoinKey") || strings.Contains(err.Error(), "short") {
 		t.Errorf("a short key: %v", err)
 	}
@@ -225,7 +229,8 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	thief := start(t, Config{
-		DataDir: stolen, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join, PeerDial: h.dial, PeerTLS: h.tls(t, "d.test"),
+		DataDir: stolen, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join,
+		PeerDial: h.dial, PeerTLS: h.tls(t, "d.test"),
 		Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
 	})
 	if thief.replica.ID() != id {

@@ -54,7 +54,9 @@ func newProcesses(t testing.TB, n int) *processes {
 	p := &processes{t: t, configs: make([]processConfig, n), children: make([]*fault.Child, n)}
 	addresses := port.Addresses(t, 2*n)
 	for i := range n {
-		p.configs[i] = processConfig{DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[n+i], Join: addresses[n:]}
+		p.configs[i] = processConfig{
+			DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[n+i], Join: addresses[n:],
+		}
 		p.start(i)
 	}
 	return p
@@ -173,7 +175,8 @@ func TestKilledProcesses(t *testing.T) {
 			}
 			began := time.Now()
 			r.more(20)
-			t.Logf("round %d: process %d killed, 20 holds later after %v", round, victim, time.Since(began).Round(time.Millisecond))
+			t.Logf("round %d: process %d killed, 20 holds later after %v",
+				round, victim, time.Since(began).Round(time.Millisecond))
 			p.start(victim)
 			r.more(20)
 		}
@@ -194,7 +197,8 @@ func TestAllProcessesKilled(t *testing.T) {
 	for i := range p.children {
 		p.start(i)
 	}
-	if g := x.must(acquireOf(nil, "held", held.RequestId, false)).GetAcquired().GetGrants(); len(g) != 1 || g[0].Token != held.Token {
+	if g := x.must(acquireOf(nil, "held", held.RequestId, false)).GetAcquired().GetGrants(); len(g) != 1 ||
+		g[0].Token != held.Token {
 		t.Errorf("after the restart the hold with token %d is %v", held.Token, g)
 	}
 	if next := x.lock("other"); next.Token <= held.Token {

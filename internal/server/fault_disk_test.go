@@ -125,12 +125,14 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			})
 			leader := c.leader()
 			one, other := (leader+1)%3, (leader+2)%3
-			c.expectKnown(leader, one) // who hears of the leader has voted: of the first election there is nothing left to note
+			// A server that hears of the leader has voted: nothing of the first election is left to note.
+			c.expectKnown(leader, one)
 			c.expectKnown(leader, other)
 			disks[one].Suffer(x.ails)
 			disks[other].Suffer(x.ails)
 			c.stop(leader)
-			select { // whoever stands first, or votes for it; the one that is left stands never, since nobody would vote for it
+			// The first to stand, or the one that votes for it; the other never stands, since nobody would vote for it.
+			select {
 			case <-c.servers[one].Done():
 			case <-c.servers[other].Done():
 				one, other = other, one

@@ -55,7 +55,8 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 	}
 	c.start(leader)
 	eventually(t, "the one that has it leads", func() bool { return c.servers[leader].Leads() })
-	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 || again[0].Token != g.Token {
+	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 ||
+		again[0].Token != g.Token {
 		t.Errorf("the hold with token %d is %v now", g.Token, again)
 	}
 	eventually(t, "the one that lost its data is a member again", func() bool {

@@ -98,7 +98,8 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 		return err
 	}
 	if err := atLeader(func(leader int) error {
-		_, err := operate(t, c.configs[leader].Listen).RemoveMember(t.Context(), &lockpb.RemoveMemberRequest{NodeId: id})
+		_, err := operate(t, c.configs[leader].Listen).RemoveMember(t.Context(),
+			&lockpb.RemoveMemberRequest{NodeId: id})
 		if status.Code(err) == codes.FailedPrecondition { // the other one is late with its answer
 			return status.Error(codes.Unavailable, err.Error())
 		}
@@ -184,7 +185,8 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 			a, err = askedToAdmit(t, c.servers[c.leader()], foreign)
 			return err != nil || a.Joined || a.Error != ""
 		})
-		if got := fmt.Sprint(a.Error, err); a.Joined || !strings.Contains(got, "cluster") || strings.Contains(got, "EOF") {
+		if got := fmt.Sprint(a.Error, err); a.Joined || !strings.Contains(got, "cluster") ||
+			strings.Contains(got, "EOF") {
 			t.Errorf("it is answered %+v, %v", a, err)
 		}
 		if err := foreign.Close(t.Context()); err != nil {
@@ -210,6 +212,7 @@ func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
 	}
 	c.start(0)
 	if s := c.servers[0]; s.replica.State.Cluster() != want || s.replica.Applied() != 0 {
-		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q", s.replica.State.Cluster(), s.replica.Applied(), want)
+		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q",
+			s.replica.State.Cluster(), s.replica.Applied(), want)
 	}
 }

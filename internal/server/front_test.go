@@ -59,7 +59,9 @@ func TestReflection(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = stream.Send(&grpc_reflection_v1.ServerReflectionRequest{
-		MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "fencelock.v1.LockService"},
+		MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{
+			FileContainingSymbol: "fencelock.v1.LockService",
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -20,14 +20,16 @@ func FuzzRequest(f *testing.F) {
 	session := c.open(longTTL)
 	for _, q := range []*lockpb.Request{
 		acquireOf(session, "x", backend.NewRequestID(), true), releaseOf(session, "x", backend.NewRequestID(), 1),
-		keepAliveOf(session), attachOf(session, "", 3), holderOf("x"), watchOf("x", true, 0), openOf(sessionID(), time.Minute),
-		{Session: session, Call: &lockpb.Request_Move{Move: &lockpb.Move{Name: "x"}}},
+		keepAliveOf(session), attachOf(session, "", 3), holderOf("x"), watchOf("x", true, 0),
+		openOf(sessionID(), time.Minute), {Session: session, Call: &lockpb.Request_Move{Move: &lockpb.Move{Name: "x"}}},
 		{Session: session, Call: &lockpb.Request_CancelWait{CancelWait: &lockpb.CancelWait{Name: "x"}}},
 		{Session: session, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},
 		{Call: &lockpb.Request_ForceRelease{ForceRelease: &lockpb.ForceRelease{Name: "x"}}},
 		{Call: &lockpb.Request_List{List: &lockpb.List{Prefix: "x"}}},
 		{Session: session, Sequence: 1, Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{
-			Requests: []*lockpb.Acquire{{Name: "a/b", Kind: lockpb.Kind_KIND_SHARED, Hierarchical: true}, {Name: "y", Kind: 9}},
+			Requests: []*lockpb.Acquire{
+				{Name: "a/b", Kind: lockpb.Kind_KIND_SHARED, Hierarchical: true}, {Name: "y", Kind: 9},
+			},
 		}}},
 	} {
 		data, err := proto.Marshal(q)

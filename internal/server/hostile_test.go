@@ -49,7 +49,8 @@ func TestUnreadListsAreNotKept(t *testing.T) {
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	t.Logf("%d lists asked for and not read: at most %d KB wait, the heap has %d MB", lists, most>>10, memory.HeapAlloc>>20)
+	t.Logf("%d lists asked for and not read: at most %d KB wait, the heap has %d MB",
+		lists, most>>10, memory.HeapAlloc>>20)
 	if bound := int64(4 << 20); most > bound {
 		t.Errorf("%d bytes wait for a client that does not read, more than %d", most, bound)
 	}
@@ -247,7 +248,9 @@ func TestFloodOfOneClient(t *testing.T) {
 	}
 	holds, waits := 0, 0
 	for i := range 40 {
-		if r := flood.call(acquireOf(sessions[i%len(sessions)], fmt.Sprint(i), backend.NewRequestID(), false)); r.GetAcquired() != nil {
+		if r := flood.call(acquireOf(
+			sessions[i%len(sessions)], fmt.Sprint(i), backend.NewRequestID(), false,
+		)); r.GetAcquired() != nil {
 			holds++
 		} else {
 			refusedAs("client-holds", r)
@@ -255,7 +258,9 @@ func TestFloodOfOneClient(t *testing.T) {
 	}
 	other.hold(session, "theirs")
 	// As many more wait as may hold, while there are holds left to ask for.
-	flood.call(&lockpb.Request{Session: sessions[0], Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}})
+	flood.call(&lockpb.Request{
+		Session: sessions[0], Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}},
+	})
 	for range 40 {
 		r := flood.call(acquireOf(sessions[1], "theirs", backend.NewRequestID(), true))
 		if r.GetAcquired().GetQueued() {

@@ -18,7 +18,10 @@ func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 	r := alone(t, Config{}).leadership.Load()
 	session := machine.SessionID{1}
 	before, after := &conn{}, &conn{}
-	x := &call{conn: before, leadership: r, session: session, request: acquireOf(session[:], "x", backend.NewRequestID(), false)}
+	x := &call{
+		conn: before, leadership: r, session: session,
+		request: acquireOf(session[:], "x", backend.NewRequestID(), false),
+	}
 	for _, c := range []struct {
 		on       *conn
 		obsolete bool
@@ -55,7 +58,9 @@ func TestFloodingClientStopsNobody(t *testing.T) {
 				q.Number, q.Session = number, id
 				return stream.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{q}}) == nil
 			}
-			send(&lockpb.Request{Call: &lockpb.Request_OpenSession{OpenSession: &lockpb.OpenSession{TtlNanos: int64(longTTL)}}})
+			send(&lockpb.Request{
+				Call: &lockpb.Request_OpenSession{OpenSession: &lockpb.OpenSession{TtlNanos: int64(longTTL)}},
+			})
 			request := backend.NewRequestID()
 			for send(acquireOf(nil, "flooded", request, false)) {
 			}

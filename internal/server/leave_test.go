@@ -122,7 +122,8 @@ func TestEndOfStream(t *testing.T) {
 		left int // holds
 	}{{io.EOF, 0}, {errors.New("the connection broke"), 1}, {context.Canceled, 1}, {io.ErrUnexpectedEOF, 1}} {
 		stream := &script{
-			ctx: t.Context(), said: make(chan *lockpb.ClientMessage), end: make(chan error, 1), told: make(chan *lockpb.ServerMessage, 10),
+			ctx: t.Context(), said: make(chan *lockpb.ClientMessage), end: make(chan error, 1),
+			told: make(chan *lockpb.ServerMessage, 10),
 		}
 		over := make(chan error, 1)
 		go func() { over <- s.serveStream(stream) }()

@@ -84,7 +84,9 @@ func TestLimits(t *testing.T) {
 			machine.Limits{Requests: 1}, nil,
 			func(session []byte) *lockpb.Request {
 				all := []*lockpb.Acquire{like(nil, "x", unchanged).GetAcquire(), like(nil, "y", unchanged).GetAcquire()}
-				return &lockpb.Request{Session: session, Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{Requests: all}}}
+				return &lockpb.Request{
+					Session: session, Call: &lockpb.Request_AcquireAll{AcquireAll: &lockpb.AcquireAll{Requests: all}},
+				}
 			},
 			lockpb.Code_CODE_UNSUPPORTED, "requests", "limit requests of the servers, 1",
 		},
@@ -240,7 +242,8 @@ func TestWrongLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, limits := range []machine.Limits{{Sessions: -1}, {NameBytes: 513}, {Waits: 1<<30 + 1}} {
 		var mistake *replica.ConfigError
-		if s, err := Start(t.Context(), Config{Limits: limits}); !errors.As(err, &mistake) || !strings.HasPrefix(mistake.Setting, "Limits.") {
+		if s, err := Start(t.Context(), Config{Limits: limits}); !errors.As(err, &mistake) ||
+			!strings.HasPrefix(mistake.Setting, "Limits.") {
 			t.Errorf("%+v: %v, %v", limits, s, err)
 		}
 	}

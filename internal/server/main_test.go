@@ -15,5 +15,6 @@ import (
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{serverRole: serve})
 	deep.Wide(8)
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/fencelock/fencelock/internal/server/replica.landing.func1"))
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/fencelock/fencelock/internal/server/replica.landing.func1"))
 }

@@ -37,7 +37,8 @@ func TestMaintenance(t *testing.T) {
 	third := 3 - away - next
 	c.stop(next)
 	eventually(t, "the third leads", c.servers[third].Leads)
-	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 || again[0].Token != g.Token {
+	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 ||
+		again[0].Token != g.Token {
 		t.Errorf("the hold with token %d is %v now", g.Token, again)
 	}
 	// Nobody is left to take over from that one.
@@ -73,7 +74,8 @@ func TestMaintenanceLeadsIfNobodyElseCan(t *testing.T) {
 	c.start(behind)
 	// It cannot be elected before the one in maintenance has led, and given it the hold.
 	eventually(t, "the other leads", c.servers[behind].Leads)
-	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 || again[0].Token != g.Token {
+	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 ||
+		again[0].Token != g.Token {
 		t.Errorf("the hold with token %d is %v now", g.Token, again)
 	}
 }
@@ -97,13 +99,15 @@ func TestLookStale(t *testing.T) {
 	eventually(t, "it leads no more", func() bool { return c.servers[left].leadership.Load() == nil })
 	o := operate(t, c.configs[left].Listen)
 	one, err := o.LookStale(t.Context(), &lockpb.LookStaleRequest{Name: "x/1"})
-	if err != nil || len(one.Names) != 1 || len(one.Names[0].Holders) != 1 || one.Names[0].Holders[0].Token != g.Token ||
-		one.NodeId != c.servers[left].replica.ID() || one.HeardNanos <= 0 || !one.Durable {
+	if err != nil || len(one.Names) != 1 || len(one.Names[0].Holders) != 1 ||
+		one.Names[0].Holders[0].Token != g.Token || one.NodeId != c.servers[left].replica.ID() || one.HeardNanos <= 0 ||
+		!one.Durable {
 		t.Fatalf("one name: %v, %v", one, err)
 	}
 	var names []string
 	for after := ""; ; {
-		page, err := o.LookStale(t.Context(), &lockpb.LookStaleRequest{Name: "x/", Prefix: true, After: after, Limit: 1})
+		page, err := o.LookStale(t.Context(),
+			&lockpb.LookStaleRequest{Name: "x/", Prefix: true, After: after, Limit: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

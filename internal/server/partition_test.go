@@ -55,7 +55,9 @@ func (n *network) heal() {
 }
 
 // cutOffHolding cuts the leader off, where a client has a session and holds a name, before it knows.
-func (n *network) cutOffHolding(c *cluster, name string) (leader int, x *client, session []byte, id string, token uint64) {
+func (n *network) cutOffHolding(c *cluster, name string) (
+	leader int, x *client, session []byte, id string, token uint64,
+) {
 	for end := time.Now().Add(patience); time.Now().Before(end); n.heal() {
 		leader = c.leader()
 		x, session, id = attach(c.t, c.servers[leader]), sessionID(), backend.NewRequestID()
@@ -120,12 +122,15 @@ func TestLeaderThatIsCutOffPromisesNothing(t *testing.T) {
 			if h.Token != token {
 				t.Errorf("%s is held with token %d, not %d", name, h.Token, token)
 			}
-			successor.must(&lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: &lockpb.ForceRelease{Name: name}}})
+			successor.must(&lockpb.Request{
+				Call: &lockpb.Request_ForceRelease{ForceRelease: &lockpb.ForceRelease{Name: name}},
+			})
 		}
 		n.heal()
 		eventually(t, "all agree on the leader", func() bool {
 			for i, s := range c.servers {
-				if id, _ := s.replica.Leader(); id != c.servers[c.leader()].replica.ID() || s.Leads() != (i == c.leader()) {
+				if id, _ := s.replica.Leader(); id != c.servers[c.leader()].replica.ID() ||
+					s.Leads() != (i == c.leader()) {
 					return false
 				}
 			}

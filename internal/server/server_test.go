@@ -46,7 +46,8 @@ func TestAcquireWaitRelease(t *testing.T) {
 				t.Errorf("release: %v", r)
 			}
 			granted := b.next().GetGranted()
-			if len(granted.GetGrants()) != 1 || granted.Grants[0].RequestId != waiting || granted.Grants[0].Token <= token {
+			if len(granted.GetGrants()) != 1 || granted.Grants[0].RequestId != waiting ||
+				granted.Grants[0].Token <= token {
 				t.Errorf("granted %v after token %d", granted, token)
 			}
 		})

@@ -36,7 +36,8 @@ func TestRestartKeepsEverything(t *testing.T) {
 					t.Fatal(err)
 				}
 				s = alone(t, config)
-				if s.replica.State.Machine.Revision() != revision || s.replica.State.Cluster() != cluster || s.replica.ID() != node {
+				if s.replica.State.Machine.Revision() != revision || s.replica.State.Cluster() != cluster ||
+					s.replica.ID() != node {
 					t.Error("it came back as another")
 				}
 				if address := s.replica.State.Client(node); address != config.Listen {
@@ -93,7 +94,8 @@ func TestDataDirectoryHasOneUser(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := alone(t, Config{DataDir: dir})
-	if _, err := Start(t.Context(), Config{DataDir: dir, Log: quiet(t)}); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := Start(t.Context(), Config{DataDir: dir, Log: quiet(t)}); err == nil ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second server starts in the same directory: %v", err)
 	}
 	if err := s.Close(context.Background()); err != nil {

@@ -64,7 +64,9 @@ func TestWatch(t *testing.T) {
 	late.call(watchOf("x", false, began.GetWatching().Revision))
 	check(late, "x EVENT_ACQUIRED", "x EVENT_RELEASED")
 
-	if r := b.call(&lockpb.Request{Call: &lockpb.Request_Unwatch{Unwatch: &lockpb.Unwatch{Watch: began.Number}}}); r.GetDone() == nil {
+	if r := b.call(&lockpb.Request{
+		Call: &lockpb.Request_Unwatch{Unwatch: &lockpb.Unwatch{Watch: began.Number}},
+	}); r.GetDone() == nil {
 		t.Errorf("unwatch: %v", r)
 	}
 	a.hold(session, "x")
@@ -110,7 +112,8 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 	batch := func() *lockpb.ClientMessage {
 		m := &lockpb.ClientMessage{}
 		for i := range 1000 {
-			m.Requests = append(m.Requests, &lockpb.Request{Number: uint64(i + 1), Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{}}})
+			m.Requests = append(m.Requests,
+				&lockpb.Request{Number: uint64(i + 1), Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{}}})
 		}
 		return m
 	}
@@ -135,7 +138,9 @@ func TestSlowWatcher(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})
 	slow := s.Attach(t.Context())
-	if err := slow.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{{Number: 1, Call: watchOf("x", false, 0).Call}}}); err != nil {
+	if err := slow.Send(&lockpb.ClientMessage{
+		Requests: []*lockpb.Request{{Number: 1, Call: watchOf("x", false, 0).Call}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	m, err := slow.Recv()

@@ -21,14 +21,16 @@ func TestOnlyAFairAttemptDecides(t *testing.T) {
 		want     string // of the error's beginning
 		excused  int
 	}{
-		"passes":                             {[]attempt{{}}, "", 0},
-		"passes in spite of a stall":         {[]attempt{{lost: long}}, "", 0},
-		"fails":                              {[]attempt{{err: failure}}, "failure", 0},
-		"fails in a stall, then passes":      {[]attempt{{failure, long}, {}}, "", 1},
-		"fails in a stall, then fails":       {[]attempt{{failure, long}, {err: failure}}, "failure", 1},
-		"violates in a stall":                {[]attempt{{violation, long}}, "violation", 0},
-		"fails in a stall, violates in next": {[]attempt{{failure, long}, {fmt.Errorf("%w", violation), long}}, "violation", 1},
-		"fails in three stalls":              {[]attempt{{failure, long}, {failure, long}, {failure, long}}, "inconclusive", 3},
+		"passes":                        {[]attempt{{}}, "", 0},
+		"passes in spite of a stall":    {[]attempt{{lost: long}}, "", 0},
+		"fails":                         {[]attempt{{err: failure}}, "failure", 0},
+		"fails in a stall, then passes": {[]attempt{{failure, long}, {}}, "", 1},
+		"fails in a stall, then fails":  {[]attempt{{failure, long}, {err: failure}}, "failure", 1},
+		"violates in a stall":           {[]attempt{{violation, long}}, "violation", 0},
+		"fails in a stall, violates in next": {
+			[]attempt{{failure, long}, {fmt.Errorf("%w", violation), long}}, "violation", 1,
+		},
+		"fails in three stalls": {[]attempt{{failure, long}, {failure, long}, {failure, long}}, "inconclusive", 3},
 	} {
 		n := 0
 		measure := func() func() Lost {
@@ -56,18 +58,26 @@ func TestThriceTheSameIsAVerdict(t *testing.T) {
 		lost  [Attempts]Lost
 		want  string
 	}{
-		"the same, but for figures": {[Attempts]string{"at 7.5ms: lost", "at 12s: lost", "at 3: lost"}, [Attempts]Lost{busy, busy, busy}, "at"},
-		"something else":            {[Attempts]string{"late", "late", "lost"}, [Attempts]Lost{busy, busy, busy}, "inconclusive"},
-		"a stall in one of them":    {[Attempts]string{"late", "late", "late"}, [Attempts]Lost{busy, {2 * slack, 2 * slack}, busy}, "inconclusive"},
-		"hardly any processor":      {[Attempts]string{"late", "late", "late"}, [Attempts]Lost{busy, {0, 9 * slack}, busy}, "inconclusive"},
+		"the same, but for figures": {
+			[Attempts]string{"at 7.5ms: lost", "at 12s: lost", "at 3: lost"}, [Attempts]Lost{busy, busy, busy}, "at",
+		},
+		"something else": {[Attempts]string{"late", "late", "lost"}, [Attempts]Lost{busy, busy, busy}, "inconclusive"},
+		"a stall in one of them": {
+			[Attempts]string{"late", "late", "late"},
+			[Attempts]Lost{busy, {2 * slack, 2 * slack}, busy}, "inconclusive",
+		},
+		"hardly any processor": {
+			[Attempts]string{"late", "late", "late"}, [Attempts]Lost{busy, {0, 9 * slack}, busy}, "inconclusive",
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			n := 0
-			excused, err := fairly(slack, func() func() Lost { return func() Lost { return c.lost[n-1] } }, func() error {
-				time.Sleep(time.Second)
-				n++
-				return errors.New(c.words[n-1])
-			})
+			excused, err := fairly(slack, func() func() Lost { return func() Lost { return c.lost[n-1] } },
+				func() error {
+					time.Sleep(time.Second)
+					n++
+					return errors.New(c.words[n-1])
+				})
 			if n != Attempts || len(excused) != Attempts || !strings.HasPrefix(fmt.Sprint(err), c.want) {
 				t.Errorf("%s: %v after %d attempts", what, err, n)
 			}

@@ -70,11 +70,15 @@ func TestGolden(t *testing.T) {
 				b.WriteString(s.End + "\n")
 			}
 			title("a check by hand of token 33 for the second resource: refused, so nothing is remembered")
-			if err := check(r, []fencing.Claim{{Resource: "accounts/2", Token: 33, Space: "etcd-1"}}, false); !errors.Is(err, fencing.ErrStale) {
+			if err := check(
+				r, []fencing.Claim{{Resource: "accounts/2", Token: 33, Space: "etcd-1"}}, false,
+			); !errors.Is(err, fencing.ErrStale) {
 				t.Error(err)
 			}
 			title("accept etcd-2 from token 5 on")
-			if err := s.Change(t.Context(), r, func(t fencing.Terms) (fencing.Terms, error) { return t.Accept("etcd-2", 5) }); err != nil {
+			if err := s.Change(
+				t.Context(), r, func(t fencing.Terms) (fencing.Terms, error) { return t.Accept("etcd-2", 5) },
+			); err != nil {
 				t.Error(err)
 			}
 			title("clean")

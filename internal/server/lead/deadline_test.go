@@ -241,7 +241,9 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 		}
 	}
 	first := l.lead(0)
-	if err := first.ask(machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel}, func(Outcome) {}); err != nil {
+	if err := first.ask(
+		machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel}, func(Outcome) {},
+	); err != nil {
 		t.Fatal(err)
 	}
 	first.end()

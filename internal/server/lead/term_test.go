@@ -82,7 +82,8 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := &sharedLog{forge: forge}
 				for range 2 {
-					l.replicas = append(l.replicas, replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) }))
+					l.replicas = append(l.replicas,
+						replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) }))
 				}
 				id := machine.SessionID{1}
 				const ttl = 3 * time.Second
@@ -92,7 +93,9 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 						err error
 					}
 					answered := make(chan answer, 1)
-					if err := p.submit(Proposal{Command: c, Done: func(o Outcome, err error) { answered <- answer{o.Result, err} }}); err != nil {
+					if err := p.submit(Proposal{
+						Command: c, Done: func(o Outcome, err error) { answered <- answer{o.Result, err} },
+					}); err != nil {
 						return machine.Result{}, err
 					}
 					a := <-answered
@@ -115,7 +118,9 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				// A command of a client is behind it.
 				late := make(chan error, 1)
 				release := machine.Command{Op: machine.OpRelease, Name: "x", RequestID: "0123456789abcdef", Session: id}
-				if err := stalled.submit(Proposal{Command: release, Done: func(_ Outcome, err error) { late <- err }}); err != nil {
+				if err := stalled.submit(Proposal{
+					Command: release, Done: func(_ Outcome, err error) { late <- err },
+				}); err != nil {
 					t.Fatal(err)
 				}
 

@@ -23,7 +23,8 @@ import (
 // settings are those of a replica alone, which tells the test what stops it.
 func settings(t *testing.T) Config {
 	return Config{
-		Store: StoreMemory, Now: time.Now, Changed: func() {}, Fatal: func(err error) { t.Error(err) }, Log: quiet(t), Rig: &rig.Rig{},
+		Store: StoreMemory, Now: time.Now, Changed: func() {}, Fatal: func(err error) { t.Error(err) },
+		Log: quiet(t), Rig: &rig.Rig{},
 	}
 }
 
@@ -67,7 +68,9 @@ func carryOut(t *testing.T, term *Term, c machine.Command) machine.Result {
 }
 
 func acquire(session machine.SessionID, name string) machine.Command {
-	return machine.Command{Op: machine.OpAcquire, Session: session, Requests: []machine.Request{{Name: name, ID: "0123456789abcdef"}}}
+	return machine.Command{
+		Op: machine.OpAcquire, Session: session, Requests: []machine.Request{{Name: name, ID: "0123456789abcdef"}},
+	}
 }
 
 // written is the data directory of a replica that has snapshots and files of the log, and its state.
@@ -161,7 +164,8 @@ func TestFlippedBits(t *testing.T) {
 		case hash == want:
 			harmless++
 		default:
-			t.Errorf("seed %d: bit %#x of byte %d of %s: another state, and no error", seed, bit, at, filepath.Base(file))
+			t.Errorf("seed %d: bit %#x of byte %d of %s: another state, and no error",
+				seed, bit, at, filepath.Base(file))
 		}
 	}
 	t.Logf("%d flips: %d noticed, %d harmless", flips, noticed, harmless)
@@ -174,7 +178,8 @@ func TestFlippedBits(t *testing.T) {
 func TestDamagedReplicaDoesNotOpen(t *testing.T) {
 	t.Parallel()
 	config, _ := written(t)
-	if v, err := Verify(config.DataDir); err != nil || v.Last == 0 || v.Snapshot == 0 || v.Unsummed != 0 || v.Revision == 0 || v.Cluster == "" {
+	if v, err := Verify(config.DataDir); err != nil || v.Last == 0 || v.Snapshot == 0 || v.Unsummed != 0 ||
+		v.Revision == 0 || v.Cluster == "" {
 		t.Errorf("before: %+v, %v", v, err)
 	}
 	logs, err := filepath.Glob(filepath.Join(config.DataDir, "wal/*.wal"))

@@ -17,7 +17,8 @@ func TestContentsOfAnotherClusterAreRefused(t *testing.T) {
 	if err := f.learn(1, []byte(`{"cluster": "theirs"}`)); err == nil || !strings.Contains(err.Error(), "theirs") {
 		t.Errorf("an entry: %v", err)
 	}
-	if err := f.Restore(io.NopCloser(strings.NewReader(`{"cluster": "theirs"}` + "\n"))); err == nil || !strings.Contains(err.Error(), "theirs") {
+	if err := f.Restore(io.NopCloser(strings.NewReader(`{"cluster": "theirs"}` + "\n"))); err == nil ||
+		!strings.Contains(err.Error(), "theirs") {
 		t.Errorf("a snapshot: %v", err)
 	}
 }

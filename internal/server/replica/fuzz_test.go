@@ -46,7 +46,8 @@ func FuzzPreface(f *testing.F) {
 		parts := read[len(prefaceMagic)+3:]
 		theirs, member := parts[:read[len(prefaceMagic)+1]], parts[read[len(prefaceMagic)+1]:]
 		switch {
-		case !bytes.Equal(read, preface(kind, string(theirs), raft.ServerID(member))), kind != forRaft && kind != forQuestions:
+		case !bytes.Equal(read, preface(kind, string(theirs), raft.ServerID(member))),
+			kind != forRaft && kind != forQuestions:
 			t.Errorf("%q is let in as %q", data, kind)
 		case ours != "" && len(theirs) > 0 && string(theirs) != ours:
 			t.Errorf("%q of another cluster is let in", data)

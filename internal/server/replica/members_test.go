@@ -74,7 +74,8 @@ func TestNewerMembersAreAskedAbout(t *testing.T) {
 		t.Fatal(err)
 	}
 	nowhere := func() string { return "" }
-	known := newPeerNet(&Config{Listener: listener, Advertise: "a.test:7482", TLS: config("a.test"), Log: quiet(t)}, nowhere)
+	known := newPeerNet(&Config{Listener: listener, Advertise: "a.test:7482", TLS: config("a.test"), Log: quiet(t)},
+		nowhere)
 	known.serve("known", func() []string { return nil }, func(question) answer {
 		return answer{member: member{ID: "known"}, Members: []string{"a.test:7482", "c.test:7482"}}
 	})

@@ -114,7 +114,10 @@ func group(t *testing.T, n int, configure func(*raft.Config)) []*peer {
 	for i := range peers {
 		address := raft.ServerAddress(fmt.Sprintf("node-%d", i))
 		_, inner := raft.NewInmemTransportWithTimeout(address, patience)
-		p := &peer{gate: &gate{InmemTransport: inner, cut: map[raft.ServerAddress]bool{}}, log: &rig.SlowLog{LogStore: raft.NewInmemStore()}}
+		p := &peer{
+			gate: &gate{InmemTransport: inner, cut: map[raft.ServerAddress]bool{}},
+			log:  &rig.SlowLog{LogStore: raft.NewInmemStore()},
+		}
 		s := memoryStores()
 		s.log = &watchedLog{p.log, s.silence}
 		config := raftConfig(s.nodeID, &Config{Log: quiet(t), Rig: &rig.Rig{}})
@@ -177,7 +180,8 @@ func (p *peer) elect(t *testing.T, by *peer) uint64 {
 
 // expire is a command that every state machine knows.
 func expireEntry() []byte {
-	return EncodeBatch(1, &machine.Batch{Commands: []machine.Command{{Op: machine.OpExpire, Session: machine.SessionID{1}}}})
+	return EncodeBatch(1,
+		&machine.Batch{Commands: []machine.Command{{Op: machine.OpExpire, Session: machine.SessionID{1}}}})
 }
 
 // confirming runs a confirmer for p's term until p ceases to lead.

@@ -45,7 +45,8 @@ func TestLogThatWasSealedWhenKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			list := &unlisted{}
-			before, err := wal.Open(openAt, wal.WithSegmentSize(4<<10), wal.WithMetaStore(list), wal.WithLogger(newRaftLog(quiet(t))))
+			before, err := wal.Open(openAt, wal.WithSegmentSize(4<<10), wal.WithMetaStore(list),
+				wal.WithLogger(newRaftLog(quiet(t))))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,7 +17,9 @@ type deaf struct {
 	sent int
 }
 
-func (d *deaf) AppendEntries(raft.ServerID, raft.ServerAddress, *raft.AppendEntriesRequest, *raft.AppendEntriesResponse) error {
+func (d *deaf) AppendEntries(
+	raft.ServerID, raft.ServerAddress, *raft.AppendEntriesRequest, *raft.AppendEntriesResponse,
+) error {
 	d.sent++
 	return nil
 }
@@ -29,7 +31,9 @@ func (d *deaf) InstallSnapshot(
 	return nil
 }
 
-func (d *deaf) RequestVote(raft.ServerID, raft.ServerAddress, *raft.RequestVoteRequest, *raft.RequestVoteResponse) error {
+func (d *deaf) RequestVote(
+	raft.ServerID, raft.ServerAddress, *raft.RequestVoteRequest, *raft.RequestVoteResponse,
+) error {
 	d.sent++
 	return nil
 }
