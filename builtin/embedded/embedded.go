@@ -76,7 +76,9 @@ type Cluster struct {
 	JoinKey []byte
 }
 
-// apply puts the cluster into the configuration of the server.
+// apply puts the cluster into the configuration of the server. It checks only what the server's own configuration
+// allows and a program with a cluster inside cannot want: fewer than three members, and a configuration of TLS by which
+// anybody could come in as a member. The rest the server checks.
 func (o *Cluster) apply(c *server.Config) error {
 	wrong := func(what, value, why string) error {
 		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "Cluster." + what, Value: value, Why: why}
@@ -94,7 +96,8 @@ func (o *Cluster) apply(c *server.Config) error {
 		case len(t.Certificates) == 0 && t.GetCertificate == nil:
 			return wrong("TLS", "without a certificate", "members show who they are")
 		case t.ClientAuth != tls.RequireAndVerifyClientCert || t.ClientCAs == nil || t.RootCAs == nil:
-			return wrong("TLS", "without RootCAs, ClientCAs or RequireAndVerifyClientCert", "whoever asked would be a member")
+			return wrong("TLS", "without RootCAs, ClientCAs or RequireAndVerifyClientCert",
+				"whoever asked would be a member")
 		}
 	}
 	c.Listen, c.Advertise, c.PeerListen, c.PeerAdvertise = o.Listen, o.Advertise, o.PeerListen, o.PeerAdvertise
@@ -103,14 +106,16 @@ func (o *Cluster) apply(c *server.Config) error {
 	return nil
 }
 
-// Server is a lock server in this process. All methods are safe for concurrent use.
+// Server is a lock server in this process. Start makes one. All methods are safe for concurrent use.
 type Server struct {
-	server  *server.Server
+	server *server.Server
+	// cluster is as given; the zero value without one, which PeerListen tells since Start requires it.
 	cluster Cluster
-	formed  chan struct{} // closed once a leader was known
+	// formed is closed once a leader was known since the start, by Start or by the goroutine that it leaves behind.
+	formed chan struct{}
 }
 
-// A member that is alone need not leave others time to answer.
+// alone are the times of a member that is alone, which need not leave others time to answer.
 var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
 // Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if
@@ -118,14 +123,19 @@ var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Mi
 // the others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live
 // for at most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
 // backend.ErrInvalidOption.
+//
+// With a cluster a goroutine waits for the first leader. It ends when that is known, or with the server.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
 		return nil, &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "DataDir", Value: `""`, Why: "the locks are to survive, so they need a place",
+			Kind: backend.ErrInvalidOption, What: "DataDir", Value: `""`,
+			Why: "the locks are to survive, so they need a place",
 		}
 	}
 	s := &Server{formed: make(chan struct{})}
-	c := server.Config{DataDir: o.DataDir, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: machine.Limits(o.Limits), Log: o.Logger}
+	c := server.Config{
+		DataDir: o.DataDir, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: machine.Limits(o.Limits), Log: o.Logger,
+	}
 	if o.Cluster == nil {
 		c.Timing = alone
 		if c.MinTTL == 0 {
@@ -138,7 +148,9 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if s.server, err = server.Start(ctx, c); err != nil {
 		var wrong *replica.ConfigError
 		if errors.As(err, &wrong) {
-			err = &backend.InvalidError{Kind: backend.ErrInvalidOption, What: wrong.Setting, Value: wrong.Value, Why: wrong.Why}
+			err = &backend.InvalidError{
+				Kind: backend.ErrInvalidOption, What: wrong.Setting, Value: wrong.Value, Why: wrong.Why,
+			}
 		}
 		return nil, fmt.Errorf("embedded: start in %s: %w", o.DataDir, err)
 	}
@@ -163,6 +175,8 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 // wherever it is. While no leader has been known since the start, because most members are not there yet, its calls
 // wait until their contexts end. Options.TLS and Dial are set by the cluster where they are not given. Close it before
 // the server. It does no I/O.
+//
+// Drivers of one server are independent clients: each has sessions of its own, and ends its own only.
 func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	connect := func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }
 	if s.cluster.PeerListen == "" {
@@ -180,7 +194,8 @@ func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	}, &options)
 }
 
-// forming reports whether no leader has been known since the start.
+// forming reports whether no leader has been known since the start. It is false too once the server has ended, so that
+// calls do not wait for an election that nobody here will hear of.
 func (s *Server) forming() bool {
 	select {
 	case <-s.formed:
@@ -194,6 +209,14 @@ func (s *Server) forming() bool {
 
 // WaitLeader returns once the server knows who leads, itself or another member: it is what a probe of readiness waits
 // for. The error is that of ctx, or why the server ended.
+//
+// Without a cluster Start has waited for that already.
+//
+//	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+//	defer cancel()
+//	if server.WaitLeader(ctx) != nil {
+//		w.WriteHeader(http.StatusServiceUnavailable) // not ready
+//	}
 func (s *Server) WaitLeader(ctx context.Context) error { return s.server.WaitLeader(ctx) }
 
 // Addr is the address at which clients of the other members reach this one; nil without a cluster.
@@ -203,12 +226,18 @@ func (s *Server) Addr() net.Addr { return s.server.Addr() }
 // then tells why; it is nil after Close.
 func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 
-// Err tells why the server could not go on.
+// Err tells why the server could not go on; nil while it can, and after Close.
 func (s *Server) Err() error { return s.server.Err() }
 
 // Backup writes all that the server keeps to w, with all that was acknowledged before the call. If it returns an error,
 // what was written is of no use. Restore makes a new data directory of it, for Start.
+//
+// A member that follows first waits until it has what the leader has acknowledged; ctx bounds that wait. The writing
+// takes as long as w does, and ends early only if w returns an error. Locks go on meanwhile.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error { return s.server.Backup(ctx, w) }
 
-// Close stops the server. Locks stay as they are: their sessions go on when the server is started again.
+// Close stops the server, and hands the leadership over first if it leads a cluster. Locks stay as they are: their
+// sessions go on when the server is started again, or under the next leader. It always closes; ctx, and two seconds at
+// most, bound how long it waits for another leader and for what is on its way. Close the drivers first, which gives
+// back their locks.
 func (s *Server) Close(ctx context.Context) error { return s.server.Close(ctx) }

@@ -53,7 +53,9 @@ type Restored struct {
 // what is in the backup: see docs/SERVER.md. Every server of the old cluster must be stopped for good before Start
 // starts it, unless NewCluster is set. ErrNoBackup is in the chain of the error if the backup is cut off or damaged.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
-	return restored(replica.Restore(dir, backup, replica.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
+	return restored(replica.Restore(dir, backup, replica.RestoreOptions{
+		NewCluster: o.NewCluster, ClosedFor: o.ClosedFor,
+	}))
 }
 
 // Recover makes dir, the data directory of one member of a cluster that has lost most of its members, that of a new
