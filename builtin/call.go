@@ -22,30 +22,60 @@ import (
 )
 
 // call is one request to the service, until it is answered. It outlives connections.
+//
+//	start ─► route ─► queue of a connection ─► sent ─► receive ─► finish
+//	           ▲                                │
+//	           └──── the connection ended ◄─────┘   (once: finish, as unknown)
+//
+// It ends in one of four ways, and always by finish: with an answer; with what ends all calls of its kind (its session,
+// the cluster's past, a round over all members that found no leader); when its caller gives up; or, if once is set,
+// with its connection.
 type call struct {
 	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be
 	// writing it.
-	request  *lockpb.Request
-	session  *session // nil: it needs none
+	request *lockpb.Request
+	// session is the one that it speaks for; nil: it needs none.
+	session *session
+	// sequence makes it harmless when it is sent again; zero: it has none, and is harmless by itself or sent once.
 	sequence uint64
-	once     bool // it is not sent again when its connection ends
-	looks    bool // it changes nothing, carried out or not, so its outcome is never unknown
-	waits    bool // for a lock: once the request has left, it outlasts the time in which nobody leads
-	attaches bool // it opens or attaches the session, which the others of the session wait for
-	then     func(*lockpb.Reply, error)
+	// once: it is not sent again when its connection ends, because that would do it twice (ForceRelease), or because
+	// the next connection begins with one of its own (Attach).
+	once bool
+	// looks: it changes nothing, carried out or not, so its outcome is never unknown.
+	looks bool
+	// waits: for a lock. Once the request has left, it outlasts the time in which nobody leads, because it may have a
+	// place in the queue.
+	waits bool
+	// attaches: it opens, attaches or closes the session, and may be sent on a connection to which the session is not
+	// attached. The others of the session wait for the attachment.
+	attaches bool
+	// then takes the answer or the error. It runs once, under Driver.mu, before done is closed, and must not block. It
+	// may be nil.
+	then func(*lockpb.Reply, error)
 
 	// The following fields are protected by Driver.mu.
 
-	number  uint64
-	size    int // of the request, in bytes
+	number uint64
+	// size of the request, in bytes.
+	size    int
 	started backend.Instant
-	first   backend.Instant // when the call of which it is the repetition was started; zero: it is none
-	on      *conn           // the connection that has or had it in its queue
-	sent    backend.Instant // just before it was sent on that connection; zero: not yet
-	seen    uint64          // the greatest revision that was known just before it was sent
-	left    backend.Instant // just before it was sent for the first time, on whichever connection
-	doubt   bool            // it was sent on an earlier connection too, and may have been carried out
-	patient bool            // it outlasts the time in which nobody leads
+	// first is when the call was started of which it is the repetition; zero: it is none. Repetitions share the time
+	// that one call may take, or a server that is busy would be asked for ever.
+	first backend.Instant
+	// on is the connection that has it in its queue, or on which it was sent; nil: it waits for one.
+	on *conn
+	// sent is just before it was sent on that connection; zero: not yet. What the answer proves counts from here.
+	sent backend.Instant
+	// seen is the greatest revision that was known just before it was sent: an answer with a smaller one shows that the
+	// service has forgotten something.
+	seen uint64
+	// left is just before it was sent for the first time, on whichever connection: nothing that it does happened
+	// earlier.
+	left backend.Instant
+	// doubt: it may have been carried out already, on an earlier connection or by a server that could not tell.
+	doubt bool
+	// patient: it outlasts the time in which nobody leads, however long that is.
+	patient bool
 
 	// The following fields are valid once done is closed.
 
@@ -60,6 +90,9 @@ const mostBytes = 256 << 10
 
 // start sends c, or lets it wait for a connection. What can never be sent is finished at once: c.then is called before
 // start returns then. The caller holds d.mu.
+//
+// start does not wait for anything, so it may be called from then. A call must not be started twice: repetitions are
+// copies, because the first one may still be in a connection's queue.
 func (d *Driver) start(c *call) {
 	d.last++
 	c.number, c.started, c.done = d.last, d.clock.Now(), make(chan struct{})
@@ -88,7 +121,7 @@ func (d *Driver) start(c *call) {
 	}
 }
 
-// began is when the caller first asked for it. The caller holds d.mu.
+// began is when the caller first asked for it, over all repetitions. The caller holds d.mu.
 func (c *call) began() backend.Instant {
 	if c.first != 0 {
 		return c.first
@@ -99,6 +132,9 @@ func (c *call) began() backend.Instant {
 // route gives c to the connection, if there is one and the session of c is attached to it. The server refuses what a
 // session says on another connection, and the order in which a session's calls were started is that in which they are
 // queued. The caller holds d.mu.
+//
+// What cannot be routed stays in d.calls: install routes it to the next connection, and attached what waited for its
+// session.
 func (d *Driver) route(c *call) {
 	if d.conn == nil || c.session != nil && !c.attaches && c.session.on != d.conn {
 		return
@@ -109,6 +145,8 @@ func (d *Driver) route(c *call) {
 
 // want has maintain connect, and starts it for the first call: a driver that nobody has used runs nothing. The caller
 // holds d.mu.
+//
+// After Close nothing is started, but what runs goes on, so that sessions can be ended on it.
 func (d *Driver) want() {
 	if !d.running && d.ctx.Err() == nil {
 		d.running = true
@@ -127,6 +165,9 @@ func signal(c chan struct{}) {
 
 // finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in which
 // answers come, before anybody who waits for c goes on. The caller holds d.mu.
+//
+// An answer that meets a call that is finished changes nothing. That the service may have carried it out is then the
+// caller's concern, who has given it up: see leave.go.
 func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	if d.calls[c.number] != c {
 		return
@@ -141,6 +182,10 @@ func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 
 // unanswered is the error of a call that ends without an answer: it says whether it may have been carried out. The
 // caller holds d.mu.
+//
+//	it was sent, and changes something    backend.ErrUnknown
+//	a setting is wrong                    the error as it is (backend.ErrMisconfigured)
+//	otherwise                             backend.ErrUnavailable: nothing was done
 func (c *call) unanswered(err error) error {
 	if (c.doubt || c.sent != 0) && !c.looks {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
@@ -153,6 +198,9 @@ func (c *call) unanswered(err error) error {
 
 // await waits for the answer. When ctx ends first, c is given up: an answer that comes later meets nobody. The error
 // then says whether c may have been carried out, except after Close, whose callers are told just that.
+//
+// It looks at the end of d.ctx too, so no call is left when Close waits for the gate. An answer that has come is
+// returned, also where ctx has ended by then: then has had it, and the caller must not be told otherwise.
 func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	var err error
 	select {
@@ -172,7 +220,9 @@ func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	return c.reply, c.err
 }
 
-// A server that cannot serve right now is asked again, for as long as an election takes.
+// A server that cannot serve right now is asked again: busyPause between two requests, halved to one and a half times
+// by chance, and busyTime for all of them together, which is as long as an election takes at most where most members
+// work.
 const (
 	busyPause = 50 * time.Millisecond
 	busyTime  = 10 * time.Second
@@ -180,6 +230,17 @@ const (
 
 // ask sends a request and returns its answer. It sends it again where the answer was lost, with the same sequence,
 // unless once is set, and where the server could not serve. An answer that is an error comes as such: see replyError.
+//
+// What the server's answers come to:
+//
+//	an answer        it is returned
+//	UNAVAILABLE      asked again until busyTime is over; then backend.ErrUnavailable
+//	UNKNOWN          the same, but then backend.ErrUnknown; with once, at once
+//	other errors     returned, as replyError says
+//
+// Each round is a call of its own with the same sequence, so the server carries out one of them. doubt stays with all
+// later rounds: an UNKNOWN is not undone by an UNAVAILABLE after it. A sequence is settled when ask returns, with or
+// without an answer: nobody waits for it then, and the server may forget it.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
 	if c.sequence != 0 {
@@ -234,7 +295,7 @@ func (d *Driver) settle(s *session, sequence uint64) {
 	s.settled(sequence)
 }
 
-// pause waits for a random time around t.
+// pause waits for a random time around t. It is cut short by ctx, with its error, and by Close, with backend.ErrClosed.
 func (d *Driver) pause(ctx context.Context, t time.Duration) error {
 	timer := time.NewTimer(spread(t))
 	defer timer.Stop()
@@ -248,5 +309,6 @@ func (d *Driver) pause(ctx context.Context, t time.Duration) error {
 	}
 }
 
-// spread returns a random time around t, so that many clients do not come at once.
+// spread returns a random time around t, from a half to one and a half of it: clients that lost a leader at one moment
+// must not come back at one moment.
 func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }

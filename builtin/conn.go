@@ -18,22 +18,41 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// conn is one stream to one server, which welcomed us as the leader.
+// conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into Driver.conn,
+// and uninstall takes it out; it never comes back. Whoever finds that it must end calls cancel with the reason:
+//
+//	the stream ended            the stream's error, from read or write
+//	no answer for too long      errSilent, from watch
+//	NOT_LEADER                  errDeposed, from receive
+//	a push is missing           errPushLost, from receive or session.prove
+//	Goodbye                     the server's reason, from pushed
+//	another cluster or past     a *backend.HistoryError, from forgotten
+//	Close                       the end of Driver.lineCtx
+//
+// The first reason stays. Calls that are over with the connection have it in their errors.
 type conn struct {
 	d       *Driver
 	stream  Stream
 	address string
-	ctx     context.Context // ends with the stream
-	cancel  context.CancelCauseFunc
-	wake    chan struct{} // has room for one: something is queued
+	// ctx ends with the stream, which is bound to it, and with Driver.lineCtx.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// wake has room for one: something is queued. It is never closed; write ends with ctx.
+	wake chan struct{}
 
 	// The following fields are protected by Driver.mu.
 
-	queue    []*call
-	received backend.Instant // when something came last
-	pushed   uint64          // how many pushes about sessions came
-	watchdog *time.Timer     // runs while something is not answered
-	ended    bool
+	// queue has what is to be sent, oldest first. A call that has been given up stays in it until take meets it: taking
+	// it out would cost a search for each.
+	queue []*call
+	// received is when something came last. It shows that the server is there, and proves nothing about sessions.
+	received backend.Instant
+	// pushed is how many pushes about sessions came, to be compared with the server's count: see receive.
+	pushed uint64
+	// watchdog runs while something is not answered, and is nil otherwise.
+	watchdog *time.Timer
+	// ended: uninstall has run, so that a timer or a writer that comes late does nothing.
+	ended bool
 }
 
 // The bounds of one message: far from what a server takes, and more than what makes a difference.
@@ -44,6 +63,9 @@ const (
 
 // push queues a call. The queue is bounded by the callers: each has one call on its way, or a few. The caller holds
 // d.mu.
+//
+// It does not look at what is queued already, so that a caller that gives up and asks again costs two places for a
+// moment.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
 	signal(c.wake)
@@ -51,6 +73,9 @@ func (c *conn) push(x *call) {
 
 // write sends what is queued: what is ready together travels together. It needs no timer for that: while one message is
 // being sent, the next one gathers. It ends with the connection.
+//
+// A pause before each message, to gather more, would cost every lone caller that pause. A goroutine for each call that
+// sends by itself would need a lock around the stream, which must not be used by two at a time.
 func (c *conn) write() {
 	for {
 		select {
@@ -73,6 +98,9 @@ func (c *conn) write() {
 
 // take makes a message of the first calls in the queue. Their instants are read here, before anything of it is sent:
 // what a reply proves counts from then. An instant of when the call was queued would be as safe and waste the wait.
+//
+// A sequence's acknowledgement is read here too, as late as possible, so that the server can forget more. nil means
+// that there is nothing to send for now. What is left over has the writer come again.
 func (c *conn) take() *lockpb.ClientMessage {
 	d := c.d
 	d.mu.Lock()
@@ -123,6 +151,10 @@ var errSilent = errors.New("the server does not answer")
 // watch ends the connection if something has not been answered for too long, and nothing else was said meanwhile. A
 // server that answers others is alive; what it owes one call may take as long as it takes. TCP would notice a silent
 // server after minutes, when every lease is over. It runs in a timer of its own, which uninstall stops.
+//
+// What counts is the oldest call that was sent here and has no answer. A waiter in a queue is none: it has been told
+// that it waits. Idle connections have no watchdog, and the next thing that is sent starts one; keepalives see to it
+// that a session never has a silent server for long.
 func (c *conn) watch() {
 	d := c.d
 	d.mu.Lock()
@@ -151,6 +183,10 @@ func (c *conn) watch() {
 
 // read takes what the server says, until the stream ends. Replies are taken in their order, under d.mu and one at a
 // time: a loss that was pushed before an answer is known before whoever waits for the answer goes on.
+//
+// It is the only goroutine that reads, so the order of the stream is the order of what happens here. A message is taken
+// as a whole before holders are told, and while they are told nothing else is read: their functions must not block,
+// which the contract says.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -168,7 +204,9 @@ func (c *conn) read() {
 }
 
 // unlockAndTell unlocks d.mu and tells holders what was found out under it. Their functions are the core's, take its
-// locks and may call the driver, so d.mu must not be held.
+// locks and may call the driver, so d.mu must not be held. Losses are told in the order in which they were found out,
+// by whichever goroutine found them. Functions under d.mu that may lose something therefore say that the caller unlocks
+// with this one.
 func (d *Driver) unlockAndTell() {
 	tell := d.tell
 	d.tell = nil
@@ -187,6 +225,14 @@ var errPushLost = errors.New("a push of the server got lost")
 
 // receive takes one reply. A reply to a call that has been given up, or that belongs to another connection by now, is
 // dropped: its call is answered there. The caller holds d.mu.
+//
+// The order of the steps is the point:
+//
+//  1. NOT_LEADER            nothing was carried out, and nothing that the server says counts
+//  2. the revision          if the past is lost, no answer may be believed any more
+//  3. the count of pushes   a renewal does not count that may rest on a loss which did not come
+//  4. renewed               the session is proved, from the instant before the request was sent
+//  5. the answer itself
 func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	if r.Number == 0 {
 		d.pushed(c, r)
@@ -217,7 +263,9 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	d.finish(x, r, nil)
 }
 
-// pushed takes what nobody asked for. The caller holds d.mu.
+// pushed takes what nobody asked for. What concerns sessions is counted, as the server counts it; events and the
+// goodbye are not, because a watch notices gaps by revisions and the goodbye is the last thing that comes. What belongs
+// to a session that is not known here changes nothing. The caller holds d.mu, and unlocks it with unlockAndTell.
 func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	switch p := r.Answer.(type) {
 	case *lockpb.Reply_Granted:
@@ -239,6 +287,8 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 
 // install makes c the connection. The requests that wait for an answer are sent in the order in which they were
 // started, those of a session once it is attached.
+//
+// Watches that wait for a slow caller stay away: they begin again when their caller has caught up.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -260,6 +310,9 @@ func (d *Driver) install(c *conn) {
 
 // uninstall takes note that c has ended. Calls that were sent may have been carried out: they are in doubt, and wait
 // for the next connection, where their sequence makes them harmless. Those that have none (once) end as unknown.
+//
+// Sessions stay, attached to nothing. Holders are told nothing: what they hold lives on until the next connection shows
+// otherwise, or until the core's deadline.
 func (d *Driver) uninstall(c *conn) {
 	cause := context.Cause(c.ctx)
 	d.mu.Lock()
@@ -287,7 +340,8 @@ func (d *Driver) uninstall(c *conn) {
 	}
 }
 
-// inOrder returns the calls that wait, as they were started. The caller holds d.mu.
+// inOrder returns the calls that wait, as they were started: on a new connection the server must see them in the order
+// in which the callers made them. The caller holds d.mu.
 func (d *Driver) inOrder() []*call {
 	all := make([]*call, 0, len(d.calls))
 	for _, x := range d.calls {
@@ -299,6 +353,8 @@ func (d *Driver) inOrder() []*call {
 
 // serve runs c until it ends. Nobody reads or writes it any more when it returns, so that two connections are never in
 // use at a time.
+//
+// Reading and writing end with c.ctx, whichever of them fails first. It is called by maintain only, one at a time.
 func (d *Driver) serve(c *conn) {
 	d.install(c)
 	var both sync.WaitGroup

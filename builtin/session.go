@@ -34,9 +34,13 @@ type session struct {
 	id          []byte // 128 random bits: who knows it speaks for the session
 	ttl         time.Duration
 
-	open   bool           // the service has it, as far as is known here
-	reason backend.Reason // why the service ended it; valid once ended, unless it was closed here
-	on     *conn          // the connection that it is attached to; nil: none
+	// open: the service has it, as far as is known here. install attaches these only.
+	open bool
+	// reason is why the service ended it; valid once ended, unless it was closed here.
+	reason backend.Reason
+	// on is the connection that it is attached to, which alone may speak for it and has its pushes; nil: none, or the
+	// attachment is under way.
+	on *conn
 
 	// proved is just before the last request was sent that renewed it: all that hangs on it is valid for ttl from then
 	// on. It is the instant of sending, never that of the answer, which may have been on its way for long.
@@ -44,16 +48,22 @@ type session struct {
 
 	// The service remembers the answer to each sequence until it is acknowledged, so that a request which is sent twice
 	// is carried out once. What is acknowledged must be settled: otherwise a repetition would get no answer.
-	sequence     uint64              // the last one
-	unsettled    map[uint64]struct{} // sequences whose answers are still needed
-	acknowledged uint64              // all up to here are settled
+	//
+	// sequence is the last one; unsettled are those whose answers are still needed; all up to acknowledged are settled.
+	sequence     uint64
+	unsettled    map[uint64]struct{}
+	acknowledged uint64
 
-	attempts  map[key][]*attempt // acquires that are not decided
+	// attempts are the acquires that are not decided, by each of their names: usually one, and several if a caller asks
+	// twice at a time with one request id. A key without any is not in the map.
+	attempts map[key][]*attempt
+	// leftovers are what may be in the service although nobody here has it, one for a key at most.
 	leftovers map[key]*leftover
 }
 
 // sessionFor returns an open session for ttl and counts the caller among its users: it has to Leave. It makes a session
-// if there is none, which all callers that come meanwhile wait for.
+// if there is none, which all callers that come meanwhile wait for. The errors are those of opening it,
+// backend.ErrClosed, and ctx's with what unopened says.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	s, err := d.sessions.Join(ctx, ttl, func() *session { return d.newSession(ttl) }, func(s *session) {
 		d.mu.Lock()
@@ -81,6 +91,9 @@ func (s *session) unopened(err error) error {
 	return unavailable(err)
 }
 
+// newSession makes a session that the service does not know yet. Its id is new and drawn by chance, never derived from
+// anything: who knows it can speak for it, and one that was used before could meet requests of its predecessor. It is
+// called under kit's mutex, and takes none.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
@@ -93,6 +106,9 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 // create opens the session, in the background: the end of one caller's context must not fail the others. It then goes
 // on as the session's own goroutine. If the session cannot be opened, all who wait for it get the error, and the next
 // call makes another one.
+//
+// sessionFor has started it, as work of the gate: Close waits until it has ended. It holds no mutex while it asks, and
+// the answer takes effect in then, before any push that follows it on the connection.
 func (s *session) create() {
 	d := s.d
 	_, err := d.ask(d.ctx, call{
@@ -122,6 +138,8 @@ func (s *session) create() {
 
 // forget takes the session out of the driver: nothing is sent for it any more but its end. It is true once, so that of
 // those who end a session at the same time one does what is to be done. The caller holds d.mu.
+//
+// The order of mutexes is d.mu, then kit's.
 func (s *session) forget() bool {
 	s.open = false
 	delete(s.d.byID, string(s.id))
@@ -131,6 +149,8 @@ func (s *session) forget() bool {
 // end takes note that the service has ended the session, and with it all that hung on it: holders are told, waiters
 // queue again in another session, and calls fail with errSessionEnded. Leftovers are gone with the session. The caller
 // holds d.mu, and unlocks it with unlockAndTell.
+//
+// Ending it again does nothing, so every goroutine that hears of the end may call it. Its own goroutine ends with it.
 func (s *session) end(reason backend.Reason) {
 	if !s.forget() {
 		return
@@ -160,6 +180,9 @@ func (s *session) lostHold() error {
 }
 
 // number returns the next sequence. The caller holds d.mu.
+//
+// Every number has to be settled once, or acknowledged stands still and the server remembers all later answers for as
+// long as the session lives; it takes no more than a limited number of them (unacked: see docs/SERVER.md).
 func (s *session) number() uint64 {
 	s.sequence++
 	s.unsettled[s.sequence] = struct{}{}
@@ -167,6 +190,9 @@ func (s *session) number() uint64 {
 }
 
 // settled notes that the answer to a sequence is not needed any more. The caller holds d.mu.
+//
+// A sequence that is settled twice does no harm. acknowledged moves over all that are settled without a gap; one call
+// that takes long holds it back.
 func (s *session) settled(sequence uint64) {
 	delete(s.unsettled, sequence)
 	for s.acknowledged < s.sequence {
@@ -182,6 +208,10 @@ func (s *session) settled(sequence uint64) {
 //
 // A session that is not attached to the connection on which it speaks gets no pushes: its connection is ended, and the
 // next one begins with an attachment.
+//
+//	nil                   the session lived when the request was sent; s.proved says when that was
+//	errSessionEnded       it is gone: end has been called, and holders have been told
+//	other errors          nothing is known, and the session may live or not
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
 		request: &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}, session: s,
@@ -208,6 +238,12 @@ func (s *session) prove(ctx context.Context) error {
 //
 // It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also sweeps
 // the leftovers: they need no goroutine each, as none of them is urgent to the millisecond.
+//
+// A third, less a twentieth, is early enough to let a timer that fires a little early count. What proves the session
+// meanwhile (each acquire does) moves the next renewal, so a busy session sends no keepalives of its own. After a
+// failure the next try comes after a twentieth of the TTL, between 25 ms and a second.
+//
+// Retiring, and the look at the leftovers, are decided under d.mu; what is sent for them is sent without it.
 func (s *session) keepAlive() {
 	d := s.d
 	timer := time.NewTimer(0)
@@ -245,6 +281,9 @@ func (s *session) keepAlive() {
 }
 
 // next is how long the loop sleeps: until the session is to be renewed, if no other request has done so by then.
+//
+// It never is less than a twentieth of the TTL, so that a clock that stands still, or a proof that came late, cannot
+// make the loop spin.
 func (s *session) next() time.Duration {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -252,6 +291,7 @@ func (s *session) next() time.Duration {
 }
 
 // retire closes a session that has retired. It does not wait longer than the TTL, after which the service has ended it.
+// Nobody can join it any more, so the request comes behind all that was ever said of it.
 func (s *session) retire() {
 	d := s.d
 	d.mu.Lock()
@@ -275,6 +315,9 @@ func (s *session) closing() *call {
 
 // closeSessions ends all sessions in the service, at the same time. Close calls it after waiters have been told to end;
 // what they would give back ends with their session.
+//
+// Holders are not told: who closes has asked for the end. The error is the first one, or backend.ErrUnavailable if ctx
+// ended first; in both cases the sessions end with their TTL.
 func (d *Driver) closeSessions(ctx context.Context) error {
 	d.mu.Lock()
 	var last []*call
