@@ -17,7 +17,8 @@ var cancellationClauses = []Clause{
 	},
 	{
 		ID: "C2", Group: "cancellation", Slug: "waiter-returns-with-its-context", run: waiterReturnsWithItsContext,
-		Rule: "a waiter returns within its context, with the context's error in the chain, cancelled or past its deadline",
+		Rule: "a waiter returns within its context, with the context's error in the chain, " +
+			"cancelled or past its deadline",
 	},
 	{
 		ID: "C3", Group: "cancellation", Slug: "cancelled-waiter-leaves-the-queue",

@@ -14,7 +14,8 @@ var deadlockClauses = []Clause{
 	},
 	{
 		ID: "G2", Group: "deadlock", Slug: "no-false-alarm", caps: backend.CapDeadlock, run: noFalseAlarm,
-		Rule: "who waits without a cycle is not refused: other holds of one client, none at all, attempts, and siblings under one hold",
+		Rule: "who waits without a cycle is not refused: other holds of one client, none at all, attempts, " +
+			"and siblings under one hold",
 	},
 	{
 		ID: "G3", Group: "deadlock", Slug: "cycle-over-readers", caps: backend.CapDeadlock | backend.CapShared,

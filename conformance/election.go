@@ -20,7 +20,8 @@ var electionClauses = []Clause{
 	{
 		ID: "D10", Group: "core", Slug: "one-leader-at-a-time", needs: needLink, run: oneLeaderAtATime,
 		rounds: func() int { _, kills := electionSize(); return kills / 3 },
-		Rule:   "of several candidates whose leaders are cut off one after the other, one at a time believes that it leads",
+		Rule: "of several candidates whose leaders are cut off one after the other, " +
+			"one at a time believes that it leads",
 	},
 	{
 		ID: "D11", Group: "core", Slug: "several-names-without-deadlock", run: severalNamesWithoutDeadlock,
@@ -28,7 +29,8 @@ var electionClauses = []Clause{
 	},
 	{
 		ID: "D12", Group: "core", Slug: "lock-delay-keeps-it-closed", needs: needLink, run: lockDelayKeepsItClosed,
-		Rule: "with a lock delay a name stays closed that much longer than its lost lease, and opens at once by a release",
+		Rule: "with a lock delay a name stays closed that much longer than its lost lease, " +
+			"and opens at once by a release",
 	},
 }
 

@@ -21,11 +21,13 @@ var exclusionClauses = []Clause{
 	},
 	{
 		ID: "X2", Group: "exclusion", Slug: "attempt-finds-it-held", run: attemptFindsItHeld,
-		Rule: "an attempt while another request holds the name is ErrHeld, also within one client; other names stay open",
+		Rule: "an attempt while another request holds the name is ErrHeld, also within one client; " +
+			"other names stay open",
 	},
 	{
 		ID: "X3", Group: "exclusion", Slug: "beliefs-do-not-overlap", run: beliefsDoNotOverlap,
-		Rule: "no two holders believe in their grants (until SentAt + validity) at the same time, also when holders die",
+		Rule: "no two holders believe in their grants (until SentAt + validity) at the same time, " +
+			"also when holders die",
 	},
 }
 

@@ -36,7 +36,8 @@ var fencingClauses = []Clause{
 	},
 	{
 		ID: "F6", Group: "fencing", Slug: "stays-for-one-hold", caps: backend.CapFencing, run: staysForOneHold,
-		Rule: "tokens are exclusive, fit 63 bits, and stay the same for one hold however often it is acquired or renewed",
+		Rule: "tokens are exclusive, fit 63 bits, and stay the same for one hold " +
+			"however often it is acquired or renewed",
 	},
 	{
 		ID: "F7", Group: "fencing", Slug: "one-token-space", caps: backend.CapFencing, run: oneTokenSpace,

@@ -58,7 +58,8 @@ var leaseClauses = []Clause{
 	},
 	{
 		ID: "L12", Group: "lease", Slug: "odd-ttls-are-kept", needs: needLink, run: oddTTLsAreKept,
-		Rule: "a TTL that is no round number is kept to its end, and a TTL at either bound is what holder and rivals are shown",
+		Rule: "a TTL that is no round number is kept to its end, " +
+			"and a TTL at either bound is what holder and rivals are shown",
 	},
 }
 

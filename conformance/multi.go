@@ -13,7 +13,8 @@ import (
 var multiClauses = []Clause{
 	{
 		ID: "M1", Group: "multi", Slug: "all-or-none", caps: backend.CapMultiAcquire, run: allOrNone,
-		Rule: "AcquireAll grants every name, each with a hold of its own, in the order asked; or is ErrHeld and keeps none",
+		Rule: "AcquireAll grants every name, each with a hold of its own, in the order asked; " +
+			"or is ErrHeld and keeps none",
 	},
 	{
 		ID: "M2", Group: "multi", Slug: "waits-without-keeping", caps: backend.CapMultiAcquire,

@@ -37,7 +37,8 @@ var outageClauses = []Clause{
 	},
 	{
 		ID: "S6", Group: "outages", Slug: "wiped-service", needs: needWipe, serial: true, run: wipedService,
-		Rule: "after everything was deleted holds are lost, and as history-lost, for good, where the service begins anew",
+		Rule: "after everything was deleted holds are lost, and as history-lost, for good, " +
+			"where the service begins anew",
 	},
 	{
 		ID: "S7", Group: "outages", Slug: "grants-outlive-a-restart", caps: backend.CapFencing,

@@ -41,7 +41,8 @@ var ownershipClauses = []Clause{
 	},
 	{
 		ID: "O9", Group: "ownership", Slug: "what-is-shown-moves-nothing", run: whatIsShownMovesNothing,
-		Rule: "whoever looks or is refused sees the hold's HoldID as it was given, never its request id, and can move nothing with it",
+		Rule: "whoever looks or is refused sees the hold's HoldID as it was given, never its request id, " +
+			"and can move nothing with it",
 	},
 }
 

@@ -18,8 +18,9 @@ import (
 var permitsClauses = []Clause{
 	{
 		ID: "Q1", Group: "permits", Slug: "never-more-than-there-are", caps: backend.CapPermits,
-		run:  neverMoreThanThereAre,
-		Rule: "of many contenders for several permits each, no more are held at once than the limit, and all get their turn",
+		run: neverMoreThanThereAre,
+		Rule: "of many contenders for several permits each, no more are held at once than the limit, " +
+			"and all get their turn",
 	},
 	{
 		ID: "Q2", Group: "permits", Slug: "what-is-left-is-granted", caps: backend.CapPermits, run: whatIsLeftIsGranted,

@@ -15,16 +15,19 @@ import (
 var identityClauses = []Clause{
 	{
 		ID: "D13", Group: "core", Slug: "same-request-elsewhere-contends", run: sameRequestElsewhereContends,
-		Rule: "a request id is repeated through one client; through another it contends, and learns HeldError.SameRequest",
+		Rule: "a request id is repeated through one client; through another it contends, " +
+			"and learns HeldError.SameRequest",
 	},
 	{
 		ID: "D14", Group: "core", Slug: "release-ends-with-its-context", needs: needLink,
-		run:  releaseEndsWithItsContext,
-		Rule: "Do and Release return within a second of their context's end, whatever TTL and network; the release goes on",
+		run: releaseEndsWithItsContext,
+		Rule: "Do and Release return within a second of their context's end, whatever TTL and network; " +
+			"the release goes on",
 	},
 	{
 		ID: "D15", Group: "core", Slug: "grants-that-are-over", run: grantsThatAreOver,
-		Rule: "grants that are over when they arrive are given back, and refused after three, with an error that says why",
+		Rule: "grants that are over when they arrive are given back, and refused after three, " +
+			"with an error that says why",
 	},
 	{
 		ID: "D16", Group: "core", Slug: "attempts-have-keys-of-their-own", run: attemptsHaveKeysOfTheirOwn,

@@ -15,7 +15,8 @@ import (
 var sharedClauses = []Clause{
 	{
 		ID: "R1", Group: "shared", Slug: "readers-hold-together", caps: backend.CapShared, run: readersHoldTogether,
-		Rule: "shared holds of several clients live side by side, and an exclusive one waits until the last is released",
+		Rule: "shared holds of several clients live side by side, " +
+			"and an exclusive one waits until the last is released",
 	},
 	{
 		ID: "R2", Group: "shared", Slug: "writer-keeps-readers-out", caps: backend.CapShared,

@@ -10,7 +10,8 @@ import (
 var tierClauses = []Clause{
 	{
 		ID: "T1", Group: "tier", Slug: "correctness-needs-fencing", run: correctnessNeedsFencing,
-		Rule: "the correctness tier accepts a driver that fences and hands out its tokens; any other is ErrTier, by name",
+		Rule: "the correctness tier accepts a driver that fences and hands out its tokens; " +
+			"any other is ErrTier, by name",
 	},
 	{
 		ID: "T2", Group: "tier", Slug: "efficiency-carries-no-token", run: efficiencyCarriesNoToken,

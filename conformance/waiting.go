@@ -15,7 +15,8 @@ import (
 var waitingClauses = []Clause{
 	{
 		ID: "W1", Group: "waiting", Slug: "release-wakes-a-waiter", serial: true, run: releaseWakesAWaiter,
-		Rule: "a release reaches a waiter by push, and by its poll only where Describe says so, within the time it says",
+		Rule: "a release reaches a waiter by push, and by its poll only where Describe says so, " +
+			"within the time it says",
 	},
 	{
 		ID: "W2", Group: "waiting", Slug: "first-come-first-served", caps: backend.CapFair,
@@ -58,8 +59,9 @@ var waitingClauses = []Clause{
 	},
 	{
 		ID: "W11", Group: "waiting", Slug: "overtaken-waiter-does-not-hold", needs: needLink,
-		run:  overtakenWaiterDoesNotHold,
-		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, never holds beside that one",
+		run: overtakenWaiterDoesNotHold,
+		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, " +
+			"never holds beside that one",
 	},
 }
 

@@ -215,7 +215,8 @@ func (d *door) serve(
 	ctx context.Context, o gateway.Options, config *tls.Config, ending func(),
 ) (held int, err error) {
 	if o.Key == nil {
-		o.Log.Warn("no --http-key: the lock tokens of this replica are unknown to others, and to itself after a restart")
+		o.Log.Warn("no --http-key: the lock tokens of this replica are unknown to others, " +
+			"and to itself after a restart")
 	}
 	o.Version = version()
 	g, err := gateway.New(o)

@@ -79,7 +79,8 @@ func usage(w io.Writer) {
 		fmt.Fprintf(w, "  fencelock %-14s %s\n", c.name, c.summary)
 	}
 	fmt.Fprint(w,
-		"  fencelock version        print the version\n  fencelock help           print this, or with a subcommand its help\n")
+		"  fencelock version        print the version\n"+
+			"  fencelock help           print this, or with a subcommand its help\n")
 }
 
 // usageError tells what is wrong with the command line, and where to read how it should be.

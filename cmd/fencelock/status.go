@@ -84,8 +84,8 @@ func (s *lookSettings) status(ctx context.Context) error {
 		case answer.Err != nil:
 			err = fmt.Errorf("%s: %w", m.Address, answer.Err)
 		case m.DiffersIndex != 0:
-			err = fmt.Errorf("%s: %w: its state is another than the leader's, after log entry %d: one of them is wrong, see fencelock help status",
-				m.Address, backend.ErrUnavailable, m.DiffersIndex)
+			err = fmt.Errorf("%s: %w: its state is another than the leader's, after log entry %d: "+
+				"one of them is wrong, see fencelock help status", m.Address, backend.ErrUnavailable, m.DiffersIndex)
 		case m.Role == roleLeaderless:
 			err = fmt.Errorf("%s: %w: it knows no leader", m.Address, backend.ErrUnavailable)
 		default:
@@ -122,10 +122,11 @@ func outlook(answers []builtin.MemberStatus) string {
 	case !silent || len(votes) == 0:
 		return ""
 	case there < most:
-		return fmt.Sprintf("%d of %d members with a vote answer here, too few for a majority: if the others are lost, nobody is served "+
-			"before %d of them are back", there, len(votes), most-there)
+		return fmt.Sprintf("%d of %d members with a vote answer here, too few for a majority: "+
+			"if the others are lost, nobody is served before %d of them are back", there, len(votes), most-there)
 	case there == most:
-		return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, and does not survive the loss of another one",
+		return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, "+
+			"and does not survive the loss of another one",
 			there, len(votes))
 	}
 	return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, and survives the loss of %d more",

@@ -59,7 +59,8 @@ func (p Report) String() string {
 	if p.Margins > 0 {
 		margin = fmt.Sprintf("worst margin from a loss to the rival %.1f ms", p.Margin.Seconds()*1000)
 	}
-	return fmt.Sprintf("%d operations, %d grants, %d losses, %d of unknown outcome, %s, overlap %.1f ms, contexts up to %.1f ms late, %d violations",
+	return fmt.Sprintf("%d operations, %d grants, %d losses, %d of unknown outcome, %s, overlap %.1f ms, "+
+		"contexts up to %.1f ms late, %d violations",
 		p.Operations, p.Grants, p.Losses, p.Unknowns, margin, p.Overlapped.Seconds()*1000, p.LateContext.Seconds()*1000,
 		len(p.Violations))
 }

@@ -27,7 +27,8 @@ func Faults() []Fault {
 		{"leader-pause", "the leader freezes, and goes on when another one leads", "", leaderPause},
 		{"holder-partition", "a holder is cut off from all nodes, until a rival holds", "", holderPartition},
 		{"overtaken-leader",
-			"the leader freezes, another one is elected, and it goes on without hearing of that: the only node a holder reaches",
+			"the leader freezes, another one is elected, and it goes on without hearing of that: " +
+				"the only node a holder reaches",
 			"", overtakenLeader},
 		{"leader-partition", "the leader is cut off from the other nodes, but not from its clients", "",
 			leaderPartition},

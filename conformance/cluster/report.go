@@ -41,8 +41,9 @@ func (p report) String() string {
 	if p.Margins > 0 {
 		margin = fmt.Sprintf("shortest time from a loss to the rival %.1f ms", p.Margin.Seconds()*1000)
 	}
-	return fmt.Sprintf("%d grants, %d lost, %d confirmed by the service, %s, %d late writes refused, contexts up to %.1f ms after the deadline, %v failed, "+
-		"overlap %.1f ms, %d violations", p.Grants, p.Losses, p.confirmed, margin, p.refused,
+	return fmt.Sprintf("%d grants, %d lost, %d confirmed by the service, %s, %d late writes refused, "+
+		"contexts up to %.1f ms after the deadline, %v failed, overlap %.1f ms, %d violations",
+		p.Grants, p.Losses, p.confirmed, margin, p.refused,
 		p.LateContext.Seconds()*1000, p.failures,
 		p.Overlapped.Seconds()*1000, len(p.Violations))
 }

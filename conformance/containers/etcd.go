@@ -52,7 +52,8 @@ func etcdSpec() spec {
 		binary:  "etcd",
 		args:    []string{"--initial-cluster-token", rand.Text(), "--log-level", "warn"},
 		ready:   etcdReady,
-		install: "a Docker engine that can pull gcr.io/etcd-development/etcd, or etcd on PATH (https://etcd.io/docs/latest/install)",
+		install: "a Docker engine that can pull gcr.io/etcd-development/etcd, " +
+			"or etcd on PATH (https://etcd.io/docs/latest/install)",
 	}
 }
 

@@ -112,8 +112,9 @@ func (r Result) String() string {
 		what = "reported"
 	}
 	fmt.Fprintf(&b,
-		"%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d unknown=%d violations=%d "+
-			"worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v late context max=%v recovery max=%v search=%v",
+		"%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d "+
+			"unknown=%d violations=%d worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v "+
+			"late context max=%v recovery max=%v search=%v",
 		what, r.Driver, r.Seed, r.Took.Round(100*time.Millisecond), r.Steps, len(r.Schedule.Steps), r.Faults,
 		r.Operations, r.Grants,
 		r.Losses, r.Unknowns, len(r.Violations), margin, r.ToldBefore, r.ToldAfter, r.NeverTold, r.Overlaps,

@@ -66,7 +66,8 @@ func admitsAllBits(t *trial) {
 var monotoneClauses = []Clause{
 	{
 		ID: "M1", Group: "monotone", Slug: "whatever-the-order", run: monotone,
-		Rule: "among thousands of checks at once, none is admitted below a token whose admission was known before it began",
+		Rule: "among thousands of checks at once, none is admitted below a token " +
+			"whose admission was known before it began",
 	},
 	{
 		ID: "M2", Group: "monotone", Slug: "from-the-first-token", run: monotoneFromTheFirst,

@@ -14,12 +14,14 @@ import (
 var crashClauses = []Clause{
 	{
 		ID: "C1", Group: "crash", Slug: "between-check-and-write", needs: needWrite | needDurable | needChild,
-		run:  crashBetween,
-		Rule: "a process that is killed between check and write leaves both or neither, and nothing in the way of others",
+		run: crashBetween,
+		Rule: "a process that is killed between check and write leaves both or neither, " +
+			"and nothing in the way of others",
 	},
 	{
 		ID: "C2", Group: "crash", Slug: "at-any-time", needs: needWrite | needDurable | needChild, run: crashAnyTime,
-		Rule: "whenever a writing process is killed, the value is of the token that the guard remembers, and not older than what was answered",
+		Rule: "whenever a writing process is killed, the value is of the token that the guard remembers, " +
+			"and not older than what was answered",
 	},
 }
 

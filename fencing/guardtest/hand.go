@@ -11,7 +11,8 @@ import (
 var handClauses = []Clause{
 	{
 		ID: "H1", Group: "hand", Slug: "old-view", needs: needHand | needUpdate | needWrite, run: oldView,
-		Rule: "a transaction whose view is older than a rival's commit is not admitted, or reads what the rival wrote, also with a valid token",
+		Rule: "a transaction whose view is older than a rival's commit is not admitted, " +
+			"or reads what the rival wrote, also with a valid token",
 	},
 	{
 		ID: "H2", Group: "hand", Slug: "refused-is-rolled-back", needs: needHand | needUpdate | needWrite,

@@ -9,7 +9,8 @@ import (
 var keeperClauses = []Clause{
 	{
 		ID: "K1", Group: "keeper", Slug: "begins-anew", needs: needKeeper | needSpace, run: beginsAnew,
-		Rule: "after Accept only tokens of the new space, from its floor on, are admitted, and what was seen is forgotten",
+		Rule: "after Accept only tokens of the new space, from its floor on, are admitted, " +
+			"and what was seen is forgotten",
 	},
 	{
 		ID: "K2", Group: "keeper", Slug: "floor", needs: needKeeper, run: floor,

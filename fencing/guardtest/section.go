@@ -16,8 +16,9 @@ import (
 var sectionClauses = []Clause{
 	{
 		ID: "U1", Group: "section", Slug: "overtaken-write-survives", needs: needUpdate | needWrite,
-		run:  overtakenWriteSurvives,
-		Rule: "a write of a holder that was overtaken, and not yet refused, is in what the next holder reads, or it is not acknowledged",
+		run: overtakenWriteSurvives,
+		Rule: "a write of a holder that was overtaken, and not yet refused, is in what the next holder reads, " +
+			"or it is not acknowledged",
 	},
 	{
 		ID: "U2", Group: "section", Slug: "racing-writers", needs: needUpdate | needWrite, run: racingWriters,

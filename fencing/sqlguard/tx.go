@@ -86,7 +86,7 @@ func (g *Guard) once(ctx context.Context, f func(*sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // after a commit it does nothing, and a connection that is gone has rolled back
+	defer tx.Rollback() //nolint:errcheck // after a commit it does nothing, and a lost connection has rolled back
 	if err := f(tx); err != nil {
 		return err
 	}

@@ -169,7 +169,8 @@ func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 		case errors.Is(err, history.ErrOvertaken):
 			err = problem(codeUnavailable, "its hold was over before it was answered").retry(comeAgain)
 		case err != nil && g.history.Lose(err):
-			g.o.Log.Error("the lock service has lost its history; nothing more is granted until this replica is started anew",
+			g.o.Log.Error("the lock service has lost its history; "+
+				"nothing more is granted until this replica is started anew",
 				"err", err)
 		}
 		errs = append(errs, err)

@@ -1,7 +1,7 @@
 // Command reliability breaks every driver, checks what its clients saw, and writes down what came of it.
 //
 //	go run ./internal/reliability -o docs/RELIABILITY.md    # make report: runs everything, about half an hour
-//	go run ./internal/reliability -o … -from DIR            # writes the page from the figures in DIR, of an earlier run
+//	go run ./internal/reliability -o … -from DIR            # writes the page from an earlier run's figures in DIR
 //
 // Each figure of the page is one that a test has written as JSON (package internal/facts); a run that does not write
 // what it should is an error, and so is a test that fails. The list of bugs found is kept by hand, in bugs.md; a test

@@ -18,7 +18,8 @@ type Conn interface {
 }
 
 // ErrOldView: the transaction has read something before it showed its claim, and goes on reading what was true then.
-var ErrOldView = errors.New("the transaction's view of the data is older than the check: show the claim before anything is read")
+var ErrOldView = errors.New("the transaction's view of the data is older than the check: " +
+	"show the claim before anything is read")
 
 // Check shows the claims to the guard inside the transaction, with what must come of that: the caller rolls back after
 // an error. First says that nothing was executed in the transaction before.
