@@ -25,6 +25,11 @@ import (
 // in the name's queue until it is granted or ctx ends, and survives changes of leader. The same RequestID again gets
 // the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, nothing done; a LimitError says which limit is
 // reached), ErrUnknown (what the request may have taken could not be given back), DeadlockError, or ctx's error.
+//
+// The validity of the grant counts from Grant.SentAt. A TTL outside the bounds that Describe tells is
+// backend.ErrInvalidTTL before anything is sent. ErrLimitMismatch says that the name is in use with another kind, limit
+// or hierarchy; ErrHistoryLost, that the cluster has forgotten what it acknowledged, and that this driver is of no use
+// any more; ErrClosed, that Close was called.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.acquire(ctx, []backend.Request{r})
 	if err != nil {
@@ -40,6 +45,14 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 //
 // An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is
 // held.
+//
+// Requests agree in TTL, Wait and Under. A set that is sent again is known by its request ids:
+//
+//	both := []backend.Request{from, to} // of one transfer
+//	grants, err := d.AcquireAll(ctx, both)
+//	if errors.Is(err, backend.ErrUnknown) {
+//		grants, err = d.AcquireAll(ctx, both) // the same holds, if they were granted
+//	}
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -55,6 +68,14 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 // acquire takes all of rs in one step, in one session after the other: a session may end while its waiters wait, and
 // they take a place at the end of the queue in the next one. Whoever had a place does not give up because the service
 // is away.
+//
+//	granted                            returned
+//	the session ended                  again in another session, at the end of the queue
+//	errAgain                           again in the same session, with another sequence
+//	no session could be opened         again if it had a place in a queue, else returned
+//	anything else                      returned
+//
+// It begins again without a bound of its own: each round needs something that ended what the one before had.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -92,6 +113,10 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 const mostConflicts = 3
 
 // acquire makes one attempt, and another one if it has to take over what others have of the requests.
+//
+// A conflict means that another session has something of the requests, by their ids: one with another TTL of this
+// driver, or one of another process that acts for the same client; or that only part of a set is held. Nothing of the
+// acquire was done then.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
 	grants, err := s.attempt(ctx, s.begin(rs, *queued, false), rs, queued)
 	for range mostConflicts {
@@ -109,7 +134,8 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 	return grants, err
 }
 
-// errInUse: somebody waits with the request id for another set of names, or insists on the same.
+// errInUse is the error of an acquire that could not take over: somebody waits with the request id for another set of
+// names, or insists on the same.
 func errInUse(r *backend.Request) error {
 	return kit.InvalidOption("request id", strconv.Quote(r.RequestID),
 		"it is in use, together with other names or by another client")
@@ -119,6 +145,9 @@ func errInUse(r *backend.Request) error {
 //
 // A grant of which half the TTL is over when it arrives is proved once more first: its holder could do little with the
 // rest, and the core would give it back.
+//
+// *queued is set if the attempt had a place in a queue, and never reset. It waits for nothing but a, the end of ctx and
+// Close; that the server answers at all is the connection's concern.
 func (s *session) attempt(
 	ctx context.Context, a *attempt, rs []backend.Request, queued *bool,
 ) ([]backend.Grant, error) {
@@ -168,7 +197,8 @@ func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Gran
 	return g
 }
 
-// giveBackUnproved gives back holds of which it could not be shown in time that they live.
+// giveBackUnproved gives back holds of which it could not be shown in time that they live. The error is
+// errSessionEnded, which has the caller begin again, or backend.ErrUnknown, since the release may fail.
 func (s *session) giveBackUnproved(a *attempt, err error) error {
 	d := s.d
 	d.mu.Lock()

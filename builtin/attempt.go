@@ -18,25 +18,44 @@ import (
 //
 // Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the
 // clean-up that follows when it is given up.
+//
+// begin makes it. It is decided once, by decide, which closes done:
+//
+//	granted, by the answer or by a push     hold
+//	refused, or its session ended           answered, session.end
+//	its place in the queue is lost          Driver.lost, with errAgain: another attempt follows
+//	its caller goes                         session.giveUp
+//
+// From then on no answer to it is taken: what it may have in the service is a leftover.
 type attempt struct {
-	s        *session
-	wishes   []wish
-	wait     bool
-	heir     bool // something that it asks for may be there already
+	s      *session
+	wishes []wish
+	// wait: it takes a place in the queue, as its requests say; they agree in that.
+	wait bool
+	// heir: it follows a takeOver, so something that it asks for may be there already, even if it is never sent.
+	heir bool
+	// sequence is the one of its last request: repeat draws another. A clean-up names it as target.
 	sequence uint64
 
 	// The following fields are protected by Driver.mu.
 
-	call   *call // the acquire itself
-	queued bool  // it has a place in the queue
-	on     *conn // the connection on which the service told of that last
+	// call is the acquire itself, or its last repetition. It is nil only if the session had ended before begin.
+	call *call
+	// queued: it has, or had, a place in the queue. It stays set when the attempt is granted, and says so in the grant.
+	queued bool
+	// on is the connection on which the service told of its place last. misses takes a place for lost that the present
+	// one has not told of.
+	on *conn
 
 	// The following fields are valid once done is closed.
 
-	done   chan struct{}
-	grants []*lockpb.Grant // one for each of wishes
-	sentAt backend.Instant // the holds' validity rests on it
-	before backend.Instant // the grant did not come before it
+	done chan struct{}
+	// grants are one for each of wishes, in their order.
+	grants []*lockpb.Grant
+	// sentAt is what the holds' validity counts from.
+	sentAt backend.Instant
+	// before: the grant did not come before it, so a minimum hold that counts from here is not over-reckoned.
+	before backend.Instant
 	err    error
 }
 
@@ -51,6 +70,10 @@ func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId 
 
 // begin sends an acquire. patient: it outlasts a time in which nobody leads, as one does that had a place in the queue
 // before. heir: it follows a takeOver, so that something of it may be in the service even if it is never sent.
+//
+// It returns at once. An attempt in a session that has ended is decided before it returns, with errSessionEnded. What
+// was left over by an earlier attempt of the same request is overtaken: its release must not meet what this one is
+// granted.
 func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
@@ -79,6 +102,9 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 
 // repeat asks once more, with a sequence of its own: the answer is the hold or the place in the queue that the request
 // has. The caller holds d.mu.
+//
+// The old sequence would not do: it is settled, so the server may have forgotten its answer and refuse it (STALE). The
+// repetition outlasts a time without a leader, since there was a place in the queue.
 func (a *attempt) repeat() {
 	a.withdraw()
 	next := *a.call
@@ -92,6 +118,8 @@ func (a *attempt) repeat() {
 func (a *attempt) asks() bool { return a.call != nil && a.s.d.calls[a.call.number] == a.call }
 
 // withdraw takes no answer to the acquire any more. The caller holds d.mu.
+//
+// The call is taken out of d.calls without being finished, since its own then is this attempt's.
 func (a *attempt) withdraw() {
 	if a.asks() {
 		delete(a.s.d.calls, a.call.number)
@@ -113,6 +141,8 @@ func acquireOf(rs []backend.Request) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: all}}
 }
 
+// oneOf is one request on the wire. What a set has in common is not in it: the set has it, and for one name acquireOf
+// adds it. The metadata is copied, because the message may be encoded after the caller has changed its map.
 func oneOf(r *backend.Request) *lockpb.Acquire {
 	return &lockpb.Acquire{
 		Name: r.Name, RequestId: r.RequestID, HoldId: r.HoldID, Owner: r.Owner, Wait: r.Wait,
@@ -126,6 +156,15 @@ func oneOf(r *backend.Request) *lockpb.Acquire {
 //
 // A grant is valid from the instant at which the acquire was sent only if the answer says that it renewed the session.
 // Otherwise its validity rests on what proved the session last.
+//
+//	an error of the driver's own    decided with it
+//	queued                          it waits; a push decides it. Without wait: refused, as held
+//	granted                         held
+//	an answer to something else     unknown
+//	UNAVAILABLE, UNKNOWN            sent again after a pause
+//	NOT_HELD                        errAgain: its hold ended since, so another attempt follows
+//	SESSION_ENDED                   the session ends, and with it the attempt
+//	other errors                    refused
 func (a *attempt) answered(r *lockpb.Reply, err error) {
 	s := a.s
 	acquired, wire := r.GetAcquired(), r.GetError()
@@ -188,7 +227,9 @@ func (a *attempt) hold(grants []*lockpb.Grant) {
 }
 
 // again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election
-// takes a second or two; who waits for a lock waits on. The caller holds d.mu.
+// takes a second or two; who waits for a lock waits on. The caller holds d.mu. before is the call that is repeated: if
+// there is another one by the time the pause is over, or the attempt is decided, nothing is sent. The pause is work of
+// the gate, and is cut short by Close, which decides the attempt.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
@@ -215,6 +256,9 @@ func (a *attempt) again(wire *lockpb.Error) {
 }
 
 // granted takes grants, all that one place in the queue has brought, to those who wait for them. The caller holds d.mu.
+//
+// The validity counts from s.proved, which an answer has set before: a push proves nothing about time. If that is long
+// ago, session.attempt proves the session before the grant is returned.
 func (s *session) granted(grants []*lockpb.Grant) {
 	if len(grants) == 0 {
 		return
@@ -229,6 +273,7 @@ func (s *session) granted(grants []*lockpb.Grant) {
 	}
 }
 
+// decided reports whether done is closed.
 func (a *attempt) decided() bool {
 	select {
 	case <-a.done:
@@ -240,6 +285,9 @@ func (a *attempt) decided() bool {
 
 // decide ends the attempt, once. From then on no answer to it is taken, and its sequence is settled. The caller holds
 // d.mu.
+//
+// It may be called for an attempt that is decided: then it does nothing, so the end of a session and the end of a
+// caller's context cannot cross.
 func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 	if a.decided() {
 		return

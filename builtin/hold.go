@@ -12,14 +12,25 @@ import (
 
 // hold is a lock that counts as granted. It says nothing about time, which is the session's matter and the core's,
 // except until when a renewal for less time must leave it where it is.
+//
+// Driver.holds has it, by name and request id, and Driver.mu protects its fields. While it is there its session has one
+// user more. It ends by drop: released, lost, moved away, or replaced by a later grant of the same request.
 type hold struct {
 	session *session
-	token   uint64
-	on      *conn                // the connection on which the service told of it last
-	lost    func(backend.Reason) // nil if nobody listens
-	busy    int                  // calls under way that end it or move it
-	unsure  bool                 // it may hang on another session: a move was not answered
-	until   backend.Instant      // it was granted or renewed at least until then
+	// token tells this grant from an earlier and a later one of the same request. It is the server's, also where it
+	// does not fence.
+	token uint64
+	// on is the connection on which the service told of it last: misses compares.
+	on *conn
+	// lost is nil if nobody listens.
+	lost func(backend.Reason)
+	// busy counts the calls under way that end it or move it. Their answers decide what becomes of it, so neither a
+	// push that it has moved nor its absence from a page is taken for a loss meanwhile.
+	busy int
+	// unsure: it may hang on another session, because a move was not answered. The next renewal moves it again.
+	unsure bool
+	// until is an instant until which it was granted or renewed at least.
+	until backend.Instant
 }
 
 // stays reports whether a renewal for ttl leaves the hold on its session: it is the one for that TTL, or one for a
@@ -30,6 +41,9 @@ func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 
 // hold notes a lock as granted. A later grant of the same request takes the place of the earlier one, whose holder is
 // the same caller: it is told nothing. The caller holds d.mu.
+//
+// It is called in the step that takes the answer or the push, and not by the caller that waits for it: a loss that is
+// pushed right behind the grant must find the hold in its place.
 func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 	k := key{g.Name, g.RequestId}
 	if old := d.holds[k]; old != nil {
@@ -41,6 +55,8 @@ func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
 }
 
 // drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.
+//
+// A hold that is not the present one of its key is dropped already.
 func (d *Driver) drop(k key, h *hold) {
 	if d.holds[k] == h {
 		delete(d.holds, k)
@@ -58,6 +74,12 @@ func (d *Driver) tellLost(h *hold, reason backend.Reason) {
 // lost takes the news that something has ended: a session, a wait, or a hold. News of what is not known here, or of an
 // earlier grant, changes nothing; the token tells. That a hold has moved is no loss while this driver moves it itself.
 // The caller holds d.mu.
+//
+//	a session    it ends, with all that hangs on it
+//	a wait       the attempts that wait end, as waitLost says; one whose request is under way has an answer to come
+//	a hold       dropped, and its holder is told why; backend.ReasonEvicted where the server does not say
+//
+// The caller unlocks with unlockAndTell.
 func (d *Driver) lost(l *lockpb.Lost) {
 	s := d.byID[string(l.Session)]
 	if s == nil {
@@ -89,7 +111,8 @@ func (d *Driver) lost(l *lockpb.Lost) {
 	d.tellLost(h, reason)
 }
 
-// waitLost says what a waiter does that lost its place: it queues again, unless another client waits with its id.
+// waitLost is the error of a waiter that lost its place. errAgain has it queue again; but if another client has taken
+// over its request id, that one waits with it now, and two would take the place from each other for ever.
 func waitLost(r lockpb.Reason) error {
 	if r == lockpb.Reason_REASON_MOVED {
 		return fmt.Errorf("%w: another client waits on with this request id", backend.ErrHeld)

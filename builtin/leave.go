@@ -19,6 +19,15 @@ const lateGrace = 25 * time.Millisecond
 //
 // It is forgotten when the same request is asked for again: see overtake. A release that is sent again after that would
 // end what is granted then. It stays while its caller releases it, which may fail.
+//
+// Driver.mu protects it. There is one for a key at most, in session.leftovers:
+//
+//	leave ─► due in one TTL ─► remove ─► run ─► answered: forgotten
+//	giveBack ───────────────────►┘       │
+//	                                     └─ overtaken, or the session ended: forgotten
+//
+// CancelWait of the protocol is not used: a release with a target does the same for a wait, ends a hold as well, and
+// stops an acquire that has not arrived yet.
 type leftover struct {
 	s      *session
 	k      key
@@ -37,6 +46,12 @@ type leftover struct {
 // A waiter takes whatever it has out of the service: the first release ends the wait in all of its queues, or each ends
 // its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, who may ask for them again by
 // the same ids or give them back, for one TTL: for so long they would stand in a service without sessions.
+//
+//	decided meanwhile            nil: the attempt's own outcome counts
+//	Close                        ErrClosed; the session ends with all that it has
+//	nothing was sent             ErrUnavailable
+//	waited, and all is out       why, alone
+//	otherwise                    ErrUnknown
 func (s *session) giveUp(a *attempt, why error) error {
 	d := s.d
 	d.mu.Lock()
@@ -73,6 +88,8 @@ func (s *session) giveUp(a *attempt, why error) error {
 }
 
 // left waits a moment for releases, and reports whether the service has told meanwhile that nothing is left.
+//
+// The releases go on after that; what is bounded is only how long the caller is kept.
 func (d *Driver) left(all []*leftover) bool {
 	grace := time.NewTimer(lateGrace)
 	defer grace.Stop()
@@ -91,7 +108,8 @@ func (d *Driver) left(all []*leftover) bool {
 	return true
 }
 
-// leave notes a leftover that is due in one TTL. The caller holds d.mu.
+// leave notes a leftover that is due in one TTL. The caller holds d.mu. That is for how long its caller may still ask
+// for it; see giveUp.
 func (s *session) leave(k key, token, target uint64) *leftover {
 	s.overtake(k)
 	l := &leftover{s: s, k: k, token: token, target: target, due: s.d.clock.Now().Add(s.ttl), done: make(chan struct{})}
@@ -99,14 +117,16 @@ func (s *session) leave(k key, token, target uint64) *leftover {
 	return l
 }
 
-// giveBack is leave for what is due now. The caller holds d.mu.
+// giveBack is leave for what is due now. The caller holds d.mu. The release is queued before giveBack returns, so it
+// comes behind the acquire on the same connection.
 func (s *session) giveBack(k key, token, target uint64) *leftover {
 	l := s.leave(k, token, target)
 	l.remove()
 	return l
 }
 
-// clear removes what is due. The caller holds d.mu.
+// clear removes what is due. The session's own loop calls it whenever it wakes: about three times in a TTL, while the
+// server answers. The caller holds d.mu.
 func (s *session) clear(now backend.Instant) {
 	for _, l := range s.leftovers {
 		if l.call == nil && now >= l.due {
@@ -126,6 +146,9 @@ func (l *leftover) remove() {
 
 // overtake forgets a leftover. Its release is not sent again on a later connection: there it would meet what comes now.
 // The caller holds d.mu.
+//
+// A release that is on its way is not taken back: on the same connection it comes before what is asked for now. Its run
+// notices that it was overtaken.
 func (s *session) overtake(k key) {
 	if l := s.leftovers[k]; l != nil {
 		if l.call != nil {
@@ -135,7 +158,9 @@ func (s *session) overtake(k key) {
 	}
 }
 
-// run repeats the release until it is answered, or overtaken.
+// run repeats the release until it is answered, or overtaken, or the session has ended. It is work of the gate: one
+// goroutine for each release that is under way, which ends with d.ctx at the latest. Before it ends it settles the
+// sequence and closes done.
 func (l *leftover) run() {
 	s, d := l.s, l.s.d
 	for {
@@ -165,6 +190,8 @@ func (l *leftover) run() {
 }
 
 // repeat sends the release once more, unless it was overtaken.
+//
+// The sequence is the same, so the server carries out one of them.
 func (l *leftover) repeat() bool {
 	d := l.s.d
 	d.mu.Lock()

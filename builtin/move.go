@@ -15,6 +15,14 @@ import (
 //
 // A set of which only some are held cannot be completed: what is left of it is ended, whoever has it, as any later
 // acquire by the same ids takes the place of the earlier one.
+//
+// What moves here and is not asked for again would be nobody's, so it is noted as a leftover, which the acquire that
+// follows overtakes. The session that loses something is told by the server, as moved.
+//
+//	nothing is held           nil: the acquire that follows begins anew
+//	all are held              nil: the acquire finds them
+//	some are held             these are ended, and the acquire begins anew
+//	a move failed             its error for the first name, ErrUnknown for later ones
 func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	d := s.d
 	var held []*lockpb.Grant
@@ -47,6 +55,9 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 }
 
 // endRest ends a hold of this session of which the set is broken. Its holder, if there is one, is told.
+//
+// A hold that is gone already is no error. Should the session have ended, everything on it has, and the caller begins
+// again in another.
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
 	d.mu.Lock()

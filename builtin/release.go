@@ -15,10 +15,16 @@ import (
 // Release gives a hold back if it still is the one that was granted, and the service grants to the first waiter in the
 // same step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
 // queue. What is not held is backend.ErrNotHeld.
+//
+// After backend.ErrUnknown the hold is still known here, and Release may be called again: it is ErrNotHeld then if the
+// first was carried out. A minimum hold goes on without its holder, and the name stays closed for the rest of it.
+// ErrNotHeld has a reason where the service or the driver knows one (*backend.NotHeldError).
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, &g))
 }
 
+// release is Release without the error's frame. A session that only lent its name and ended meanwhile says nothing
+// about the hold: the release is sent by another. If the hold hung on it the hold is gone.
 func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return notHeld(err)
@@ -52,6 +58,9 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 // sessionOf returns the session to speak for and counts the caller among its users: that of the hold, if it is one of
 // ours, or any. The server compares request id and token, not the session; but a request that names none would have no
 // sequence, and could be carried out twice.
+//
+// The hold, if it is returned, is busy: carryOut undoes that. Any session will do for a hold of another process; the
+// one of the grant's TTL is preferred, and none is opened if there is another.
 func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *hold, error) {
 	k, token := key{g.Name, g.RequestID}, incarnation(g)
 	d.mu.Lock()
@@ -83,6 +92,11 @@ func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error 
 
 // carryOut sends the release c, and forgets h, which may be nil, unless the outcome is open: then the hold is still
 // known, and releasing it once more is not refused here.
+//
+//	done                     the hold is dropped, and its request's leftover is forgotten
+//	ErrNotHeld               the same: it is gone
+//	the session ended        all of its holds are lost, this one too
+//	other errors             the hold stays
 func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 	d := s.d
 	_, err := d.ask(ctx, c)
@@ -105,10 +119,15 @@ func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 
 // Expire ends a hold whose time is over, on behalf of the core, before the session ends: the session may live on for
 // other holds. Only a hold that this driver knows is ended; one that has moved to another client is that client's.
+//
+// It does nothing about time itself: the core says when. Without it the name would stay closed until the session of all
+// other holds with that TTL ends. Errors are those of Release.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 	return d.callError("expire", g.Name, d.expire(ctx, &g))
 }
 
+// expire is Expire without the error's frame. The release names the session (own), so a hold that another process has
+// taken over meanwhile stays.
 func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return notHeld(err)

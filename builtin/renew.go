@@ -18,6 +18,15 @@ import (
 // A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by
 // a request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only
 // once what it was granted before ends earlier than what it asks for.
+//
+// It returns when all are answered, or when ctx ends, each with an instant and a TTL, or an error:
+//
+//	NotHeldError       it is lost, with the reason where that is known; it is never made again
+//	ErrUnavailable     nothing was done
+//	ErrUnknown         it may have been renewed or not
+//	ErrHistoryLost     the cluster has forgotten what it acknowledged; the hold is lost with that reason
+//
+// Goroutines: one for each session and one for each move, all of which have ended when it returns.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
@@ -56,7 +65,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu.
+// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu. The token has to be the same: a
+// grant of before does not renew what came later.
 func (d *Driver) holdOf(g *backend.Grant) *hold {
 	if h := d.holds[key{g.Name, g.RequestID}]; h != nil && h.token == incarnation(g) {
 		return h
@@ -66,6 +76,9 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 
 // renew proves the session of the grants whose numbers are in members. It returns those that were another's by the time
 // the server answered: another process may have taken them over for the same request, whose grants they still are.
+//
+// The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known. So
+// a hold that is there then lived when the keepalive was sent.
 func (s *session) renew(
 	ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal,
 ) (moved []int) {
@@ -93,6 +106,9 @@ func (s *session) renew(
 // moveTo puts a hold on the session of the grant's TTL. Its token stays. While the move is on its way, the news that
 // the hold has left its old session is no loss (busy); and if no answer comes, it may hang on either (unsure) until the
 // next renewal moves it again.
+//
+// A hold that this driver does not know is moved too: it may be the grant of another process that acts for the same
+// client. The service decides by name, request id and token. Nobody listens for the loss of such a hold here.
 func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	token := incarnation(g)
 	if token == 0 {
