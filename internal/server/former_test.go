@@ -154,11 +154,16 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 func nameless(t *testing.T) string {
 	t.Helper()
 	c := newCluster(t, 2, nil)
+	dir := c.configs[0].DataDir
+	file := filepath.Join(dir, "cluster-id")
+	eventually(t, "the member has heard of its cluster", func() bool {
+		_, err := os.Stat(file)
+		return err == nil
+	})
 	for i := range c.servers {
 		c.stop(i)
 	}
-	dir := c.configs[0].DataDir
-	if err := os.Remove(filepath.Join(dir, "cluster-id")); err != nil {
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	return dir
