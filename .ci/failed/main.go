@@ -34,6 +34,9 @@ var unfair = regexp.MustCompile(`attempts that failed while the machine stood st
 // noVerdict is what a test says that the machine left without one: two spaces, unlike in summaries.
 var noVerdict = regexp.MustCompile(`INCONCLUSIVE  `)
 
+// ending begins what a program prints that ends in the middle: the stacks of all goroutines follow.
+var ending = regexp.MustCompile(`^panic: |^fatal error: `)
+
 // packageLine is what go test says of a package.
 var packageLine = regexp.MustCompile(`^(ok|[?]|FAIL)\s`)
 
@@ -49,6 +52,7 @@ type report struct {
 	said    map[string][]string        // by test
 	last    map[string][]string        // by package, whatever it said
 	running map[string]map[string]bool // by package, the tests that have begun and not ended
+	stacks  map[string]string          // by package, all that a program printed which ended in the middle
 
 	left, packages, excused []string
 	slow                    []event
@@ -57,7 +61,10 @@ type report struct {
 }
 
 func main() {
-	r := &report{said: map[string][]string{}, last: map[string][]string{}, running: map[string]map[string]bool{}}
+	r := &report{
+		said: map[string][]string{}, last: map[string][]string{}, running: map[string]map[string]bool{},
+		stacks: map[string]string{},
+	}
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
@@ -124,6 +131,9 @@ func (r *report) count(e event) {
 func (r *report) listen(key string, e event) {
 	lines := append(r.last[e.Package], e.Output)
 	r.last[e.Package] = lines[max(0, len(lines)-2*most):]
+	if r.stacks[e.Package] != "" || ending.MatchString(e.Output) {
+		r.stacks[e.Package] += e.Output
+	}
 	if telling.MatchString(e.Output) {
 		r.said[key] = append(r.said[key], e.Output)
 	}
@@ -151,6 +161,11 @@ func (r *report) tellFailure(key string, e event) {
 		fmt.Println("    running were", slices.Sorted(maps.Keys(running)))
 		for _, line := range r.last[e.Package] {
 			fmt.Print("    ", line[:min(len(line), widest)])
+		}
+		for _, stack := range strings.Split(r.stacks[e.Package], "\n\n") {
+			if strings.Contains(stack, "_test.go:") { // where a test waits
+				fmt.Printf("%s\n\n", stack)
+			}
 		}
 	}
 }
