@@ -1,5 +1,9 @@
 package server
 
+// The service for operators: status, members, leadership and maintenance. Status, SetMaintenance and LookStale
+// (stale.go) are answered by every member for itself, Backup by any member while there is a leader; the rest by the
+// leader alone.
+
 import (
 	"context"
 	"errors"
@@ -123,6 +127,7 @@ func membersOut(members []replica.Member) []*lockpb.Member {
 	return all
 }
 
+// notLeading tells an operator where to ask instead.
 func (s *Server) notLeading() error {
 	if address := s.leaderAddress(); address != "" {
 		return status.Errorf(codes.Unavailable, "this member does not lead; clients find the leader at %s", address)

@@ -1,5 +1,7 @@
 package server
 
+// Backups: the state with everything that was acknowledged before the call, from any member, in pieces.
+
 import (
 	"context"
 	"errors"
@@ -31,7 +33,7 @@ func (s *Server) Backup(ctx context.Context, w io.Writer) error {
 }
 
 // present is the state with all that was acknowledged before the call. A member that follows asks the leader how far
-// that goes, and waits until it has come there.
+// that goes, and waits until it has come there. It asks for news before it compares, so that none comes unnoticed.
 func (s *Server) present(ctx context.Context) (*replica.Frozen, error) {
 	index, err := s.replica.Acknowledged(ctx)
 	if err != nil {

@@ -1,5 +1,15 @@
 package server
 
+// Calls: what becomes of a client's request. There are three ways to an answer.
+//
+//	propose, log   a command goes through the log; that it lands in this term proves that this member led
+//	keepAlive      a session is renewed in memory; the answer waits for the same proof, by Term.Confirm
+//	look           that proof, and then what the state machine shows
+//
+// An answer says renewed only if the proof is of an instant after the receipt of the request. Without it a leader that
+// was paused and succeeded would promise time of which its successor knows nothing: see
+// docs/decisions/2026-11-22-no-leader-is-believed-alone.md.
+
 import (
 	"slices"
 	"time"
@@ -51,7 +61,8 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 		with := outcome{Outcome: o}
 		r := then(&with)
 		r.Renewed = r.Renewed || with.renewed
-		// Whoever asks after this answer whether it lives still is told of its loss before.
+		// Those who lose something by the command hear of it before its sender has the answer: a former holder that
+		// asks from then on whether it still holds finds the loss told already.
 		x.leadership.Deliver(x.conn, o.Notices)
 		x.reply(x.request, r)
 	}
@@ -146,7 +157,8 @@ func (x *call) move(q *lockpb.Move) error {
 	}), x.plain)
 }
 
-// lingers reports whether the minimum of the hold that is released goes on.
+// lingers reports whether the minimum of the hold that is released goes on. The command carries that: the state machine
+// reads no clock, and only the leader times minimums.
 func (x *call) lingers(q *lockpb.Release) bool {
 	if !x.leadership.Time.AnyClosed() {
 		return false
@@ -167,8 +179,8 @@ func (x *call) forceRelease(q *lockpb.ForceRelease) error {
 }
 
 // keepAlive renews the session. The answer waits for the proof that this member led after the request was received: a
-// leader that was deposed must not promise time that its successor does not know of. That of a session that is kept
-// goes through the log.
+// leader that was deposed must not promise time that its successor does not know of. A session that is kept is renewed
+// through the log, since a new leader goes by the deadline that stands there.
 func (x *call) keepAlive() error {
 	if x.leadership.Time.IsKept(x.session) {
 		return x.propose(machine.Command{Op: machine.OpRenew}, func(o *outcome) *lockpb.Reply {
@@ -279,7 +291,7 @@ const (
 	attachLimit = 5000
 )
 
-// limitOf is how many entries are answered to who asked for so many, or for no number.
+// limitOf is how many entries to answer with; asked is 0 if the client has named no number.
 func limitOf(asked uint32, most int) int {
 	if asked == 0 {
 		return pageLimit

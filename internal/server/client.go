@@ -1,5 +1,7 @@
 package server
 
+// Whose a connection is. Limits count by client, so that one that takes too much is refused itself, and not the others.
+
 import (
 	"cmp"
 	"context"
@@ -32,7 +34,7 @@ func clientOf(ctx context.Context) string {
 	return "address " + hostOf(p.Addr)
 }
 
-// plain reports whether a name can be shown and kept as it is.
+// plain reports whether a name can be shown and kept as it is: it stands in tables, in the log and in the state.
 func plain(name string) bool {
 	for _, r := range name {
 		if r <= ' ' || r > '~' {

@@ -1,5 +1,8 @@
 package server
 
+// Settings, their defaults, and what is wrong with them. resolve looks for mistakes before anything is opened, so that
+// a wrong setting leaves nothing behind.
+
 import (
 	"context"
 	"crypto/tls"
@@ -160,6 +163,8 @@ func (c *Config) checkLimits() error {
 	return nil
 }
 
+// checkAddresses refuses addresses that others reach without TLS, unless Insecure says that it is meant so: there are
+// no roles beneath, so a stranger who reaches such an address takes and breaks every lock.
 func (c *Config) checkAddresses() error {
 	for _, a := range []struct {
 		setting, address string
@@ -187,6 +192,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// checkJoin sees that Join and BootstrapExpect agree, since the cluster is made only once all of its members are there.
 func (c *Config) checkJoin() error {
 	if n := len(c.JoinKey); n > 0 && n < MinJoinKey {
 		return mistake("JoinKey", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("it needs at least %d", MinJoinKey))

@@ -1,5 +1,17 @@
 package server
 
+// Connections: reading requests, writing replies, and ending both.
+//
+//	read ─► handle ─► call.start ─► lead ─┬─► reply ─► outbox ─► write
+//	                                Hear ─┘
+//
+// A client must not be able to fill the server, so each of its ways has a bound. board bounds the commands on their
+// way, looks and awaitTurn the reads, the outbox the replies. Too much on its way stops the reader, which stops the
+// client. Too many replies end the connection instead: the log cannot wait for a client that does not read.
+//
+// A session speaks on one connection at a time, the one that it was attached to last: see checkAttached, and
+// docs/decisions/2026-11-21-a-session-speaks-on-one-connection.md.
+
 import (
 	"cmp"
 	"context"
@@ -49,7 +61,7 @@ type conn struct {
 
 	mu    sync.Mutex
 	over  bool           // no task begins any more
-	tasks sync.WaitGroup // what must end before the connection is forgotten
+	tasks sync.WaitGroup // what must end before the connection is forgotten; added to only while over is false
 
 	cut     chan struct{} // closed when the server wants to end it
 	cutOnce sync.Once
@@ -57,7 +69,11 @@ type conn struct {
 	watches watches
 }
 
-// serveStream talks with one client until either side ends it.
+// serveStream talks with one client until either side ends it. When it returns, no task answers on the connection any
+// more, and no session is attached to it.
+//
+// A connection that the server ends has farewell to take the reason, and no longer: a client that does not read must
+// not keep it.
 func (s *Server) serveStream(stream Stream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -138,6 +154,10 @@ func (c *conn) alight(places int) {
 	}
 }
 
+// read starts requests in the order in which they came. All of one message have one instant of receipt.
+//
+// The end of the stream is read as a farewell only if it is EOF, by which a client says that it sends no more: see
+// takeLeave.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -197,6 +217,8 @@ func (c *conn) takeLeave() {
 	leaving.Wait()
 }
 
+// write sends what is in the outbox, in large messages. The timer ends the connection where the client leaves a message
+// unread: Send blocks then, and nothing else would notice while the outbox has room.
 func (c *conn) write() {
 	after := cmp.Or(c.server.config.unreadTime, unreadTime)
 	unread := time.AfterFunc(after, func() { c.end(tooSlow(), true) })
@@ -237,7 +259,9 @@ func tooSlow() *lockpb.Goodbye {
 	return &lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}
 }
 
-// awaitTurn waits until the next look may be answered. It reports false if the connection has ended.
+// awaitTurn waits until the next look may be answered: one at a time, and only while the client reads. A look's answer
+// is up to pageBytes large, so that those of looksAtOnce would fill the outbox at once. It reports false if the
+// connection has ended.
 func (c *conn) awaitTurn() bool {
 	select {
 	case c.turn <- struct{}{}:
@@ -286,7 +310,9 @@ func (s *Server) wireError(err error) *lockpb.Error {
 	return &lockpb.Error{Code: lockpb.Code_CODE_UNAVAILABLE, Message: err.Error()}
 }
 
-// handle starts one request. It does not wait for its outcome, except that who has too much on its way waits.
+// handle starts one request. It does not wait for its outcome, but for a place if the connection has too much on its
+// way. Hello is answered by every member, everything else by the leader: what a member that follows forwarded would
+// have two instants of receipt.
 func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 	if _, ok := q.Call.(*lockpb.Request_Hello); ok {
 		c.reply(q, &lockpb.Reply{Answer: &lockpb.Reply_Welcome{Welcome: c.server.welcome()}})

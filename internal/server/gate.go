@@ -1,5 +1,8 @@
 package server
 
+// How many connections there may be. The bound is on file descriptors, before TLS and gRPC have cost anything; how many
+// streams one client may have is counted by its name (client.go).
+
 import (
 	"log/slog"
 	"net"

@@ -1,5 +1,7 @@
 package server
 
+// The socket for clients: gRPC, its bounds and keepalives, and the health of this member.
+
 import (
 	"context"
 	"fmt"
@@ -104,7 +106,8 @@ func (f *front) Connect(stream grpc.BidiStreamingServer[lockpb.ClientMessage, lo
 // drain tells those who look at the health that the server is about to end.
 func (f *front) drain() { f.health.Shutdown() }
 
-// close ends all connections, whose streams have ended or are about to. What was written to them still leaves.
+// close ends all connections, whose streams have ended or are about to. What was written to them still leaves, unless a
+// client takes longer for that than twice the farewell.
 func (f *front) close() {
 	impatient := time.AfterFunc(2*farewell, f.grpc.Stop)
 	defer impatient.Stop()

@@ -1,5 +1,8 @@
 package server
 
+// What a client is told where a limit is reached: EXHAUSTED where there may be room later, INVALID or UNSUPPORTED where
+// the same request is of no use again. docs/SERVER.md lists the limits.
+
 import (
 	"fmt"
 	"slices"
@@ -21,7 +24,7 @@ func clientError(field, of string, share, all int) *lockpb.Error {
 	}
 }
 
-// limitError is the error for one of Limits, which are given.
+// limitError is the error for the limit that the field names; limits are those of the cluster.
 func limitError(field string, limits machine.Limits) *lockpb.Error {
 	all := limits.All()
 	if whole, ok := strings.CutPrefix(field, "Client"); ok {

@@ -1,5 +1,7 @@
 package server
 
+// What Prometheus is told: the member's status in its format.
+
 import (
 	"context"
 	"fmt"

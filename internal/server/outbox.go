@@ -1,5 +1,7 @@
 package server
 
+// What waits to be sent to one client.
+
 import (
 	"sync"
 	"sync/atomic"
@@ -14,12 +16,12 @@ const (
 	// size.
 	maxOutbox      = 64 << 10
 	maxOutboxBytes = 8 << 20
-	// maxUnread is how many bytes all clients together may leave unread. Beyond it, who leaves more than fairUnread
-	// unread and is sent more is cut off.
+	// maxUnread is how many bytes all clients together may leave unread. Beyond it, a client that leaves more than
+	// fairUnread unread is cut off when it is sent more.
 	maxUnread  = 256 << 20
 	fairUnread = 64 << 10
-	// calmOutbox and calmBytes are up to how much unread a client is sent what it looks at, and events. Who reads
-	// slowly gets them later, or is told that the events are no longer kept.
+	// calmOutbox and calmBytes are how much a client may have unread and still be sent events, and answers to looks. A
+	// slow client gets them later, or is told that the events are not kept any more.
 	calmOutbox = 1 << 10
 	calmBytes  = 1 << 20
 	// maxReplies and maxReplyBytes bound one message. One reply alone may be larger.
@@ -27,8 +29,11 @@ const (
 	maxReplyBytes = 1 << 20
 )
 
-// outbox is what is to be sent to one client. Adding to it never blocks: the log goes on, whoever reads. Every reply
-// counts, in bytes, until the connection has taken it.
+// outbox is what is to be sent to one client. Adding to it never blocks, since outcomes of the log are delivered by one
+// goroutine for all clients: one that does not read would stop the others. Instead add fails beyond a bound, and the
+// connection is ended. Every reply counts, in bytes, until the connection has taken it.
+//
+// What can wait, events and looks, asks isCalm first, so that a slow client loses its connection for neither.
 type outbox struct {
 	unread *atomic.Int64 // of all clients of the server, in bytes
 
@@ -98,7 +103,7 @@ func (o *outbox) count(n int) {
 	o.unread.Add(int64(n))
 }
 
-// close adds a last reply. drop forgets those before it.
+// close adds a last reply. drop forgets those before it, where the client reads too slowly for them.
 func (o *outbox) close(last *lockpb.Reply, drop bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -129,7 +134,8 @@ func (o *outbox) sent() {
 	o.taken = 0
 }
 
-// take returns what is to be sent next; last says that nothing follows.
+// take returns what is to be sent next, up to one message; last says that nothing follows. Its bytes count until sent
+// is called: the connection holds them for as long as the client does not read.
 func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

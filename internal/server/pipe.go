@@ -1,5 +1,8 @@
 package server
 
+// Connections within the process: an embedded server's own clients, and tests. A pipe takes the place of gRPC's stream
+// and ends like one, so that conn need not know the difference.
+
 import (
 	"context"
 	"io"
@@ -46,7 +49,7 @@ func (s *Server) Attach(ctx context.Context) ClientStream {
 
 type clientEnd struct{ p *pipe }
 
-// Send implements ClientStream.
+// Send implements ClientStream. It blocks while pipeDepth messages wait, as a stream over the network does.
 func (e clientEnd) Send(m *lockpb.ClientMessage) error {
 	select {
 	case <-e.p.closed:

@@ -1,5 +1,14 @@
 package server
 
+// The server as a whole: how its parts are put together, and in which order they end.
+//
+// Beside the connections run lead.Watch, which leads whenever this member is elected, the replica, and closeOnFailure.
+// A part that cannot go on calls fail, and the server closes: a member that went on without its log would acknowledge
+// what it may not have.
+//
+// Connections reach the leadership by Server.leadership alone. It is nil while this member does not serve, so what a
+// connection has loaded from there is always of one term.
+
 import (
 	"cmp"
 	"context"
@@ -137,6 +146,10 @@ func (s *Server) Close(ctx context.Context) error {
 	return s.closed
 }
 
+// close ends the parts in this order: first nothing new comes in; then the leadership goes to another member, while
+// raft still runs and what is on its way is answered; then raft; and the streams last, which carry the answers and the
+// goodbye. Where most members do not acknowledge, the leadership waits for its entries until raft ends and gives them
+// up. So once ctx has ended, raft is closed before that wait is over.
 func (s *Server) close(ctx context.Context) error {
 	s.mu.Lock()
 	s.ended = true
@@ -152,7 +165,7 @@ func (s *Server) close(ctx context.Context) error {
 	go func() { defer close(watched); s.watching.Wait() }()
 	select {
 	case <-watched:
-	case <-ctx.Done(): // it waits for entries that most members do not acknowledge: raft gives them up now
+	case <-ctx.Done():
 	}
 	s.dismiss()
 	err := s.replica.Close()
@@ -173,6 +186,8 @@ func (s *Server) fail(err error) {
 	}
 }
 
+// closeOnFailure closes the server once a part of it has failed. It does so in another goroutine, because Close waits
+// for this one.
 func (s *Server) closeOnFailure(ctx context.Context) {
 	select {
 	case err := <-s.failed:
@@ -231,7 +246,8 @@ func (s *Server) WaitLeader(ctx context.Context) error {
 	return nil
 }
 
-// enter counts a connection, unless the server is closing.
+// enter counts a connection, unless the server is closing. ended is read under the same lock, so that dismiss misses no
+// connection that got in.
 func (s *Server) enter(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +275,7 @@ func (s *Server) open(r *lead.Leadership) {
 	}
 }
 
-// shut ends that.
+// shut ends what open began.
 func (s *Server) shut() {
 	s.leadership.Store(nil)
 	if s.front != nil {

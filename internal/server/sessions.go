@@ -1,5 +1,8 @@
 package server
 
+// Sessions for operators: who has how much, and ending one. A session's id is a secret, since anybody who knows it can
+// speak for the session. So operators see and give a name that is made of it.
+
 import (
 	"context"
 	"crypto/sha256"
@@ -16,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// sessionName names a session to operators: who knows its id can speak for it.
+// sessionName names a session to operators, in place of its id.
 func sessionName(id machine.SessionID) string {
 	sum := sha256.Sum256(id[:])
 	return hex.EncodeToString(sum[:8])

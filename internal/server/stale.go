@@ -1,5 +1,8 @@
 package server
 
+// Reads for people while nobody leads: what this member knows, without a proof that it is true still. The answer says
+// how long ago the member heard of a leader.
+
 import (
 	"context"
 	"time"
@@ -35,7 +38,8 @@ func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*loc
 	}, nil
 }
 
-// heard is how long ago this member heard of a leader: zero if it leads, negative if it did not since it was started.
+// heard is how long ago this member heard of a leader: zero if it leads, negative if it has not heard of one since it
+// was started.
 func (s *Server) heard() time.Duration {
 	if s.Leads() {
 		return 0

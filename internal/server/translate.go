@@ -1,5 +1,7 @@
 package server
 
+// Translation: the words of the wire into those of the state machine and back. Nothing is decided here.
+
 import (
 	"errors"
 	"fmt"
@@ -9,8 +11,6 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
-
-// This file turns the words of the wire into those of the state machine and back. It decides nothing.
 
 func sessionOf(q *lockpb.Request) (machine.SessionID, error) {
 	var id machine.SessionID

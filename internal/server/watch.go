@@ -1,5 +1,11 @@
 package server
 
+// Watches: events of names, sent to the clients that watch them.
+//
+// Events are not pushed into connections. Each watch reads the list of kept events at its own pace, from its own place,
+// and the notifier only says that there is more. A queue for each watch would grow with the slowest client; this way
+// such a client falls out of the list at some time, and is told (CODE_COMPACTED).
+
 import (
 	"fmt"
 	"strings"
@@ -80,13 +86,15 @@ func (c *conn) addWatch(w *watch, announce func()) bool {
 	return true
 }
 
+// unwatch ends a watch. Its events may be on their way still; the reply to Unwatch comes after them.
 func (c *conn) unwatch(number uint64) {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
 	delete(c.watches.all, number)
 }
 
-// follow sends events until the connection ends.
+// follow sends events until the connection ends. It asks for the next news before it looks at what is there, so that
+// nothing comes unnoticed in between. While the client has enough to read, news would wake it for nothing.
 func (c *conn) follow() {
 	for {
 		news := c.server.news.wait()
@@ -143,7 +151,7 @@ func (w *watch) next(m *machine.Machine) (*lockpb.Events, bool) {
 	return out, len(events) == eventsAtOnce
 }
 
-// notifier wakes all who wait for news.
+// notifier wakes all who wait for news. It does not say what is new: each looks for itself, from its own place.
 type notifier struct {
 	mu sync.Mutex
 	c  chan struct{} // nil: nobody waits
