@@ -33,14 +33,23 @@ var (
 	ErrRefused = errors.New("the cluster refuses the change")
 )
 
-// Admin looks after the members of a cluster of bundled servers. It keeps no connection. All methods are safe for
-// concurrent use.
+// Admin looks after the members of a cluster of bundled servers. NewAdmin and OpenAdmin make one. It keeps no
+// connection and nothing between two calls, so there is nothing to close. All methods are safe for concurrent use, and
+// take two seconds at most for a member that is silent; those that change something look for a leader for up to 15
+// seconds.
+//
+//	admin := builtin.NewAdmin([]string{"a:7480", "b:7480", "c:7480"}, nil)
+//	for _, m := range admin.Status(ctx) {
+//		fmt.Println(m.Address, m.NodeId, m.Leader, m.Err)
+//	}
 type Admin struct {
 	addresses []string
 	options   []grpc.DialOption
 }
 
 // NewAdmin returns the administration of the cluster of which addrs, as host:port, are members. It does no I/O.
+//
+// Of the options, TLS and Dial count.
 func NewAdmin(addrs []string, o *Options) *Admin {
 	if o == nil {
 		o = &Options{}
@@ -78,6 +87,9 @@ type MemberStatus struct {
 // Status asks the members at the addresses of the Admin, and then the other members that these know of, each for at
 // most two seconds. There is one entry for each member and for each address that does not answer. A leader is not
 // needed.
+//
+// It never fails as a whole: what is wrong with a member stands in its entry. Entries come in the order of the
+// addresses, then in the order in which members told of others. It takes four seconds at most.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
 	for i, address := range a.addresses {
@@ -130,7 +142,7 @@ func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 }
 
 // Members lists the members of the cluster, and which of them follow the leader now. Without a leader the error wraps
-// backend.ErrUnavailable.
+// backend.ErrUnavailable. Of each it tells whether it has a vote, and whether it has answered the leader just now.
 func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 	var members []*lockpb.Member
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -148,7 +160,7 @@ func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 // AddMember takes in the server that listens for other members at peerAddress, host:port, and that belongs to no
 // cluster yet. It has no vote before it has caught up; Members tells. A server that is a member already stays as it is.
 // Errors wrap ErrRefused, backend.ErrInvalidOption, backend.ErrUnavailable, or backend.ErrUnknown: it may have been
-// added.
+// added. The member is the server as the leader knows it, with its node id.
 func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Member, error) {
 	var member *lockpb.Member
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
@@ -164,6 +176,8 @@ func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Memb
 // RemoveMember takes the member with the node id out for good. A leader hands the leadership over first. Errors wrap
 // ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable;
 // or backend.ErrUnknown: it may have been removed.
+//
+// The id is looked for first, because "not found" alone could mean that an earlier attempt of this call has removed it.
 func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	const call = "remove member"
 	members, err := a.Members(ctx)
@@ -187,6 +201,9 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 // of the one that leads then. Clients follow it; locks and sessions stay as they are. Errors wrap ErrNoMember;
 // ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or backend.ErrUnknown:
 // the leader may have changed.
+//
+// It returns once the other one leads, not when it has been asked to. Where id is empty, "another than now" is measured
+// by the leader that was found first, however often the call has to ask.
 func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
 	first := ""
 	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -225,7 +242,7 @@ func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 }
 
 // setMaintenance tells the member itself, not the leader: it has to work where the cluster has no leader that could
-// pass it on. Then it waits until another member leads.
+// pass it on. Then it waits until another member leads. Setting what is set already does no harm.
 func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if id == "" && len(a.addresses) != 1 {
 		return status.Error(codes.InvalidArgument, "there are several members: which one?")
@@ -250,7 +267,8 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	return err
 }
 
-// member is the one with the id; where that is empty, the one at the only address.
+// member is the one with the id; where that is empty, the one at the only address. It is NotFound only if all members
+// were asked that could be it, and Unavailable if one of those was silent.
 func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	var silent error
 	for _, m := range a.Status(ctx) {
@@ -267,7 +285,7 @@ func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	return MemberStatus{}, status.Error(codes.NotFound, "no member that answers knows it")
 }
 
-// pause reports whether ctx has not ended meanwhile.
+// pause waits for about busyPause, and reports whether ctx has not ended meanwhile.
 func pause(ctx context.Context) bool {
 	timer := time.NewTimer(spread(busyPause))
 	defer timer.Stop()
@@ -281,6 +299,12 @@ func pause(ctx context.Context) bool {
 
 // atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
 // it can be done twice.
+//
+//	done, or a refusal           returned
+//	Unavailable, Unknown         asked again after a pause, for up to changeTime
+//	changeTime is over, or ctx   the error of the last attempt
+//
+// So do may run several times, and after one that was carried out but not answered.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
@@ -313,7 +337,8 @@ func (a *Admin) leader(ctx context.Context) (address string, err error) {
 	return "", status.Errorf(codes.Unavailable, "no member that answers leads; %v", errors.Join(silent...))
 }
 
-// at does something at one member, with a connection of its own, which it closes: nothing of an Admin stays open.
+// at does something at one member, with a connection of its own, which it closes: nothing of an Admin stays open. The
+// context that do gets ends after within.
 func (a *Admin) at(
 	ctx context.Context, address string, within time.Duration,
 	do func(context.Context, lockpb.AdminServiceClient) error,
@@ -330,6 +355,13 @@ func (a *Admin) at(
 
 // adminError is an error of gRPC in the words of the contract. What is not known to have failed is ErrUnknown: the
 // change may have been made.
+//
+//	NotFound               ErrNoMember
+//	FailedPrecondition     ErrRefused
+//	InvalidArgument        backend.ErrInvalidOption
+//	Unavailable            backend.ErrUnavailable
+//	Unimplemented          backend.ErrUnsupported
+//	all others             backend.ErrUnknown, with ctx's error where that is the cause
 func adminError(call, name string, err error) error {
 	if err == nil {
 		return nil
@@ -360,6 +392,9 @@ func adminError(call, name string, err error) error {
 
 // Sessions lists the open sessions: what clients hold and wait for hangs on them. client, if not empty, asks for those
 // of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
+//
+// A session is shown with its name, which EndSession takes, and never with its id: who knows that speaks for it. If the
+// leader changes while the list comes in, it is asked for anew from the beginning.
 func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionInfo, error) {
 	var all []*lockpb.SessionInfo
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -383,7 +418,8 @@ func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionI
 }
 
 // EndSession ends the session with that name, of SessionInfo, with all that hangs on it. Its client is told that its
-// holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended.
+// holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended. The names
+// are free at once but for minimum holds. A client that lives makes a new session with its next acquire.
 func (a *Admin) EndSession(ctx context.Context, name string) error {
 	asked := false
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {

@@ -17,6 +17,9 @@ import (
 )
 
 // pieceTime is how long one piece of a backup may be on its way.
+//
+// A limit for the whole would have to fit the largest state and the slowest reader; see backupTime for the one there
+// is.
 const pieceTime = 30 * time.Second
 
 // Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes
@@ -24,7 +27,13 @@ const pieceTime = 30 * time.Second
 // backend.ErrUnavailable, or is that of w; what was written is then of no use, and cannot be restored by mistake: a
 // backup ends with its checksum.
 //
-// "fencelock restore", or embedded.Restore, makes a new cluster of it.
+// "fencelock restore", or embedded.Restore, makes a new cluster of it. Locks go on meanwhile, and ctx ends it.
+//
+//	file, err := os.Create("locks.backup")
+//	if err != nil {
+//		return err
+//	}
+//	return errors.Join(admin.Backup(ctx, file), file.Sync(), file.Close())
 func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	const call = "backup"
 	sources, err := a.awaitSources(ctx)
@@ -54,14 +63,15 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	return &backend.CallError{Driver: driverName, Call: call, Err: err}
 }
 
-// counted knows how much was written, and why no more was.
+// counted is a writer that knows how much was written, and why no more was: a broken file must not be told as a broken
+// member, nor have another member asked.
 type counted struct {
 	io.Writer
 	bytes int
 	err   error
 }
 
-// Write implements io.Writer.
+// Write writes p and notes what came of it. It is called by one goroutine.
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Writer.Write(p)
 	c.bytes += n
@@ -71,6 +81,9 @@ func (c *counted) Write(p []byte) (int, error) {
 
 // backupFrom copies the backup of one member to w. A member that sends nothing for pieceTime is given up: a backup may
 // take long, but not a piece of it.
+//
+// The timer of silence cancels the stream's context; it is set anew with each piece and stopped on return. It runs
+// while w is written to, as well: a writer that takes longer than pieceTime for one piece ends the backup.
 func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) error {
 	return a.at(ctx, address, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -101,6 +114,9 @@ func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) err
 const backupTime = time.Hour
 
 // awaitSources returns who can make a backup, the leader last: also for a while in which there may be none.
+//
+// A member that follows nobody is left out: it does not know how far the cluster has come. ctx, or changeTime, ends the
+// search with the error of the last look.
 func (a *Admin) awaitSources(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()

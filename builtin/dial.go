@@ -13,10 +13,19 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Stream is a client's end of one connection. Send and Recv may run beside each other, but neither beside itself.
+// Stream is a client's end of one connection. Send and Recv may run beside each other, but neither beside itself. Both
+// return an error once the context with which the stream was opened has ended; they have no limits of time of their
+// own.
+//
+// A stream of gRPC is one, and so is what a server in this process gives to Attach.
 type Stream interface {
+	// Send takes the message over and returns when there is room for the next one, which may be before it has arrived.
+	// io.EOF says that the stream has ended, and that Recv tells why.
 	Send(*lockpb.ClientMessage) error
+	// Recv returns the next message, in the order in which the server sent them. Its error is final.
 	Recv() (*lockpb.ServerMessage, error)
+	// CloseSend says that nothing more is sent. The driver does not call it: the server would take it for the end of
+	// the sessions (see Leaving in lock.proto), and Close ends them by requests of their own, whose answers it awaits.
 	CloseSend() error
 }
 
@@ -32,6 +41,9 @@ const windowBytes = 4 << 20
 const maxReplyBytes = 64 << 20
 
 // dialOptions are those of every connection over TCP or TLS.
+//
+// Nothing tries again behind the driver's back, and no proxy or setting from elsewhere comes between: the driver knows
+// which request may be sent twice, and which member is to be asked next.
 func dialOptions(o *Options) []grpc.DialOption {
 	creds := insecure.NewCredentials()
 	if o.TLS != nil {
@@ -53,6 +65,9 @@ func dialOptions(o *Options) []grpc.DialOption {
 
 // networkDialer speaks gRPC over TCP or TLS. Each stream has a connection of its own: a connection that hangs is given
 // up together with its stream.
+//
+// What is opened is closed when ctx ends, and by nothing else: the hook on ctx costs no goroutine until then. The name
+// is resolved each time, by Options.Dial or the system, so that a member that moves with its name is found.
 func networkDialer(o *Options) dialer {
 	options := dialOptions(o)
 	return func(ctx context.Context, address string) (Stream, error) {

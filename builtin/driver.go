@@ -56,33 +56,50 @@ type Driver struct {
 	addresses []string
 	clock     backend.Clock
 	log       *slog.Logger
-	unfit     error       // why every call is refused; nil if none is
-	forming   func() bool // nobody can lead yet: calls wait; may be nil
+	// unfit is why every call is refused, because the constructor was called with what makes no sense; nil if it was
+	// not. Constructors return no error, so the first call does.
+	unfit error
+	// forming reports that nobody can lead yet, so that calls wait; nil: never. It is called without mu.
+	forming func() bool
 
+	// described is what Describe tells. It is atomic and not under mu, because the core may call Describe while it
+	// holds locks of its own. learn replaces it, and never writes to what is there.
 	described atomic.Pointer[backend.Description]
 
-	gate     *kit.Gate       // calls in flight, and goroutines that end with ctx
-	ctx      context.Context // ends when Close begins: calls and waiters
+	// gate counts calls in flight, and goroutines that end with ctx.
+	gate *kit.Gate
+	// ctx ends when Close begins: calls, waiters and the sessions' goroutines end with it.
+	ctx context.Context
+	// sessions are those that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
 	sessions *kit.Sessions[time.Duration, *session]
 
-	lineCtx context.Context // ends when Close has said goodbye: connections
+	// lineCtx ends when Close has said goodbye: connections outlive ctx, because sessions are ended on them.
+	lineCtx context.Context
 	hangUp  context.CancelFunc
-	lines   sync.WaitGroup // goroutines that end with lineCtx
-	wake    chan struct{}  // has room for one: a connection is wanted
+	// lines counts the goroutines that end with lineCtx: maintain, and greetings.
+	lines sync.WaitGroup
+	// wake has room for one: a connection is wanted. It is never closed.
+	wake chan struct{}
 
-	mu       sync.Mutex          // protects the following fields, and those of sessions, calls and attempts
-	running  bool                // maintain runs
-	conn     *conn               // to the leader; nil if there is none
-	leader   string              // where to look for the leader first; empty if not known
-	members  []string            // addresses that servers told
-	calls    map[uint64]*call    // that wait for an answer, by number, with or without a connection
-	last     uint64              // number of a call
-	byID     map[string]*session // all that may be open in the service
-	holds    map[key]*hold
-	watches  map[*watch]struct{}
-	followed map[uint64]*watch // by the number of the call that began them on the present connection
-	tell     []func()          // holders to tell of a loss: see unlockAndTell
-	past     past
+	mu      sync.Mutex // protects the following fields, and those of sessions, calls and attempts
+	running bool       // maintain runs
+	// conn is the connection to the leader; nil if there is none.
+	conn    *conn
+	leader  string   // where to look for the leader first; empty if not known
+	members []string // addresses that servers told
+	// calls are those that wait for an answer, by number, with or without a connection.
+	calls map[uint64]*call
+	last  uint64 // number of a call
+	// byID are the sessions that may be open in the service, those that are being opened included.
+	byID map[string]*session
+	// holds are what counts as granted. An entry is a promise to tell its holder of a loss.
+	holds   map[key]*hold
+	watches map[*watch]struct{}
+	// followed are watches by the number of the call that began them on the present connection.
+	followed map[uint64]*watch
+	// tell are the holders to be told of a loss, in order: see unlockAndTell.
+	tell []func()
+	past past
 }
 
 // key is what one request has of one name.
@@ -119,6 +136,10 @@ func New(addrs []string, o *Options) *Driver {
 // Attach returns a driver for a server in this process, without a socket between them: attach connects to it, and the
 // stream that it returns ends with ctx. Options.TLS and Dial do nothing. Close the driver before the server. Package
 // embedded does both.
+//
+//	d := builtin.Attach(func(ctx context.Context) builtin.Stream { return server.Attach(ctx) }, nil)
+//
+// attach is called each time the driver needs a connection, from any goroutine. nil says that there is none for now.
 func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -176,6 +197,8 @@ func AttachMember(m Member, o *Options) *Driver {
 // errNoStream: the function given to Attach returned nil.
 var errNoStream = errors.New("the server in this process gives no stream")
 
+// newDriver is what all constructors share. It does no I/O and starts no goroutine: maintain runs from the first call
+// on, so a driver that is made and not used need not be closed.
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger,
@@ -212,10 +235,14 @@ func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 // Describe tells what the driver can do with the present service, without asking it. Before the first connection it
 // tells wide bounds of the TTL, no token space, and that one durable server serves. What the server is, it tells
 // itself: a majority of several members (backend.ExclusionQuorum), one durable server, or one that keeps nothing
-// (backend.ExclusionVolatileServer).
+// (backend.ExclusionVolatileServer). It may be called at any time, also after Close, and takes no lock. What it tells
+// may change with the next connection; the token space does not, because a driver refuses another one.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // enter counts a call in; it is refused after Close.
+//
+// Who has entered has to call gate.Leave. A driver that is unfit, or whose cluster has forgotten something, refuses
+// everything but Close.
 func (d *Driver) enter() error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -229,7 +256,8 @@ func (d *Driver) enter() error {
 	return err
 }
 
-// begin is what every call does first.
+// begin is what every call does first. An ended ctx is refused before anything is sent, so its error is ctx's alone.
+// Who has begun has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -241,7 +269,7 @@ func (d *Driver) begin(ctx context.Context) error {
 	return nil
 }
 
-// background runs f, which ends with d.ctx.
+// background runs f, which ends with d.ctx. Close waits for it. After Close has waited, it is not run.
 func (d *Driver) background(f func()) { d.gate.Go(func(context.Context) { f() }) }
 
 // incarnation is the server's token in a grant, also where the driver does not fence; zero for Request.Grant.
@@ -259,6 +287,10 @@ const closeTime = 2 * time.Second
 // Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, and with them whatever is
 // left. It takes no longer than two seconds if the service does not answer; the sessions then end with their TTL, and
 // the error says so. Close may be called again.
+//
+// Holders are not told of a loss: who closes has asked for the end. Calls that are under way end with
+// backend.ErrClosed, and so do all that come later. When Close returns the driver runs nothing any more. A second call
+// returns nil at once, and does not wait for the first.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {
 		return nil

@@ -23,11 +23,17 @@ var (
 
 // LimitError says which limit of the server is reached: see docs/SERVER.md. Nothing was done, and later there may be
 // room. It wraps backend.ErrUnavailable.
+//
+//	var full *builtin.LimitError
+//	if errors.As(err, &full) && full.Limit == "waiters-per-name" {
+//		// this queue is long enough
+//	}
 type LimitError struct {
 	Limit   string // sessions, holds, waits, waiters-per-name, …: the name under which the server is told it
 	Message string // for people
 }
 
+// Error names the limit, and what the server says of it.
 func (e *LimitError) Error() string {
 	return fmt.Sprintf("%v: the server takes no more: %s: %s", backend.ErrUnavailable, e.Limit, e.Message)
 }
@@ -37,6 +43,19 @@ func (e *LimitError) Is(target error) bool { return target == backend.ErrUnavail
 
 // replyError is an error of the wire in the words of the contract, or one of the driver's own above, which callers of
 // ask deal with. Whatever this version does not know leaves the outcome open.
+//
+//	HELD                          *backend.HeldError
+//	NOT_HELD                      *backend.NotHeldError, with the reason where the server remembers it
+//	SESSION_ENDED, CONFLICT       errSessionEnded, errConflict
+//	CANCELLED, STALE              errAgain
+//	DEADLOCK                      *backend.DeadlockError
+//	LIMIT_MISMATCH                backend.ErrLimitMismatch
+//	INVALID                       *backend.InvalidError
+//	COMPACTED, UNSUPPORTED        backend.ErrCompacted, backend.ErrUnsupported
+//	DENIED                        backend.ErrMisconfigured
+//	EXHAUSTED                     *LimitError
+//	UNAVAILABLE, NOT_LEADER       backend.ErrUnavailable
+//	UNKNOWN, and all others       backend.ErrUnknown
 func replyError(e *lockpb.Error) error {
 	switch e.Code {
 	case lockpb.Code_CODE_HELD:
@@ -72,6 +91,9 @@ func replyError(e *lockpb.Error) error {
 }
 
 // deadlockError tells of the cycle that the newcomer, who is the first and the last in it, would close.
+//
+// The server tells who has the name that the one before waits for. An edge of the contract is one owner with what it
+// holds and what it wants, so each name stands in two edges, and the newcomer holds the last one.
 func deadlockError(e *lockpb.Error) error {
 	all := &backend.DeadlockError{}
 	for i := range len(e.Cycle) - 1 {
@@ -96,7 +118,8 @@ func invalidError(e *lockpb.Error) error {
 	return &backend.InvalidError{Kind: kind, What: e.Field, Value: "of the request", Why: e.Message}
 }
 
-// reasonOf is empty for what the server does not tell.
+// reasonOf is the contract's word for why a hold ended; empty for what the server does not tell, and for a move, which
+// is no loss by itself.
 func reasonOf(r lockpb.Reason) backend.Reason {
 	switch r {
 	case lockpb.Reason_REASON_SESSION_ENDED:

@@ -13,17 +13,28 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// past is what the driver knows of a durable cluster that may not be forgotten. Driver.mu protects it.
+// past is what the driver knows of a durable cluster that may not be forgotten. Driver.mu protects it. It is about the
+// service and not about sessions: a session that ended is an everyday loss, after which the next acquire is safe. After
+// a cluster has gone back none is, since a token that was seen may be issued again.
 type past struct {
-	cluster string // its name: the token space; empty before the first connection to a leader
-	restore string // the restore of a backup from which it comes; empty if it comes from none
-	seen    uint64 // the greatest revision, token or ticket that it has acknowledged
+	// cluster is its name, the token space; empty before the first connection to a leader that is durable.
+	cluster string
+	// restore is the restore of a backup from which it comes; empty if it comes from none.
+	restore string
+	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
+	seen uint64
 
 	lost error // a *backend.HistoryError, once the service has forgotten something; for ever
 }
 
 // learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before, or an earlier
 // state of it. A server that is not durable forgets by nature: its holds end with their sessions.
+//
+//	first leader              its cluster is taken as it is
+//	the same as before        bounds of the TTL and the number of voters are taken over
+//	another cluster id        lost: wiped, or replaced
+//	another restore           lost: what came after the backup is forgotten
+//	not durable, as ever      nothing to compare; no token space, and no fencing
 func (d *Driver) learn(w *lockpb.Welcome) error {
 	d.mu.Lock()
 	defer d.unlockAndTell()
@@ -57,6 +68,7 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 	return nil
 }
 
+// orNone is text for people.
 func orNone(text string) string {
 	if text == "" {
 		return "none"
@@ -67,6 +79,9 @@ func orNone(text string) string {
 // forgotten ends everything: the service has forgotten what it acknowledged. There is no way back for this driver: what
 // it holds may be another's, and a token that it saw may be issued again. Who makes a new driver says that no holder of
 // before still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
+//
+// past.lost is set first: whatever begins again because its call, its session or its watch has ended is refused by
+// start. After Close this does nothing, because everything ends anyway.
 func (d *Driver) forgotten(what, was, now string) {
 	if d.past.lost != nil || d.ctx.Err() != nil {
 		return
@@ -89,6 +104,8 @@ func (d *Driver) forgotten(what, was, now string) {
 }
 
 // saw takes note of a revision, token or ticket that the service has acknowledged. The caller holds d.mu.
+//
+// Revisions of a server that is not durable are not kept: they start anew with its process.
 func (d *Driver) saw(revision uint64) {
 	if d.past.cluster != "" {
 		d.past.seen = max(d.past.seen, revision)
@@ -98,6 +115,9 @@ func (d *Driver) saw(revision uint64) {
 // compare looks at what a reply to x tells of the service's revision. The service tells one that is no less than any
 // which it acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with
 // unlockAndTell.
+//
+// Only answers about a session or a name have one that is comparable. The tokens of grants do not: a grant that is
+// answered again may be an old one. What they are good for is to be seen.
 func (d *Driver) compare(x *call, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {
@@ -121,13 +141,15 @@ func (d *Driver) compare(x *call, r *lockpb.Reply) {
 	d.saw(revision)
 }
 
+// sawGrants notes the tokens of grants, without the mark of those that do not fence. The caller holds d.mu.
 func (d *Driver) sawGrants(grants []*lockpb.Grant) {
 	for _, g := range grants {
 		d.saw(fencing.Token(g.Token).Order())
 	}
 }
 
-// notHeld is err for a hold of before, if err says that the service has forgotten it.
+// notHeld is err for a hold of before, if err says that the service has forgotten it. The core ends a lease by that at
+// once, and does not wait for its deadline.
 func notHeld(err error) error {
 	if errors.Is(err, backend.ErrHistoryLost) {
 		return fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)

@@ -16,6 +16,10 @@ import (
 )
 
 // Ping makes sure that a leader answers, and that most members follow it; backend.ErrUnavailable otherwise.
+//
+// It asks for a name that nobody need hold, because that answer needs the majority; it writes nothing into the log.
+// Other errors are ErrMisconfigured (another protocol), ErrHistoryLost and ErrClosed, or wrap ctx's error. Without a
+// ctx that ends sooner it takes up to 10 seconds while nobody leads.
 func (d *Driver) Ping(ctx context.Context) error {
 	_, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
 		GetHolder: &lockpb.GetHolder{Name: driverName},
@@ -24,6 +28,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 }
 
 // look asks for something that changes nothing: sent again it does no harm, and without an answer nothing is in doubt.
+// It counts itself in at the gate, and out.
 func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -34,6 +39,10 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 
 // Look tells who holds a name and how many wait for it, as the leader knows it after a majority has confirmed that it
 // leads.
+//
+// A name that nobody holds is no error. Holder.ExpiresIn is how long the holder's session lives unless it is renewed;
+// Holder.Since is by the leader's wall clock and is for people. Errors wrap backend.ErrInvalidName, ErrUnavailable,
+// ErrHistoryLost, ErrClosed, or ctx's.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	err := backend.ValidateName(name)
 	var reply *lockpb.Reply
@@ -80,12 +89,14 @@ func stateOf(n *lockpb.NameState, fences bool) backend.State {
 	return info
 }
 
+// kindsOut are the kinds on the wire; kindOf is the other way.
 var kindsOut = map[backend.Kind]lockpb.Kind{
 	backend.KindExclusive: lockpb.Kind_KIND_EXCLUSIVE,
 	backend.KindShared:    lockpb.Kind_KIND_SHARED,
 	backend.KindPermits:   lockpb.Kind_KIND_PERMITS,
 }
 
+// kindOf is the kind of a hold; one that this version does not know is shown as exclusive, the strictest.
 func kindOf(k lockpb.Kind) backend.Kind {
 	switch k {
 	case lockpb.Kind_KIND_SHARED:
@@ -102,6 +113,16 @@ const listPage = 100
 
 // List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows
 // one moment, the pages together do not.
+//
+// What is taken or given back while pages are read may be shown or not, but no name comes twice. An error ends it, as
+// the last element. Leaving the loop early costs nothing, and its body may call the driver:
+//
+//	for state, err := range d.List(ctx, "orders/") {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Println(state.Name, state.Holders[0].Owner)
+//	}
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		after := ""
@@ -135,10 +156,14 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 
 // ForceRelease ends all holds of name; a minimum hold ends too. The victims are told at once, with reason. A name that
 // nobody holds is backend.ErrNotHeld.
+//
+// reason is text for people: those who watch the name read it. The first waiters are granted in the same step. After
+// backend.ErrUnknown look who holds the name before calling it again: it may be the next holder by now.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
 }
 
+// forceRelease is ForceRelease without the error's frame.
 func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	if err := cmp.Or(backend.ValidateName(name), kit.ValidateText("reason", reason)); err != nil {
 		return err

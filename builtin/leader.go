@@ -16,6 +16,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
+// protocol is the version of the protocol that is spoken here: see Welcome in lock.proto.
 const protocol = 2
 
 // Looking for the leader.
@@ -49,6 +50,9 @@ const (
 
 // patience is how long a server may be silent before another one is asked: a quarter of the shortest TTL that is in
 // use, so that a session outlives a silent leader. The caller holds d.mu.
+//
+// With no session in use it is mostPatience. It is reckoned anew each time, since a session with a short TTL may come
+// or go.
 func (d *Driver) patience() time.Duration {
 	shortest := 4 * mostPatience
 	for _, s := range d.byID {
@@ -59,6 +63,14 @@ func (d *Driver) patience() time.Duration {
 
 // maintain keeps a connection to the leader while somebody needs one. It pauses between rounds, and longer each time,
 // so that a cluster which is down is not flooded; a connection that has lasted resets that.
+//
+//	a leader was found, and served for lasting       begin again at once
+//	it was served for less                           pause; the next pause is twice as long
+//	nobody leads, but members answer                 the same, but electionPause at most for usualElection
+//	nobody answers                                   the same, up to a quarter of the patience
+//
+// Only calls that waited through a whole round are ended by one that failed (nobodyLeads). want starts it, as one of
+// Driver.lines, with the first call; it ends with lineCtx and never before.
 func (d *Driver) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // since when rounds have failed; zero: the last one did not
@@ -93,6 +105,9 @@ func (d *Driver) maintain() {
 }
 
 // awaitDemand returns true once a connection is needed, and false when the driver is closed.
+//
+// A driver whose last session has ended keeps its connection, and asks for another one only when it is needed again.
+// wake may hold a signal of before, which costs one look.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -127,6 +142,13 @@ var errElecting = errors.New("the members have no leader now")
 // nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited for as
 // long as such a failure may last in a healthy cluster. A call that is younger than the round may find the next one
 // better.
+//
+//	a member answered, and none leads     electionTime
+//	a member said nothing                 silentTime
+//	all refused                           refusedTime
+//
+// Callers that wait in a queue are not ended here (patient), but by their contexts: giving up a place because of an
+// outage would put them at the end of the queue after it.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	if d.forming != nil && d.forming() {
 		return
@@ -149,7 +171,7 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 }
 
 // candidates returns the addresses to ask, the likeliest first: the leader of before, or the one that was named, then
-// those that the user gave, then those that members told.
+// those that the user gave, then those that members told. Each address comes once.
 func (d *Driver) candidates() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,7 +184,8 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is what one member answered.
+// greeting is what one member answered: conn and welcome, or err. Who receives it owns conn, and installs or cancels
+// it.
 type greeting struct {
 	conn    *conn
 	welcome *lockpb.Welcome
@@ -171,6 +194,14 @@ type greeting struct {
 
 // findLeader asks all members, one after the other, the next one when the one before does not answer at once, and
 // returns a connection to the one that leads.
+//
+// Asking all at the same moment would find it no sooner where the first one leads, which is the usual case, and would
+// have every client connect to every member after each election. Asking each after the answer of the one before would
+// spend the round on a member that is frozen. So the next one is asked after nextDial, or at once when one has
+// answered.
+//
+// It returns when no greeting is under way: of two members that both say that they lead, the first to answer is taken,
+// and the other is hung up. The errors of all members are joined, with errElecting if one answered that does not lead.
 func (d *Driver) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
 	defer cancel()
@@ -224,7 +255,8 @@ func (d *Driver) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// follow remembers what the leader tells.
+// follow remembers what the leader tells. Addresses of before are forgotten: they may be those of members that were
+// removed.
 func (d *Driver) follow(g greeting) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -234,6 +266,10 @@ func (d *Driver) follow(g greeting) {
 
 // greet connects to one member and says hello. round bounds that; the connection outlives it. Each greeting is received
 // by findLeader, which waits for all that it has begun: none is left open unused.
+//
+// The context of the stream is not round's child, because the connection would end with the round. Instead the end of
+// round cancels it until the greeting is over; unhook tells whether that came first, also in the moment between the
+// two.
 func (d *Driver) greet(round context.Context, address string) greeting {
 	ctx, cancel := context.WithCancelCause(d.lineCtx)
 	unhook := context.AfterFunc(round, func() { cancel(context.Cause(round)) })
@@ -254,6 +290,9 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 
 // hello opens a stream and has the member introduce itself. A member of another protocol, or of another cluster, is
 // refused here, before anything is asked of it.
+//
+// Only a leader's word on the cluster counts (learn): a member that lags may not know of a change, and one that was
+// never taken into the cluster has none.
 func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
 	stream, err := d.dialer(ctx, address)
 	if err != nil {
@@ -286,4 +325,5 @@ func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, St
 	return w, stream, err
 }
 
+// clientName is what the server's log calls this client.
 const clientName = "fencelock-go"

@@ -25,6 +25,14 @@ func init() { kit.Register(Open, "fencelock", "fencelocks") }
 // A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable;
 // one of another protocol, backend.ErrMisconfigured. A server that is not durable is no error: Describe tells, and
 // fencelock.ForCorrectness refuses it.
+//
+//	d, err := builtin.Open(ctx, "fencelocks://a:7480,b:7480,c:7480?ca=/etc/locks/ca.pem")
+//	if err != nil {
+//		return err
+//	}
+//	locks, err := fencelock.ForCorrectness(d, nil)
+//
+// ctx bounds the first answer only, as timeout does; the driver outlives both.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	u, err := syntax.ParseURL(rawURL)
 	if err != nil {
@@ -40,6 +48,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
+// syntax is that of the URLs of Open and OpenAdmin.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"fencelock"}, Secure: []string{"fencelocks"}, Port: "7480",
 	Timeout: 5 * time.Second,

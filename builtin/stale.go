@@ -29,7 +29,8 @@ type StaleState struct {
 
 // StaleLook asks one member, the first that answers at an address of the Admin, who holds a name. That needs neither a
 // leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or backend.ErrUnavailable: nobody
-// answers.
+// answers. Each member is given two seconds. Two calls may ask two members, of which the second knows less; nothing
+// that is read here may be used to decide about a lock.
 func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) {
 	err := backend.ValidateName(name)
 	if err != nil {
@@ -45,7 +46,9 @@ func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) 
 	return staleState(answer, address, answer.Names[0]), nil
 }
 
-// StaleList asks one member as StaleLook does, for the names that begin with prefix and are held.
+// StaleList asks one member as StaleLook does, for the names that begin with prefix and are held. All pages come from
+// the member that answered the first one, so that they can be compared with each other. An error is the last element,
+// and leaving the loop early costs nothing.
 func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleState, error] {
 	return func(yield func(StaleState, error) bool) {
 		at, after := a.addresses, ""
@@ -68,7 +71,8 @@ func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleSta
 	}
 }
 
-// askStale returns the first answer, and the address from which it came.
+// askStale returns the first answer, and the address from which it came. A member that does not know the question ends
+// the search, as backend.ErrUnsupported: that is to be seen, and not to be hidden by another member's answer.
 func (a *Admin) askStale(
 	ctx context.Context, addresses []string, q *lockpb.LookStaleRequest,
 ) (answer *lockpb.LookStaleReply, address string, err error) {
@@ -89,6 +93,7 @@ func (a *Admin) askStale(
 	return nil, "", status.Errorf(codes.Unavailable, "no member answers: %v", silent)
 }
 
+// staleState is one name of an answer, and who gave it.
 func staleState(answer *lockpb.LookStaleReply, address string, n *lockpb.NameState) StaleState {
 	return StaleState{
 		State: stateOf(n, answer.Durable), Member: answer.NodeId, Address: address,

@@ -14,25 +14,59 @@ import (
 )
 
 // watch follows one name across connections: each begins where the one before ended.
+//
+// It is in Driver.watches from the beginning until end or stop, and in Driver.followed by the number of the request
+// that began it last. It has no goroutine: the caller's own takes the events.
 type watch struct {
 	d    *Driver
 	name string
-	wake chan struct{} // has room for one: there are events, or an end
+	// wake has room for one: there are events, or an end, or the caller is to look again. It is never closed.
+	wake chan struct{}
 
 	// The following fields are protected by Driver.mu.
 
-	call   *call // that began it on the present connection
-	since  uint64
+	// call began it on the present connection, or is waiting for one. It is never nil after start; an empty one stands
+	// for none.
+	call *call
+	// since is where the watch goes on: as the caller gave it, then the revision of the last event that came, shown to
+	// the caller or not. Zero: from now on, until the service tells from which revision that is.
+	since uint64
+	// events are those that the caller has not taken; at most mostEvents and one push.
 	events []backend.Change
-	paused bool // the caller is slow: the watch is to begin again when it has caught up
-	err    error
+	// paused: the caller is slow. The watch has ended in the service and begins again when the caller has caught up.
+	paused bool
+	// err is why it ended; the caller gets it after the last event.
+	err error
 }
 
 // mostEvents is how many events wait for a slow caller. The service keeps the rest, as long as it keeps events at all.
+//
+// Without a bound a caller that never comes back from its loop's body would fill the memory of the process.
 const mostEvents = 4096
 
 // Watch yields what happens to a name from now on, or since any revision that the service still keeps; one that it does
 // not is backend.ErrCompacted. The loop ends with an error when ctx ends, or with Close.
+//
+// A change of leader, a restart of the servers and a slow caller cost no event and repeat none, as long as the service
+// keeps events: the watch goes on from the revision of its last one. Waits that begin or end are not shown, nor minimum
+// holds that end.
+//
+// To miss nothing between looking and watching, watch from what was seen:
+//
+//	state, err := d.Look(ctx, "orders")
+//	if err != nil {
+//		return err
+//	}
+//	for change, err := range d.Watch(ctx, "orders", state.Revision) {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Println(change.Type, change.Owner)
+//	}
+//
+// Errors wrap backend.ErrInvalidName, ErrInvalidOption (a revision to which the service has not come), ErrCompacted,
+// ErrUnavailable (no leader was found), ErrHistoryLost or ErrClosed, or are ctx's. The body of the loop may call
+// everything, Close too.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		err := d.watch(ctx, name, since, func(e backend.Change) bool { return yield(e, nil) })
@@ -44,6 +78,8 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 
 // watch registers one watch and yields its events until the caller, ctx, the driver or the service ends it. It runs in
 // the caller's goroutine: a caller that is slow keeps its own events waiting, and nothing else.
+//
+// It is not counted in at the gate, since the body of the loop may call Close; it ends with d.ctx instead.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -90,6 +126,10 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 
 // start begins the watch on the present or the next connection, where it ended on the one before. The caller holds
 // d.mu.
+//
+// The call of before is taken out without being answered, and its number with it: events that are still on their way
+// for it meet no watch, and come again after since. A call that ended at once, inside d.start, has ended the watch with
+// it; hence the look at d.watches.
 func (w *watch) start() {
 	d := w.d
 	if w.call != nil {
@@ -113,6 +153,13 @@ func (w *watch) start() {
 }
 
 // began takes the answer to the request that begins the watch. The caller holds d.mu.
+//
+//	watching                        events follow
+//	UNAVAILABLE                     again after a pause
+//	the revision is too great       the service has forgotten: it had told of this one
+//	other errors                    the watch ends with them
+//
+// A revision that is too great, and that the service never told this driver of, is the caller's mistake: an error only.
 func (w *watch) began(r *lockpb.Reply, err error) {
 	switch wire := r.GetError(); {
 	case err != nil:
@@ -132,7 +179,8 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	}
 }
 
-// startLater begins the watch again after a pause, unless it has begun meanwhile on another connection.
+// startLater begins the watch again after a pause, unless it has begun meanwhile on another connection. It is work of
+// the gate, and ends with d.ctx.
 func (w *watch) startLater(before *call) {
 	d := w.d
 	if d.pause(d.ctx, busyPause) != nil {
@@ -153,7 +201,8 @@ func (w *watch) end(err error) {
 	signal(w.wake)
 }
 
-// happened takes events. The caller holds d.mu.
+// happened takes the events of one push to their watch. A push for a watch that has ended, or began anew under another
+// number, is dropped. The caller holds d.mu.
 func (d *Driver) happened(m *lockpb.Events) {
 	if w := d.followed[m.Watch]; w != nil {
 		w.happened(m)
@@ -163,6 +212,11 @@ func (d *Driver) happened(m *lockpb.Events) {
 // happened takes the events of one push. Those up to since are repetitions, from the connection before. A caller that
 // is too slow is not sent more; the service keeps events, and this driver must not keep them all. The caller holds
 // d.mu.
+//
+//	events                          kept for the caller
+//	too many for a slow caller      the watch pauses
+//	COMPACTED                       it pauses too: the server found it too slow, and may still have what follows
+//	another error                   it ends
 func (w *watch) happened(m *lockpb.Events) {
 	for _, e := range m.Events {
 		if e.Revision <= w.since {
@@ -201,7 +255,9 @@ func (w *watch) unwatch() {
 	})
 }
 
-// take returns what has come since the last time.
+// take returns what has come since the last time, and the end of the watch, if there is one. A watch that has paused
+// begins again only when a look finds nothing more to take: the caller has then dealt with all of it, and not only
+// received it.
 func (w *watch) take() ([]backend.Change, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -217,7 +273,7 @@ func (w *watch) take() ([]backend.Change, error) {
 	return events, w.err
 }
 
-// stop ends the watch for good: its caller has gone.
+// stop ends the watch for good: its caller has gone. One that has ended or paused has nothing left in the service.
 func (w *watch) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -227,6 +283,7 @@ func (w *watch) stop() {
 	}
 }
 
+// eventTypes has the events that the contract has a word for.
 var eventTypes = map[lockpb.EventType]backend.ChangeType{
 	lockpb.EventType_EVENT_ACQUIRED:       backend.ChangeAcquired,
 	lockpb.EventType_EVENT_RELEASED:       backend.ChangeReleased,
