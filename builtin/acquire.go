@@ -39,9 +39,9 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 }
 
 // AcquireAll takes all names in one step or none, for any set of distinct names that the server takes in one step: 64,
-// unless it is told otherwise. One log entry grants them all. Who waits has one place in all of their queues: it holds
-// none of them before it can have all, and whoever comes later waits behind it. More names, or more than 256 KiB of
-// names and metadata, are backend.ErrUnsupported.
+// unless it is told otherwise. One log entry grants them all. A waiter has one place in all of their queues: it holds
+// none of them before it can have all, and later requests wait behind it. More names, or more than 256 KiB of names and
+// metadata, are backend.ErrUnsupported.
 //
 // An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is
 // held.
@@ -66,8 +66,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 }
 
 // acquire takes all of rs in one step, in one session after the other: a session may end while its waiters wait, and
-// they take a place at the end of the queue in the next one. Whoever had a place does not give up because the service
-// is away.
+// they take a place at the end of the queue in the next one. A request that had a place does not give up because the
+// service is away.
 //
 //	granted                            returned
 //	the session ended                  again in another session, at the end of the queue
@@ -108,8 +108,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// mostConflicts is how often an acquire takes over what others have of its request ids. Whoever takes it back more
-// often is at it too.
+// mostConflicts is how often an acquire takes over what others have of its request ids. If it is taken back more often,
+// another client is doing the same.
 const mostConflicts = 3
 
 // acquire makes one attempt, and another one if it has to take over what others have of the requests.

@@ -322,8 +322,8 @@ func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.Ad
 	}
 }
 
-// leader returns the address of the member that leads. Each call asks all members: a leader of before is believed by
-// nobody, and administration is too rare for that to cost anything.
+// leader returns the address of the member that leads. Each call asks all members: the leader of the last call may have
+// been replaced since, and administration is too rare for the question to cost anything.
 func (a *Admin) leader(ctx context.Context) (address string, err error) {
 	var silent []error
 	for _, m := range a.Status(ctx) {
@@ -393,8 +393,8 @@ func adminError(call, name string, err error) error {
 // Sessions lists the open sessions: what clients hold and wait for hangs on them. client, if not empty, asks for those
 // of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
 //
-// A session is shown with its name, which EndSession takes, and never with its id: who knows that speaks for it. If the
-// leader changes while the list comes in, it is asked for anew from the beginning.
+// A session is shown with its name, which EndSession takes, and never with its id: anybody who knows the id could speak
+// for the session. If the leader changes while the list comes in, it is asked for anew from the beginning.
 func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionInfo, error) {
 	var all []*lockpb.SessionInfo
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {

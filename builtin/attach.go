@@ -97,8 +97,8 @@ func (s *session) attachLater() {
 	})
 }
 
-// finds takes note of a hold that the service has. Who waits for it asks again, in misses. What nobody here knows of is
-// left over: it may be that of an attempt that was given up. The caller holds d.mu.
+// finds takes note of a hold that the service has. A waiter that wants it asks again, in misses. A hold that nobody
+// here knows of is a leftover: it may have been granted to an attempt that was given up. The caller holds d.mu.
 //
 // A hold that is another session's by now, or has another token, is left alone: a move of this driver is under way, or
 // its release, and their answers tell.

@@ -227,9 +227,9 @@ func (a *attempt) hold(grants []*lockpb.Grant) {
 }
 
 // again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election
-// takes a second or two; who waits for a lock waits on. The caller holds d.mu. before is the call that is repeated: if
-// there is another one by the time the pause is over, or the attempt is decided, nothing is sent. The pause is work of
-// the gate, and is cut short by Close, which decides the attempt.
+// takes a second or two; an attempt that waits for a lock waits on. The caller holds d.mu. before is the call that is
+// repeated: if there is another one by the time the pause is over, or the attempt is decided, nothing is sent. The
+// pause is work of the gate, and is cut short by Close, which decides the attempt.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
@@ -263,7 +263,7 @@ func (s *session) granted(grants []*lockpb.Grant) {
 	if len(grants) == 0 {
 		return
 	}
-	// Who gave up is not among them; the clean-up ends the holds.
+	// Attempts that were given up are not among them; their clean-up ends the holds.
 	for _, a := range s.attempts[key{grants[0].Name, grants[0].RequestId}] {
 		if mine := a.inOrder(grants); mine != nil {
 			// What proved the session was asked for before this was sent.

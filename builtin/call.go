@@ -166,8 +166,8 @@ func signal(c chan struct{}) {
 // finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in which
 // answers come, before anybody who waits for c goes on. The caller holds d.mu.
 //
-// An answer that meets a call that is finished changes nothing. That the service may have carried it out is then the
-// caller's concern, who has given it up: see leave.go.
+// An answer that meets a call that is finished changes nothing. The service may have carried it out all the same;
+// undoing that is the concern of the caller that gave it up: see leave.go.
 func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	if d.calls[c.number] != c {
 		return

@@ -182,7 +182,7 @@ func (c *conn) watch() {
 }
 
 // read takes what the server says, until the stream ends. Replies are taken in their order, under d.mu and one at a
-// time: a loss that was pushed before an answer is known before whoever waits for the answer goes on.
+// time: a loss that was pushed before an answer is known before the caller that waits for the answer goes on.
 //
 // It is the only goroutine that reads, so the order of the stream is the order of what happens here. A message is taken
 // as a whole before holders are told, and while they are told nothing else is read: their functions must not block,

@@ -36,9 +36,9 @@
 // driver takes the cluster as it is: a restored one issues greater tokens than before in the same token space, a wiped
 // one has another.
 //
-// Identity. Whoever presents Request.RequestID for a name gets the hold that it has, with the same token. The server
-// shows it to nobody: who looks sees Request.HoldID. A renewal for less time than before leaves the hold as it is until
-// the longer time is over.
+// Identity. A request with the same Request.RequestID for a name gets the hold that this request has, with the same
+// token. The server shows it to nobody; a look at the name shows Request.HoldID. A renewal for less time than before
+// leaves the hold as it is until the longer time is over.
 //
 // A request that was sent is carried out once, however often it arrives, and not at all after its caller gave up and
 // the clean-up was carried out. What an abandoned connection delivers late does nothing.
@@ -46,15 +46,16 @@
 // # Kinds of holds
 //
 // Queues are strict for every kind: nobody passes an earlier waiter that it is not compatible with. So a waiting writer
-// stops later readers, and who wants few permits does not overtake who wants many. Permits come back when their holder
-// releases or its session ends. Tokens of shared holds and of permits are marked (fencing.Token.Exclusive): guards
-// refuse them.
+// stops later readers, and a request for few permits does not overtake one for many. Permits come back when their
+// holder releases or its session ends. Tokens of shared holds and of permits are marked (fencing.Token.Exclusive):
+// guards refuse them.
 //
 // Names do not change their use while they are held or waited for: permits with another limit, permits beside other
 // kinds, and hierarchical beside flat requests are backend.ErrLimitMismatch. The latter holds for the name and its
 // ancestors: while "a" is held flatly, a hierarchical request for "a/b" is refused, and the other way round. But a flat
-// hold of "a/b" does not touch "a", which it knows nothing of: whoever wants a hierarchy asks hierarchically
-// throughout. Looking at a name, watching it and force-releasing it concern its own holds, not those below it.
+// hold of "a/b" does not touch "a", which it knows nothing of: an application that wants a hierarchy has to ask
+// hierarchically throughout. Looking at a name, watching it and force-releasing it concern its own holds, not those
+// below it.
 //
 // AcquireAll is one log entry with one place in all queues, so sets that overlap cannot deadlock each other. Sent again
 // by its request ids it is the same set; if only part of it is left, because an administrator took one name, the rest
@@ -81,7 +82,7 @@
 // queue.
 //
 // Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s in
-// which they elect nobody, and after 5 s in which they say nothing. Who waits in a queue waits on.
+// which they elect nobody, and after 5 s in which they say nothing. Requests that wait in a queue wait on.
 //
 // # What it does not promise
 //

@@ -167,7 +167,7 @@ type Member struct {
 	Forming func() bool
 }
 
-// AttachMember returns a driver for a cluster of which a member is in this process: it reaches that one without a
+// AttachMember returns a driver for a cluster of which a member is in this process: it reaches that member without a
 // socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before
 // the member.
 func AttachMember(m Member, o *Options) *Driver {
@@ -241,8 +241,8 @@ func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // enter counts a call in; it is refused after Close.
 //
-// Who has entered has to call gate.Leave. A driver that is unfit, or whose cluster has forgotten something, refuses
-// everything but Close.
+// After nil the caller has to call gate.Leave. A driver that is unfit, or whose cluster has forgotten something,
+// refuses everything but Close.
 func (d *Driver) enter() error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -257,7 +257,7 @@ func (d *Driver) enter() error {
 }
 
 // begin is what every call does first. An ended ctx is refused before anything is sent, so its error is ctx's alone.
-// Who has begun has to call gate.Leave.
+// After nil the caller has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.enter(); err != nil {
 		return err

@@ -92,8 +92,9 @@ func replyError(e *lockpb.Error) error {
 
 // deadlockError tells of the cycle that the newcomer, who is the first and the last in it, would close.
 //
-// The server tells who has the name that the one before waits for. An edge of the contract is one owner with what it
-// holds and what it wants, so each name stands in two edges, and the newcomer holds the last one.
+// The server lists holders and waiters, each with the name that the one before it waits for. An edge of the contract is
+// one owner with what it holds and what it wants, so each name stands in two edges, and the newcomer holds the last
+// one.
 func deadlockError(e *lockpb.Error) error {
 	all := &backend.DeadlockError{}
 	for i := range len(e.Cycle) - 1 {

@@ -27,8 +27,8 @@ type past struct {
 	lost error // a *backend.HistoryError, once the service has forgotten something; for ever
 }
 
-// learn takes over what a leader tells about its cluster. It fails if that is not the cluster of before, or an earlier
-// state of it. A server that is not durable forgets by nature: its holds end with their sessions.
+// learn takes over what a leader tells about its cluster. It fails if that is another cluster than the last leader's,
+// or an earlier state of it. A server that is not durable forgets by nature: its holds end with their sessions.
 //
 //	first leader              its cluster is taken as it is
 //	the same as before        bounds of the TTL and the number of voters are taken over
@@ -77,8 +77,8 @@ func orNone(text string) string {
 }
 
 // forgotten ends everything: the service has forgotten what it acknowledged. There is no way back for this driver: what
-// it holds may be another's, and a token that it saw may be issued again. Who makes a new driver says that no holder of
-// before still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
+// it holds may be another's, and a token that it saw may be issued again. By making a new driver the user says that
+// none of the old holders still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
 // past.lost is set first: whatever begins again because its call, its session or its watch has ended is refused by
 // start. After Close this does nothing, because everything ends anyway.
@@ -148,8 +148,8 @@ func (d *Driver) sawGrants(grants []*lockpb.Grant) {
 	}
 }
 
-// notHeld is err for a hold of before, if err says that the service has forgotten it. The core ends a lease by that at
-// once, and does not wait for its deadline.
+// notHeld makes err an error about a lost hold, if err says that the service has forgotten what it acknowledged. The
+// core ends a lease by that at once, and does not wait for its deadline.
 func notHeld(err error) error {
 	if errors.Is(err, backend.ErrHistoryLost) {
 		return fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)

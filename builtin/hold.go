@@ -112,7 +112,7 @@ func (d *Driver) lost(l *lockpb.Lost) {
 }
 
 // waitLost is the error of a waiter that lost its place. errAgain has it queue again; but if another client has taken
-// over its request id, that one waits with it now, and two would take the place from each other for ever.
+// over its request id, the other client waits with it now, and the two would take the place from each other for ever.
 func waitLost(r lockpb.Reason) error {
 	if r == lockpb.Reason_REASON_MOVED {
 		return fmt.Errorf("%w: another client waits on with this request id", backend.ErrHeld)

@@ -107,7 +107,7 @@ func (d *Driver) maintain() {
 // awaitDemand returns true once a connection is needed, and false when the driver is closed.
 //
 // A driver whose last session has ended keeps its connection, and asks for another one only when it is needed again.
-// wake may hold a signal of before, which costs one look.
+// wake may hold a signal that is out of date, which costs one look.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -170,8 +170,8 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	}
 }
 
-// candidates returns the addresses to ask, the likeliest first: the leader of before, or the one that was named, then
-// those that the user gave, then those that members told. Each address comes once.
+// candidates returns the addresses to ask, the likeliest first: the last leader, or the one that a member named, then
+// the addresses that the user gave, then those that members told. Each address comes once.
 func (d *Driver) candidates() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -184,8 +184,8 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is what one member answered: conn and welcome, or err. Who receives it owns conn, and installs or cancels
-// it.
+// greeting is what one member answered: conn and welcome, or err. findLeader, which receives it, returns conn or
+// cancels it.
 type greeting struct {
 	conn    *conn
 	welcome *lockpb.Welcome
@@ -255,8 +255,8 @@ func (d *Driver) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// follow remembers what the leader tells. Addresses of before are forgotten: they may be those of members that were
-// removed.
+// follow remembers what the leader tells. The addresses that the last leader told are forgotten: some may belong to
+// members that were removed.
 func (d *Driver) follow(g greeting) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

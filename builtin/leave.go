@@ -89,7 +89,7 @@ func (s *session) giveUp(a *attempt, why error) error {
 
 // left waits a moment for releases, and reports whether the service has told meanwhile that nothing is left.
 //
-// The releases go on after that; what is bounded is only how long the caller is kept.
+// The releases go on after that; only the caller's wait is bounded.
 func (d *Driver) left(all []*leftover) bool {
 	grace := time.NewTimer(lateGrace)
 	defer grace.Stop()

@@ -13,8 +13,8 @@ import (
 
 // takeOver moves to this session what others have of the requests, so that the same acquire finds it here.
 //
-// A set of which only some are held cannot be completed: what is left of it is ended, whoever has it, as any later
-// acquire by the same ids takes the place of the earlier one.
+// A set of which only some are held cannot be completed: what is left of it is ended, also if another client has it, as
+// any later acquire by the same ids takes the place of the earlier one.
 //
 // What moves here and is not asked for again would be nobody's, so it is noted as a leftover, which the acquire that
 // follows overtakes. The session that loses something is told by the server, as moved.

@@ -48,7 +48,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
-// syntax is that of the URLs of Open and OpenAdmin.
+// syntax describes the URLs of Open and OpenAdmin.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"fencelock"}, Secure: []string{"fencelocks"}, Port: "7480",
 	Timeout: 5 * time.Second,

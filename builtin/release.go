@@ -55,9 +55,9 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	}
 }
 
-// sessionOf returns the session to speak for and counts the caller among its users: that of the hold, if it is one of
-// ours, or any. The server compares request id and token, not the session; but a request that names none would have no
-// sequence, and could be carried out twice.
+// sessionOf returns the session to speak for and counts the caller among its users: the session of the hold, if the
+// hold is one of ours, or any. The server compares request id and token, not the session; but a request that names none
+// would have no sequence, and could be carried out twice.
 //
 // The hold, if it is returned, is busy: carryOut undoes that. Any session will do for a hold of another process; the
 // one of the grant's TTL is preferred, and none is opened if there is another.

@@ -65,8 +65,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu. The token has to be the same: a
-// grant of before does not renew what came later.
+// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu. The token has to be the same: an
+// earlier grant does not renew a later one.
 func (d *Driver) holdOf(g *backend.Grant) *hold {
 	if h := d.holds[key{g.Name, g.RequestID}]; h != nil && h.token == incarnation(g) {
 		return h
@@ -74,8 +74,9 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 	return nil
 }
 
-// renew proves the session of the grants whose numbers are in members. It returns those that were another's by the time
-// the server answered: another process may have taken them over for the same request, whose grants they still are.
+// renew proves the session of the grants whose numbers are in members. It returns those that hung on another session by
+// the time the server answered: another process may have taken them over for the same request, and they are still the
+// grants of that request.
 //
 // The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known. So
 // a hold that is there then lived when the keepalive was sent.

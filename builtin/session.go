@@ -92,8 +92,8 @@ func (s *session) unopened(err error) error {
 }
 
 // newSession makes a session that the service does not know yet. Its id is new and drawn by chance, never derived from
-// anything: who knows it can speak for it, and one that was used before could meet requests of its predecessor. It is
-// called under kit's mutex, and takes none.
+// anything: anybody who knows it can speak for the session, and an id that was used before could meet requests of its
+// predecessor. It is called under kit's mutex, and takes none.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
@@ -136,8 +136,8 @@ func (s *session) create() {
 	}
 }
 
-// forget takes the session out of the driver: nothing is sent for it any more but its end. It is true once, so that of
-// those who end a session at the same time one does what is to be done. The caller holds d.mu.
+// forget takes the session out of the driver: nothing is sent for it any more but its end. It is true once, so that
+// only one of several goroutines that end a session at the same time draws the consequences. The caller holds d.mu.
 //
 // The order of mutexes is d.mu, then kit's.
 func (s *session) forget() bool {
@@ -203,8 +203,8 @@ func (s *session) settled(sequence uint64) {
 	}
 }
 
-// prove has the service renew the session, by a request that is sent after this call. Instants of before prove nothing
-// to a caller that has to know whether a hold lives now.
+// prove has the service renew the session, by a request that is sent after this call. An earlier proof says nothing to
+// a caller that has to know whether a hold lives now.
 //
 // A session that is not attached to the connection on which it speaks gets no pushes: its connection is ended, and the
 // next one begins with an attachment.

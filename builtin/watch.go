@@ -127,9 +127,9 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 // start begins the watch on the present or the next connection, where it ended on the one before. The caller holds
 // d.mu.
 //
-// The call of before is taken out without being answered, and its number with it: events that are still on their way
-// for it meet no watch, and come again after since. A call that ended at once, inside d.start, has ended the watch with
-// it; hence the look at d.watches.
+// The last call is taken out without being answered, and its number with it: events that are still on their way for it
+// meet no watch, and come again after since. A call that ended at once, inside d.start, has ended the watch with it;
+// hence the look at d.watches.
 func (w *watch) start() {
 	d := w.d
 	if w.call != nil {

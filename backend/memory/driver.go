@@ -294,7 +294,7 @@ func (d *Driver) alive(ctx context.Context) error {
 
 // try runs op at one moment of the store and returns its error. What op writes may be read only if that is nil.
 //
-// Nothing is sent again: of what try is used for, asking again is the caller's choice, who knows what it would do.
+// Nothing is sent again: only the caller knows what doing op twice would do.
 func (d *Driver) try(ctx context.Context, op func(now backend.Instant) error) error {
 	var failed error
 	_, err := d.call(ctx, 0, func(now backend.Instant) { failed = op(now) })

@@ -110,8 +110,8 @@ func (n *Network) Pass() {
 // Hold keeps back what is sent in the given direction until Pass. Callers wait meanwhile, until their contexts end.
 func (n *Network) Hold(dir Direction) { n.set(dir, keep, 0) }
 
-// Drop swallows what is sent in the given direction from now on. What is queued already is not lost by it. Nobody is
-// told: callers wait until their contexts end, or until Pass.
+// Drop swallows what is sent in the given direction from now on. Messages that are queued already are not lost. Nobody
+// is told: callers wait until their contexts end, or until Pass.
 func (n *Network) Drop(dir Direction) { n.set(dir, swallow, 0) }
 
 // Delay delivers everything in the given direction d later, in order. Each message has a timer of its own; Pass and
@@ -236,8 +236,8 @@ func (n *Network) ripen(i, generation int) {
 	n.pump(i)
 }
 
-// pump delivers what is ripe, in order and one at a time. It runs on the goroutine of whoever made something ripe; n.mu
-// is free while a message runs, and what becomes ripe meanwhile is delivered by the same loop.
+// pump delivers what is ripe, in order and one at a time. It runs on the goroutine that made something ripe; n.mu is
+// free while a message runs, and what becomes ripe meanwhile is delivered by the same loop.
 func (n *Network) pump(i int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -24,8 +24,8 @@ const (
 )
 
 // Pause freezes the server: requests arrive and are not answered, nothing expires, and callers wait until their
-// contexts end. Resume goes on, and serves what has arrived meanwhile, in order. Time goes on: what is over by then
-// ends when it goes on, before anything is served. It does nothing to a server that is stopped.
+// contexts end. Resume goes on, and serves what has arrived meanwhile, in order. Time goes on meanwhile: holds whose
+// TTL is over end with Resume, before anything is served. It does nothing to a server that is stopped.
 func (s *Store) Pause() {
 	s.at(func(backend.Instant) {
 		if s.state == serving {

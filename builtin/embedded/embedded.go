@@ -208,7 +208,7 @@ func (s *Server) forming() bool {
 }
 
 // WaitLeader returns once the server knows who leads, itself or another member: it is what a probe of readiness waits
-// for. The error is that of ctx, or why the server ended.
+// for. The error is ctx's, or says why the server ended.
 //
 // Without a cluster Start has waited for that already.
 //

@@ -58,9 +58,9 @@ func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	}))
 }
 
-// Recover makes dir, the data directory of one member of a cluster that has lost most of its members, that of a new
-// cluster with one member, which has all that is on this disk: see docs/SERVER.md. The old directory is kept, with
-// ".lost" after its name. No server of the old cluster may run, now or later.
+// Recover is for a cluster that has lost most of its members. It makes dir, the data directory of one that is left, the
+// data directory of a new cluster with one member, which has all that is on this disk: see docs/SERVER.md. The old
+// directory is kept, with ".lost" after its name. No server of the old cluster may run, now or later.
 func Recover(dir string, o RestoreOptions) (Restored, error) {
 	return restored(replica.Recover(dir, replica.RestoreOptions{NewCluster: o.NewCluster, ClosedFor: o.ClosedFor}))
 }
