@@ -1,5 +1,8 @@
 package lead
 
+// What a leader writes down of time for the next one, so that a holder that died is not given its whole TTL by each of
+// them: docs/decisions/2026-11-22-what-is-left-of-a-lease.md, with the reason why nobody's belief outlives it.
+
 import (
 	"container/heap"
 	"context"
@@ -10,8 +13,9 @@ import (
 )
 
 // silence is for how long a session is silent before it is kept. With few sessions it is short, so that little is given
-// twice when the leader changes; however many there are, the log has only so much more to take. Who lives renews more
-// often than twice in its TTL. The caller holds k.mu.
+// twice when the leader changes; however many there are, the log has only so much more to take. It is at most half the
+// TTL: a client that lives renews more often than that, so in a large cluster only silent sessions are kept. The caller
+// holds k.mu.
 func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	if k.alone.Load() {
 		return ttl / 2
@@ -71,7 +75,8 @@ func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	}
 }
 
-// written notes that the log has the deadlines of all, or perhaps not. Then they are kept nevertheless.
+// written notes that the log has the deadlines of all, or perhaps not. Then they are kept nevertheless, since a
+// deadline that did land counts for the next leader, and the checkpoint is tried again.
 func (k *Timekeeper) written(all []*deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,5 +1,8 @@
 package lead
 
+// Deadlines, and the heap in which they wait. A renewal moves the deadline and leaves the heap as it is: renewals are
+// what a lock service does most.
+
 import (
 	"container/heap"
 	"time"

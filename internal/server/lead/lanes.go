@@ -16,8 +16,8 @@ type lane struct {
 	after *lane      // whose turn is next
 }
 
-// add reports false if there are too many. A lane that has few is never refused: who floods does not close the way to
-// others.
+// add reports false if there are too many. A lane that has few is never refused: a connection that floods does not
+// close the way to others.
 func (l *lanes) add(x Proposal) bool {
 	own := l.all[x.By]
 	if own == nil {
@@ -74,7 +74,8 @@ type obsoleteProposal struct {
 	why error
 }
 
-// take removes what goes into the next log entry, and what has become obsolete meanwhile.
+// take removes what goes into the next log entry, and what has become obsolete meanwhile. That is asked here, last of
+// all, because a command may wait in its lane for long.
 func (l *lanes) take() (batch []Proposal, obsolete []obsoleteProposal) {
 	size := 0
 	for len(batch) < maxBatch {

@@ -1,5 +1,8 @@
 package lead
 
+// A leadership from the election to its end, and who hears of its sessions. Each election makes a new one, and the last
+// one has ended as a whole before: two of them would time the same sessions.
+
 import (
 	"context"
 	"log/slog"
@@ -73,7 +76,8 @@ func Watch(ctx context.Context, c Config) {
 	}
 }
 
-// begin begins to lead in term. It serves as soon as everything of earlier terms is applied.
+// begin begins to lead in term. It serves as soon as everything of earlier terms is applied, the limits are settled and
+// the sessions have their time: before that it could tell a client that a session lives of which the log has the end.
 func begin(c Config, term uint64) *Leadership {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	r := &Leadership{Term: c.Replica.Lead(term), config: c, end: cancel, attached: map[machine.SessionID]Listener{}}
@@ -179,8 +183,8 @@ func (r *Leadership) keepMembers(ctx context.Context) {
 	}
 }
 
-// stayClosed serves nobody for a while, if the cluster was restored and has served nobody since: whoever held something
-// before, of which the backup knows nothing, is to know by then that it has not.
+// stayClosed serves nobody for a while, if the cluster was restored and has served nobody since: a client may have
+// taken a lock after the backup was made, and believes in it for as long as its TTL.
 func (r *Leadership) stayClosed(ctx context.Context) bool {
 	c := &r.config
 	wait := c.Replica.State.ClosedFor()
@@ -243,7 +247,8 @@ func (r *Leadership) AttachedTo(l Listener) (all []machine.SessionID) {
 	return all
 }
 
-// Detach forgets a listener, which hears no more.
+// Detach forgets a listener, which hears no more. Its sessions live on until their time is over: the client may come
+// back on another connection.
 func (r *Leadership) Detach(l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -268,8 +273,8 @@ func (r *Leadership) Forget(id machine.SessionID) {
 	delete(r.attached, id)
 }
 
-// Deliver tells those whom it concerns what a command did to others, and times it. by sent the command; nil: the server
-// itself.
+// Deliver tells listeners what a command did to their sessions, and times it. by sent the command, and has the answer
+// to it; nil: the server itself sent it.
 func (r *Leadership) Deliver(by Listener, notices []machine.Notice) {
 	for i := range notices {
 		n := &notices[i]

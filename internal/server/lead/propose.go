@@ -1,5 +1,7 @@
 package lead
 
+// Commands on their way into the log: queued in lanes, gathered into entries, and answered in the order of the log.
+
 import (
 	"context"
 	"errors"
@@ -139,7 +141,7 @@ func (p *proposer) next(ctx context.Context) []Proposal {
 	}
 }
 
-// Weight is about how many bytes a command takes.
+// Weight is about how many bytes a command takes: what it bounds needs no exact number.
 func Weight(c *machine.Command) int {
 	size := 64 + len(c.Client) + len(c.Name) + len(c.RequestID) + len(c.Reason) + len(c.By)
 	for i := range c.Requests {

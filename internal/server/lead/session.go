@@ -1,5 +1,7 @@
 package lead
 
+// When sessions and minimum holds end. deadlines.go has the heap, checkpoint.go what the next leader finds in the log.
+
 import (
 	"container/heap"
 	"context"
@@ -89,7 +91,9 @@ func (k *Timekeeper) inherit(m *machine.Machine) {
 	}
 }
 
-// found times a session of an earlier leader.
+// found times a session of an earlier leader. If the log has its deadline, the session gets what is left of it, but
+// time enough for its client to find this leader. If not, it may have been renewed in the earlier leader's memory until
+// just now, and gets its full TTL.
 func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -136,7 +140,8 @@ func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	return true
 }
 
-// Logged is renew for a request that has gone through the log, and is told of in the order of the log.
+// Logged is Renew for a request that has gone through the log, by which a kept session becomes free again. It must be
+// called in the order of the log.
 func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -202,7 +207,7 @@ func (k *Timekeeper) ending(id machine.SessionID) bool {
 	return d != nil && d.ending
 }
 
-// Left is how long a session lives unless it is renewed; zero if not known.
+// Left is how long a session lives unless it is renewed; zero if that is not known.
 func (k *Timekeeper) Left(id machine.SessionID) time.Duration {
 	if k == nil {
 		return 0

@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// addressed is a transport that says whom it means. Raft finds a member at an address and believes whoever answers
+// addressed is a transport that says whom it means. Raft finds a member at an address and believes the one that answers
 // there to be the one that it has in mind. A member that lost its data and is started again would pass for the one that
 // it was: its vote would count, although it has forgotten for whom it voted before and what it acknowledged, and an
 // entry that most members have could be outvoted by those that have not. So every connection names the member that it

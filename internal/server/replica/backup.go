@@ -17,7 +17,7 @@ const backupMagic = "fencelock backup 1\n"
 type BackupInfo struct {
 	// Cluster is its token space.
 	Cluster string `json:"cluster"`
-	// Revision is that of the last token, or later.
+	// Revision is at least that of the last token.
 	Revision uint64 `json:"revision"`
 	// MaxTTL is the longest TTL that the server granted; zero in backups of older versions.
 	MaxTTL time.Duration `json:"maxTTL,omitempty"`

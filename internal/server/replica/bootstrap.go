@@ -1,5 +1,8 @@
 package replica
 
+// How a member comes into a cluster: it makes one by itself, is taken into one, or makes one together with all of Join.
+// The other side, what a leader does with one that asks, is Term.admit in members.go.
+
 import (
 	"context"
 	"errors"
@@ -187,7 +190,7 @@ func (r *Replica) bootstrap(servers []raft.Server) error {
 	return err
 }
 
-// stand makes this member stand for election at once: who is alone need not wait for others.
+// stand makes this member stand for election at once: one that is alone need not wait for others.
 func (r *Replica) stand() {
 	if r.raft.State() != raft.Follower {
 		return

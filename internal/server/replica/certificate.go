@@ -14,8 +14,8 @@ import (
 )
 
 // The certificate of a member speaks for members at the hosts that it names, and for no others: that it comes from the
-// right authority says that its owner may ask to be a member, not that it is one. So who dials for raft must show one
-// that names the host of a member; who is dialled, one that names the host that was dialled.
+// right authority says that its owner may ask to be a member, not that it is one. So a server that dials for raft must
+// show one that names the host of a member, and one that is dialled must show one that names the host that was dialled.
 //
 // A member that was away may not know the newer ones. It asks those that it does know, who show that they are who they
 // are, and lets the next attempt through.
@@ -109,7 +109,8 @@ func (p *peerNet) askAround(known []string) {
 // nonceBytes is the least length of what a proof is made over.
 const nonceBytes = 16
 
-// proofOfKey shows that m knows the key, to whoever chose the nonce, and for nobody else than m at its address.
+// proofOfKey shows that m knows the key to the member that chose the nonce, and for nobody else than m at its address:
+// one that only passes the question on to m gets a proof that is of no use to it. The key itself is never sent.
 func proofOfKey(key, nonce []byte, m member) []byte {
 	sum := hmac.New(sha256.New, key)
 	fmt.Fprintf(sum, "fencelock join\n%x\n%q\n%q\n", nonce, m.ID, m.Peer)

@@ -1,5 +1,12 @@
 package replica
 
+// Damage of the log is noticed here: each entry has a checksum, and a mark says how far the log goes. Snapshots are
+// checked in snapshots.go; writes that the disk refuses are for disk.go.
+//
+// The checksum of an entry is made by the member that stores it first, and checked when a member stores the entry, when
+// it reads it, and before it carries it out. The log below believes the lengths that it reads, and takes an end that is
+// cut off for one that was never written.
+
 import (
 	"encoding/binary"
 	"errors"
@@ -157,7 +164,8 @@ func (l *checkedLog) file(index uint64) string {
 	return filepath.Join(l.path, name)
 }
 
-// check reads the whole log, which must begin no later than after the entry until, which is that of a snapshot.
+// check reads the whole log. It must go as far as the mark says, and follow without a gap on until, the last entry of
+// the newest snapshot.
 func (l *checkedLog) check(until uint64) error {
 	first, err := l.FirstIndex()
 	if err != nil {

@@ -1,5 +1,8 @@
 package replica
 
+// How large the log becomes: a snapshot is made when it has grown by so many bytes, and its last entries are kept in
+// memory, up to a bound, for followers that are a little behind.
+
 import (
 	"context"
 	"errors"

@@ -12,8 +12,8 @@ import (
 // Members that carried out the same log have the same state. A fault of memory, or one of this code, can make that
 // untrue without a sound, and each later grant carries it on. So the leader has an entry go through the log from time
 // to time at which every member takes the hash of its state, and then one with its own hash, with which the others
-// compare theirs. Who differs says so. It goes on: which of the two is wrong is for people to find out, and a cluster
-// whose members stopped because the leader is wrong would be no better.
+// compare theirs. A member that differs says so. It goes on: which of the two is wrong is for people to find out, and a
+// cluster whose members stopped because the leader is wrong would be no better.
 
 // compareEvery is how often states are compared. While nothing is written, they are not.
 const compareEvery = time.Minute

@@ -10,7 +10,7 @@ import (
 // confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats answers
 // all the questions that were asked before it began.
 //
-// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: whoever
+// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: a voter that
 // acknowledges in term T a request that was sent after the question has voted in no later term before, and if that
 // holds for most of the voters, nobody of a later term led at the time of the question.
 type confirmer struct {
@@ -59,7 +59,7 @@ func (c *confirmer) run(ctx context.Context) {
 		}
 		round := c.take()
 		if !c.prove(ctx) {
-			<-ctx.Done() // whoever watches over the leadership ends the term
+			<-ctx.Done() // lead.Watch ends the term
 			for _, then := range round {
 				then(context.Cause(ctx))
 			}

@@ -1,5 +1,7 @@
 package replica
 
+// A disk that refuses a write: nothing more is written to it, and the server stops.
+
 import (
 	"fmt"
 	"runtime"

@@ -13,7 +13,7 @@ const (
 
 // beginEntry begins a log entry that a leader decides in term.
 //
-// Raft takes an entry from whoever leads when the entry comes, which may be the same member in a later term, after
+// Raft takes an entry from the member that leads when the entry comes. That may be the same one in a later term, after
 // another one has led: a goroutine that stood still for two hand-overs is enough. What the leader of then decided by
 // its clock (a session is over), by its connections (a command comes from the one that the session is attached to) or
 // by its state (a minimum time goes on) is out of date. So an entry that lands in another term is carried out by no

@@ -1,5 +1,9 @@
 package replica
 
+// What a log entry does: commands for the lock state machine, and facts about the cluster itself. All members carry out
+// the same entries, so nothing of what goes into the state may depend on the member: not on its clock, its settings or
+// the time at which the entry comes.
+
 import (
 	"cmp"
 	"encoding/json"
@@ -98,7 +102,8 @@ func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	}
 }
 
-// Apply implements raft.FSM.
+// Apply implements raft.FSM. An entry that is damaged, or unknown to this version, is the last one: a member that
+// passed over it would have another state than the others.
 func (f *FSM) Apply(entry *raft.Log) any {
 	if err := f.failure(); err != nil {
 		return err
@@ -126,7 +131,7 @@ func (f *FSM) apply(entry *raft.Log) (*Applied, error) {
 		return nil, err
 	case kind != entryBatch && kind != entryFact:
 		return nil, fmt.Errorf("kind %d is not known to this version", kind)
-	case decided != entry.Term:
+	case decided != entry.Term: // see beginEntry
 		return &Applied{Stale: true}, nil
 	case kind == entryFact:
 		return &Applied{}, f.learn(entry.Index, body)
@@ -165,7 +170,7 @@ func (f *FSM) setClock() {
 	f.clock = Clock{f.Machine.Clock(), f.now()}
 }
 
-// ClusterClock is the clock of the cluster, for who is about to lead.
+// ClusterClock is the clock of the cluster, for a member that is about to lead.
 func (f *FSM) ClusterClock() Clock {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -177,7 +182,7 @@ func (f *FSM) learn(index uint64, body []byte) error {
 	if err := json.Unmarshal(body, &x); err != nil {
 		return err
 	}
-	if x.Mark {
+	if x.Mark { // before f.mu is taken, which freezing takes too
 		f.comparison.mark(index, f.Freeze)
 	}
 	if x.Hash != nil {
@@ -296,6 +301,7 @@ func (f *FSM) Snapshot() (raft.FSMSnapshot, error) {
 	return frozen, nil
 }
 
+// Freeze returns the present state, which stays as it is while the log goes on.
 func (f *FSM) Freeze() (*Frozen, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -351,6 +357,8 @@ func (f *FSM) Restore(snapshot io.ReadCloser) error {
 	return nil
 }
 
+// become takes the state of a snapshot over. Of which cluster it is comes first: the state of another one must not take
+// the place of this.
 func (f *FSM) become(x facts, snapshot io.Reader) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -51,7 +51,7 @@ func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	r.maintain(on)
 	r.config.Log.Info("maintenance", "on", on)
 	if leads {
-		if err := r.HandOver(ctx); err != nil { // who serves tries it again
+		if err := r.HandOver(ctx); err != nil { // the leadership tries it again
 			r.config.Log.Info("in maintenance, and still leading", "error", err)
 		}
 	}
@@ -107,7 +107,7 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	return refuse("no other member with a vote answers the leader")
 }
 
-// askEach asks all at once, for as long as a leader may be silent. Who does not answer has no id.
+// askEach asks all at once, for as long as a leader may be silent. The answer of a member that gives none has no id.
 func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
 	ctx, cancel := context.WithTimeout(ctx, r.config.Timing.WithDefaults().Heartbeat)
 	defer cancel()

@@ -1,5 +1,11 @@
 package replica
 
+// Who the members are. The leader alone changes that, and every change is an entry of the log.
+//
+// A server is taken in without a vote. It gets one when it is approved (by an operator, or because it knows the key)
+// and has caught up: without approval a stranger could outvote the members, and with a vote a server that is behind
+// could stop them.
+
 import (
 	"context"
 	"errors"
@@ -191,9 +197,9 @@ var errNotFresh = errors.New(
 const maxUnapproved = 8
 
 // admit takes a member in, as leader: one that has no data, or one of its own that has moved. It begins without a vote:
-// keepMembers gives it one when it has caught up, so that it cannot stop the others, and is approved. Whoever reaches
-// this member may ask, so without approval (of an operator, if consent is given, or by the key) nobody takes the place
-// of a member or is believed to be one that has moved.
+// keepMembers gives it one when it has caught up, so that it cannot stop the others, and is approved. Any server that
+// reaches this member may ask, so without approval (of an operator, if consent is given, or by the key) nobody takes
+// the place of a member or is believed to be one that has moved.
 func (t *Term) admit(m member, consent bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
 	defer cancel()

@@ -179,7 +179,7 @@ func (p *peerNet) reply(conn net.Conn, foreign error) {
 	} else {
 		a = p.answer(q)
 	}
-	_ = json.NewEncoder(conn).Encode(a) // whoever asked asks again
+	_ = json.NewEncoder(conn).Encode(a) // the other side asks again
 }
 
 // readPreface returns what the connection is for; with an error too, if that is known.

@@ -1,5 +1,8 @@
 package replica
 
+// Recovery from the disk of one member. The new directory is made beside the old one and takes its place at the end, by
+// two renames: up to there an error leaves the old one where it was.
+
 import (
 	"bytes"
 	"errors"

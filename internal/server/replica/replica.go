@@ -1,5 +1,10 @@
 package replica
 
+// A replica as a whole: raft, and all that it is given. From the network upwards that is peerNet, addressed and proof;
+// from the disk upwards the stores; on top the FSM.
+//
+// From Open on the member takes part in elections. Run then finds a cluster for a member that has none.
+
 import (
 	"cmp"
 	"context"

@@ -1,5 +1,8 @@
 package replica
 
+// The data directory of a new cluster with one member, made of a backup (backup.go) or of what is left on a disk
+// (recover.go).
+
 import (
 	"bytes"
 	"cmp"
@@ -125,7 +128,8 @@ func checkFinished(dir string) error {
 	return err
 }
 
-// writeDataDir makes dir the data directory of a member that is alone, with the state f as its first snapshot.
+// writeDataDir makes dir the data directory of a member that is alone, with the state f as its first snapshot. The file
+// unfinished is there before anything that a server needs and until all of it is, so that no server starts with a part.
 func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -1,5 +1,9 @@
 package replica
 
+// What is kept in the data directory, and how it is opened. The log is a pile of stores, each with one concern:
+//
+//	logCache (compact.go) ─► checkedLog (checksum.go) ─► watchedLog (silence.go) ─► strictLog (disk.go) ─► wal or bolt
+
 import (
 	"cmp"
 	"crypto/rand"
@@ -88,6 +92,8 @@ func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal
 	return s, nil
 }
 
+// openIn opens what is in dir. checkKind comes before the log is opened, which makes one where there is none: two kinds
+// would stand beside each other. The whole log and all snapshots are read before raft sees them.
 func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (err error) {
 	if err := errors.Join(checkFinished(dir), checkKind(kind, dir)); err != nil {
 		return err

@@ -1,5 +1,8 @@
 package replica
 
+// One term of leadership as the log sees it: what the leader writes, and the proof that it led. Package lead decides
+// what to write, and when.
+
 import (
 	"context"
 	"crypto/rand"
@@ -33,7 +36,7 @@ func (r *Replica) Lead(term uint64) *Term {
 	return &Term{replica: r, number: term, confirmer: newConfirmer(r.raft, r.proof, r.id, term)}
 }
 
-// Number is that of the term. Every election begins a greater one.
+// Number names the term. Every election begins a greater one.
 func (t *Term) Number() uint64 { return t.number }
 
 // Run answers Confirm until ctx ends, with the cause of which all the others are answered.

@@ -1,5 +1,7 @@
 package replica
 
+// How fast members react to each other, and which of these settings fit together.
+
 import (
 	"fmt"
 	"time"

@@ -1,5 +1,8 @@
 package replica
 
+// Reading the data of a server that is stopped: the checks that a server makes when it starts, and the log carried out
+// in memory.
+
 import (
 	"errors"
 	"fmt"
