@@ -22,10 +22,10 @@ import (
 // is.
 const pieceTime = 30 * time.Second
 
-// Backup writes all that the cluster keeps to w, with all that was acknowledged to anybody before the call. It comes
-// from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds. An error wraps
-// backend.ErrUnavailable, or is the one that w returned; what was written is then of no use, and cannot be restored by
-// mistake: a backup ends with its checksum.
+// Backup writes all that the cluster keeps to w, including everything that was acknowledged to any client before the
+// call. It comes from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds.
+// An error wraps backend.ErrUnavailable, or is the one that w returned; what was written is then of no use, and cannot
+// be restored by mistake: a backup ends with its checksum.
 //
 // "fencelock restore", or embedded.Restore, makes a new cluster of it. Locks go on meanwhile, and ctx ends it.
 //

@@ -27,9 +27,9 @@ import (
 //	           ▲                                │
 //	           └──── the connection ended ◄─────┘   (once: finish, as unknown)
 //
-// It ends in one of four ways, and always by finish: with an answer; with what ends all calls of its kind (its session,
-// the cluster's past, a round over all members that found no leader); when its caller gives up; or, if once is set,
-// with its connection.
+// It ends by finish: with an answer; with what ends all calls of its kind (its session, the cluster's past, a round
+// over all members that found no leader); when its caller gives up; or, if once is set, with its connection. Attempts
+// and watches may take theirs out of Driver.calls instead; then is not called in that case, and nobody waits for done.
 type call struct {
 	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be
 	// writing it.
@@ -38,8 +38,9 @@ type call struct {
 	session *session
 	// sequence makes it harmless when it is sent again; zero: it has none, and is harmless by itself or sent once.
 	sequence uint64
-	// once: it is not sent again when its connection ends, because that would do it twice (ForceRelease), or because
-	// the next connection begins with one of its own (Attach).
+	// once: it is not sent again when its connection ends, because that would do it twice (ForceRelease), because the
+	// next connection begins with one of its own (Attach), or because something newer was asked for meanwhile
+	// (overtake).
 	once bool
 	// looks: it changes nothing, carried out or not, so its outcome is never unknown.
 	looks bool

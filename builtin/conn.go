@@ -19,7 +19,8 @@ import (
 )
 
 // conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into Driver.conn,
-// and uninstall takes it out; it never comes back. Whoever finds that it must end calls cancel with the reason:
+// and uninstall takes it out; it never comes back. The code that finds out that it must end calls cancel with the
+// reason:
 //
 //	the stream ended            the stream's error, from read or write
 //	no answer for too long      errSilent, from watch

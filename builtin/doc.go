@@ -18,10 +18,10 @@
 // the answer to the next keepalive shows it, and the driver ends the connection.
 //
 // All locks of one client with one TTL hang on one session, which the driver keeps alive by itself while somebody needs
-// it, and which costs one small request per third of the TTL however many locks there are. Every other TTL costs
-// another session, so use few of them. A hold is valid for the TTL from the instant before the last request was sent
-// that renewed the session. The leader answers such a request only after most servers have confirmed that it still led
-// when the request arrived, so none is honoured that its successor does not know of.
+// it, and which costs one small request per third of the TTL however many locks there are. Each further TTL costs
+// another session, so an application should use few different ones. A hold is valid for the TTL from the instant before
+// the last request was sent that renewed the session. The leader answers such a request only after most servers have
+// confirmed that it still led when the request arrived, so none is honoured that its successor does not know of.
 //
 // # Promises
 //
@@ -64,10 +64,10 @@
 //
 // Deadlocks. A request made under holds (backend.Request.Under) that would have to wait is refused with a
 // *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under
-// theirs: of this driver or of other clients, holders or waiters ahead, of whichever TTL. Two requests under one hold
-// that want the same name just queue. The server looks at 10,000 holders and waiters per request, unless told
-// otherwise; a longer cycle is not found. One holder of permits is a link only if nobody else can make room. A waiter
-// that queues again because its session had ended is examined again.
+// theirs, whichever client and TTL they belong to, and whether they hold the name or wait ahead. Two requests under one
+// hold that want the same name just queue. The server looks at 10,000 holders and waiters per request, unless told
+// otherwise; a longer cycle is not found. A holder of permits counts in the search only if no other holder could make
+// room instead. A waiter that queues again because its session had ended is examined again.
 //
 // # Bounds
 //

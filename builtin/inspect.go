@@ -154,8 +154,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
-// ForceRelease ends all holds of name; a minimum hold ends too. The victims are told at once, with reason. A name that
-// nobody holds is backend.ErrNotHeld.
+// ForceRelease ends all holds of name; a minimum hold ends too. Their holders are told at once, with
+// backend.ReasonForceReleased. A name that nobody holds is backend.ErrNotHeld.
 //
 // reason is text for people: those who watch the name read it. The first waiters are granted in the same step. After
 // backend.ErrUnknown look who holds the name before calling it again: it may be the next holder by now.

@@ -84,6 +84,16 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 // move takes a hold over to the session, with token zero whatever the request has. granted is called with d.mu held, as
 // soon as the answer comes: a loss that is pushed right behind it finds the hold in its place. It returns the instant
 // from which the hold is valid. A move is never in doubt for long: sent again, it answers the same.
+//
+// A move has no sequence, and needs none: what it asks for is a state, and a second one finds it reached.
+//
+//	moved, or here already     the instant, and granted was called
+//	ErrNotHeld                 the request has no such hold
+//	the session ended          errSessionEnded, after its holders were told
+//	no answer                  ErrUnknown: the hold hangs on one session or the other
+//
+// A wait moves as well, where the token is zero. The server then answers with a place in the queue and no grant, so
+// granted is not called; the acquire that follows finds the place.
 func (s *session) move(ctx context.Context, k key, token uint64, granted func(*lockpb.Grant)) (backend.Instant, error) {
 	var sent backend.Instant
 	c := call{

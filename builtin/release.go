@@ -149,15 +149,17 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	return notHeld(s.carryOut(ctx, c, k, h))
 }
 
-// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has; target
-// is the sequence of an acquire that is given up with it.
+// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has. target
+// is the sequence of an acquire that is given up with it: should that arrive only later, the server does not carry it
+// out. Zero: none.
 func releaseOf(k key, token, target uint64) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
 		Name: k.name, RequestId: k.requestID, Token: token, Target: target,
 	}}}
 }
 
-// ownReleaseOf is releaseOf for what hangs on the session of the request alone.
+// ownReleaseOf is releaseOf for what hangs on the session of the request alone: what another client has taken over by
+// the same request id is not ended.
 func ownReleaseOf(k key, token, target uint64) *lockpb.Request {
 	r := releaseOf(k, token, target)
 	r.GetRelease().Own = true

@@ -80,6 +80,9 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 //
 // The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known. So
 // a hold that is there then lived when the keepalive was sent.
+//
+// A grant of this session's TTL moves hold.until on. One for less stays where it is because of hold.stays, and is told
+// what it asked for: the hold itself may live longer.
 func (s *session) renew(
 	ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal,
 ) (moved []int) {

@@ -31,8 +31,9 @@ import (
 type session struct {
 	kit.Session // who uses it, and whether it has ended
 	d           *Driver
-	id          []byte // 128 random bits: who knows it speaks for the session
-	ttl         time.Duration
+	// id is 128 random bits. Anybody who knows it speaks for the session, so it is in no log and no error.
+	id  []byte
+	ttl time.Duration
 
 	// open: the service has it, as far as is known here. install attaches these only.
 	open bool

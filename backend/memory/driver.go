@@ -129,6 +129,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 //	none came                   ask again at once: the store knows the request by its id
 //	down, at the first time     ErrUnavailable
 //	down, later, with Wait      rest, and ask again: it may have had a place
+//	down, later, without        giveUp, which makes it ErrUnknown: an earlier request may have been granted
 //	ctx ended, or Close         giveUp
 //
 // A waiter asks again within one TTL of the request before: it waits two thirds of the TTL at most for an answer, and

@@ -12,6 +12,8 @@ func init() { backend.Register("memory", open) }
 
 // named are the stores that a URL has named. They are never taken out: nobody knows when the last driver that will ever
 // name one is closed, and a store that went with its last driver would forget its tokens.
+//
+// NewStore does not enter a store here, so a test's own stores are never shared by chance.
 var named struct {
 	mu     sync.Mutex // protects the following field
 	stores map[string]*Store

@@ -229,8 +229,8 @@ func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 // Err tells why the server could not go on; nil while it can, and after Close.
 func (s *Server) Err() error { return s.server.Err() }
 
-// Backup writes all that the server keeps to w, with all that was acknowledged before the call. If it returns an error,
-// what was written is of no use. Restore makes a new data directory of it, for Start.
+// Backup writes all that the server keeps to w, including everything that was acknowledged to any client before the
+// call. If it returns an error, what was written is of no use. Restore makes a new data directory of it, for Start.
 //
 // A member that follows first waits until it has what the leader has acknowledged; ctx bounds that wait. The writing
 // takes as long as w does, and ends early only if w returns an error. Locks go on meanwhile.
