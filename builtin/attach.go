@@ -23,8 +23,9 @@ func (s *session) attach() { s.attachPage("") }
 // sessionPage is how much of a session is asked for at a time: each page costs the server a look at all that hangs on
 // it.
 //
-// A page of all would be simpler. With 100,000 holds that is some 9 MB in one message and a second of the leader's
-// processor (BenchmarkSessionPages), in which nobody else is served.
+// With 100,000 holds the 20 pages are some 9 MB together, and cost the leader a second of its processor
+// (BenchmarkSessionPages). All of it in one page would be one message of that size, behind which every other answer on
+// the connection waits.
 const sessionPage = 5000
 
 // attachPage asks for the names after one. The caller holds d.mu. The answer to a page that was lost with its
@@ -100,8 +101,8 @@ func (s *session) attachLater() {
 // finds takes note of a hold that the service has. A waiter that wants it asks again, in misses. A hold that nobody
 // here knows of is a leftover: it may have been granted to an attempt that was given up. The caller holds d.mu.
 //
-// A hold that is another session's by now, or has another token, is left alone: a move of this driver is under way, or
-// its release, and their answers tell.
+// A hold that is on another session here, or has another token, is left alone: the page is older than what is known
+// here, or the answer to a call that is under way will tell.
 func (s *session) finds(k key, token uint64) {
 	switch h := s.d.holds[k]; {
 	case h != nil && h.session == s && h.token == token:

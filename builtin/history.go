@@ -116,8 +116,8 @@ func (d *Driver) saw(revision uint64) {
 // which it acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with
 // unlockAndTell.
 //
-// Only answers about a session or a name have one that is comparable. The tokens of grants do not: a grant that is
-// answered again may be an old one. What they are good for is to be seen.
+// Only answers about a session or a name have one that is comparable. Tokens of grants are only noted, since a grant
+// that is answered again may be an old one.
 func (d *Driver) compare(x *call, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {

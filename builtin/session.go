@@ -240,11 +240,9 @@ func (s *session) prove(ctx context.Context) error {
 // It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also sweeps
 // the leftovers: they need no goroutine each, as none of them is urgent to the millisecond.
 //
-// A third, less a twentieth, is early enough to let a timer that fires a little early count. What proves the session
-// meanwhile (each acquire does) moves the next renewal, so a busy session sends no keepalives of its own. After a
-// failure the next try comes after a twentieth of the TTL, between 25 ms and a second.
-//
-// Retiring, and the look at the leftovers, are decided under d.mu; what is sent for them is sent without it.
+// due is a twentieth of the TTL before that third is over, so that a timer which fires a little early still renews.
+// What proves the session meanwhile (each acquire does) moves the next renewal, so a busy session sends no keepalives
+// of its own. After a failure the next try comes after a twentieth of the TTL, between 25 ms and a second.
 func (s *session) keepAlive() {
 	d := s.d
 	timer := time.NewTimer(0)

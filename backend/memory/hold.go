@@ -14,7 +14,7 @@ import (
 )
 
 // hold is what the store keeps of one hold besides what the machine does. It begins with keep, and is forgotten when it
-// ends in whichever way: by release, by its TTL (end), by force or eviction (notice), or by Wipe.
+// ends: by release, by its TTL (end), by force or eviction (notice), or by Wipe.
 type hold struct {
 	name, requestID string
 	token           fencing.Token
