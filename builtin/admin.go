@@ -34,9 +34,9 @@ var (
 )
 
 // Admin looks after the members of a cluster of bundled servers. NewAdmin and OpenAdmin make one. It keeps no
-// connection and nothing between two calls, so there is nothing to close. All methods are safe for concurrent use, and
-// take two seconds at most for a member that is silent; those that change something look for a leader for up to 15
-// seconds.
+// connection and nothing between two calls, so there is nothing to close. All methods are safe for concurrent use.
+// Status and the stale looks give a silent member two seconds; the others, but Backup, look for a leader and wait for
+// its answer for up to 15 seconds together.
 //
 //	admin := builtin.NewAdmin([]string{"a:7480", "b:7480", "c:7480"}, nil)
 //	for _, m := range admin.Status(ctx) {

@@ -68,8 +68,8 @@ type wish struct {
 // is reports whether g grants it.
 func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId == w.requestID }
 
-// begin sends an acquire. patient: it outlasts a time in which nobody leads, as one does that had a place in the queue
-// before. heir: it follows a takeOver, so that something of it may be in the service even if it is never sent.
+// begin sends an acquire. patient: it outlasts a time in which nobody leads, because the request had a place in the
+// queue before. heir: it follows a takeOver, so that something of it may be in the service even if it is never sent.
 //
 // It returns at once. An attempt in a session that has ended is decided before it returns, with errSessionEnded. What
 // was left over by an earlier attempt of the same request is overtaken: its release must not meet what this one is
@@ -119,7 +119,7 @@ func (a *attempt) asks() bool { return a.call != nil && a.s.d.calls[a.call.numbe
 
 // withdraw takes no answer to the acquire any more. The caller holds d.mu.
 //
-// The call is taken out of d.calls without being finished, since its own then is this attempt's.
+// The call is taken out of d.calls without being finished: its then would decide this attempt again.
 func (a *attempt) withdraw() {
 	if a.asks() {
 		delete(a.s.d.calls, a.call.number)

@@ -42,7 +42,7 @@ type call struct {
 	// next connection begins with one of its own (Attach), or because something newer was asked for meanwhile
 	// (overtake).
 	once bool
-	// looks: it changes nothing, carried out or not, so its outcome is never unknown.
+	// looks: whether it was carried out makes no difference to anybody, so its outcome is never unknown.
 	looks bool
 	// waits: for a lock. Once the request has left, it outlasts the time in which nobody leads, because it may have a
 	// place in the queue.

@@ -288,7 +288,7 @@ const closeTime = 2 * time.Second
 // left. It takes no longer than two seconds if the service does not answer; the sessions then end with their TTL, and
 // the error says so. Close may be called again.
 //
-// Holders are not told of a loss: who closes has asked for the end. Calls that are under way end with
+// Holders are not told of a loss: the caller of Close has asked for the end. Calls that are under way end with
 // backend.ErrClosed, and so do all that come later. When Close returns the driver runs nothing any more. A second call
 // returns nil at once, and does not wait for the first.
 func (d *Driver) Close(ctx context.Context) error {

@@ -315,8 +315,8 @@ func (s *session) closing() *call {
 // closeSessions ends all sessions in the service, at the same time. Close calls it after waiters have been told to end;
 // what they would give back ends with their session.
 //
-// Holders are not told: who closes has asked for the end. The error is the first one, or backend.ErrUnavailable if ctx
-// ended first; in both cases the sessions end with their TTL.
+// Holders are not told: the caller of Close has asked for the end. The error is the first one, or
+// backend.ErrUnavailable if ctx ended first; in both cases the sessions end with their TTL.
 func (d *Driver) closeSessions(ctx context.Context) error {
 	d.mu.Lock()
 	var last []*call
