@@ -296,25 +296,36 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // no step takes that long: one that hangs is named
+	defer cancel()
+	await := func(what string, done <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			t.Fatalf("%s: %v", what, ctx.Err())
+		}
+	}
 	addr, link := server.NewLink(t)
 	locks, err := fencelock.ForCorrectness(newDriver(t, addr), &fencelock.Options{TTL: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	lease, err := locks.Acquire(t.Context(), "x")
+	lease, err := locks.Acquire(ctx, "x")
 	if err != nil {
 		t.Fatal(err)
 	}
-	recipe, err := concurrency.NewSession(dial(t, addr), concurrency.WithTTL(2))
+	recipe, err := concurrency.NewSession(dial(t, addr), concurrency.WithTTL(2), concurrency.WithContext(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}
 	theirs := concurrency.NewMutex(recipe, "recipe")
-	if err := theirs.Lock(t.Context()); err != nil {
+	if err := theirs.Lock(ctx); err != nil {
 		t.Fatal(err)
 	}
 	rival := newDriver(t, server.Addr())
-	rivalSession, err := concurrency.NewSession(dial(t, server.Addr()), concurrency.WithTTL(2))
+	rivalSession, err := concurrency.NewSession(
+		dial(t, server.Addr()), concurrency.WithTTL(2), concurrency.WithContext(ctx))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +345,7 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 		both := make(chan struct{})
 		go func() {
 			defer close(both)
-			if err := concurrency.NewMutex(rivalSession, "recipe").Lock(t.Context()); err == nil {
+			if err := concurrency.NewMutex(rivalSession, "recipe").Lock(ctx); err == nil {
 				theirRival = time.Now()
 			}
 		}()
@@ -345,13 +356,13 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	}()
 	mustAcquire(t, rival, request("x", true))
 	heldAt = time.Now()
-	<-toldDone
+	await("the holder is told", toldDone)
 	if !told.Before(heldAt) {
 		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
 	}
 	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
 	link.Pass()
-	<-recipeDone
+	await("the holder by etcd's recipe is told, and its rival holds", recipeDone)
 	if lost := (*fencelock.LostError)(nil); !errors.As(context.Cause(lease.Context()), &lost) {
 		t.Errorf("cause %v", context.Cause(lease.Context()))
 	}
