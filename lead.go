@@ -54,7 +54,7 @@ func (c *Client) Lead(
 			if again, err = c.rule(ctx, lease, fn); !again {
 				return err
 			}
-			faults = 3 // on a driver without a queue, whoever resigned would be the first to try again
+			faults = 3 // on a driver without a queue, the one that resigned would be the first to try again
 		} else if ctx.Err() != nil || !passes(err) {
 			return err
 		}

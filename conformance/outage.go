@@ -199,8 +199,7 @@ func wipedService(t *trial) {
 	if w.err == nil {
 		t.release(b, w.grant, "by the waiter")
 	}
-	// What was deleted may be no more than what an eviction takes. Whoever comes anew sees whether the service has a
-	// memory.
+	// What was deleted may be no more than what an eviction takes. A new client sees whether the service has a memory.
 	fresh := t.client()
 	var g backend.Grant
 	if err := t.settled(func(ctx context.Context) (err error) {

@@ -136,7 +136,7 @@ func attemptsDoNotBarge(t *trial) {
 		w := t.wait(t.within(10*slack), b, t.request(name))
 		t.queued(a, name, 1)
 		t.release(a, g, "by the holder")
-		// Whoever has just released is the fastest to ask again.
+		// The client that has just released is the fastest to ask again.
 		barger, err := t.try(a, t.request(name))
 		if err == nil {
 			select {

@@ -118,9 +118,9 @@ func (s *Service) full(name string) string {
 	return s.options.Namespace + ":" + name
 }
 
-// Steal takes name for the test, with a greater token, from whoever holds it: its lease is lost as by Expire. The
-// lease that it returns is the test's to release, and is released when the test ends otherwise. If somebody waits for
-// the name, who then comes first, the test fails at once.
+// Steal takes name for the test, with a greater token, from its holder: that lease is lost as by Expire. The lease that
+// it returns is the test's to release, and is released when the test ends otherwise. If somebody waits for the name,
+// who then comes first, the test fails at once.
 func (s *Service) Steal(name string) *fencelock.Lease {
 	s.tb.Helper()
 	s.mu.Lock()

@@ -55,9 +55,9 @@
 // # Waiting
 //
 // Waiters stand in a queue of their own for each name, first come, first served. A release grants to the head in its
-// own transaction and then notifies it on its client's channel, with one LISTEN connection for each driver; whoever
-// misses the notification finds the grant within about a second. Behind a pooler in transaction mode, where LISTEN does
-// not work, the driver notices that and polls (Options.NoListen says so at once): Description.Polling is set, and
+// own transaction and then notifies it on its client's channel, with one LISTEN connection for each driver; a client
+// that misses the notification finds the grant within about a second. Behind a pooler in transaction mode, where LISTEN
+// does not work, the driver notices that and polls (Options.NoListen says so at once): Description.Polling is set, and
 // CapPushLoss is not declared. With Options.Listen one connection leads past the pooler, and all is pushed. Statements
 // are prepared, unless the pool's default_query_exec_mode says otherwise or a pooler mixes them up.
 //

@@ -1,7 +1,7 @@
 // This file tells others that their turn has come, and hears it. Each client listens on one channel of its own, over
-// one connection beside the pool; whoever grants a lock or takes one away notifies the channel of the client that it
-// concerns, with the hold's id. A channel for each name was rejected: a release would wake everybody who waits for it,
-// where only the head of the queue is concerned.
+// one connection beside the pool; a client that grants a lock or takes one away notifies the channel of the client that
+// it concerns, with the hold's id. A channel for each name was rejected: a release would wake everybody who waits for
+// it, where only the head of the queue is concerned.
 //
 // A notification only makes its receiver look. It may get lost, since it is sent after the commit and not with it;
 // then the poll of wait.go finds the grant within about a second. It may come twice, or too late; then looking finds

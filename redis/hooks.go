@@ -17,7 +17,7 @@ import (
 
 // hooks lets the hooks of a handed-in client see what goes on the driver's own lines. They see one command for each
 // step, named "fencelock." and the step's letter, with the lock's key. The rest of the arguments moves the lock:
-// whoever reads them could release it, so they are not shown.
+// anybody who reads them could release it, so they are not shown.
 type hooks struct{ client goredis.UniversalClient }
 
 // newHooks adds the last hook to client. The client itself is needed: a copy made from its options has none of its

@@ -67,8 +67,8 @@ func nextLook(names, places int, peeked bool) time.Duration {
 // all of them, and one for each offer that is looked after; no goroutine runs between their firings. Every timer
 // function counts as a call at the gate, so Close waits for those that run, and close stops the others.
 //
-// Looks and peeks are not what keeps a waiter's place: who has died is found out by offering it the lock. Heartbeats
-// that keep places were rejected, as their number grows with the names that one waits for.
+// Looks and peeks are not what keeps a waiter's place: a dead one is found out by offering it the lock. Heartbeats that
+// keep places were rejected, as their number grows with the names that one waits for.
 type waiting struct {
 	// mu protects the following fields, but for ended, and those of the groups and waiters. It is never held during an
 	// exchange with the server.
@@ -89,7 +89,7 @@ type waiting struct {
 type waiter struct {
 	keys  redisscript.Keys
 	nonce string
-	// What ended the wait. It has room for one: the first event counts, and whoever tells a later one must not block.
+	// What ended the wait. It has room for one: the first event counts, and the teller of a later one must not block.
 	event chan event
 	// The waiters of the same name; nil until the attempt is queued.
 	group *group
@@ -221,8 +221,8 @@ func (w *waiting) closed(lock string, d time.Duration) {
 	}
 }
 
-// asked answers the server's question whether those who wait for a name live. A look is the answer: whoever does not
-// look in time loses its places.
+// asked answers the server's question whether those who wait for a name live. A look is the answer: a waiter that does
+// not look in time loses its places.
 func (w *waiting) asked(lock string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

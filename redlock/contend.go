@@ -309,7 +309,7 @@ func (x *contender) answered(s *step) error {
 	switch {
 	case p.state == voted:
 		x.turn(i)
-	// The place is gone there: whoever leads now, this one again or the next, is asked for a new one.
+	// The place is gone there: the present leader, this one again or the next, is asked for a new one.
 	case i == x.leader && p.state == absent && s.Code != redisscript.Inform:
 		if !x.enter() {
 			return &redisconn.Failure{Cause: errNobody}

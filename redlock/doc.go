@@ -1,6 +1,6 @@
-// Package redlock is the driver for the Redlock algorithm: a lock belongs to whoever has the votes of a majority of
-// three, five or more independent Redis or Valkey servers. It is of the efficiency tier: it keeps two workers from
-// doing the same work as long as clocks and delays behave, and does not fence.
+// Package redlock is the driver for the Redlock algorithm: a lock belongs to the contender that has the votes of a
+// majority of three, five or more independent Redis or Valkey servers. It is of the efficiency tier: it keeps two
+// workers from doing the same work as long as clocks and delays behave, and does not fence.
 //
 //	Acquire ─► a majority at once: SET NX PX ─► granted ─► 3 ms later: the other servers, too
 //	            (the others if one refuses, fails, or is silent for 3 ms)

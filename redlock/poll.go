@@ -1,7 +1,7 @@
 package redlock
 
 // This file asks nodes and gathers their answers. A question is one step for each node, all with one sink, a channel
-// with room for every answer: so a line never waits for whoever asked, and a caller that has left costs nothing but the
+// with room for every answer: so a line never waits for the asker, and a caller that has left costs nothing but the
 // memory of its channel.
 //
 // poll is the plain form, the same question to all; vote.go and release.go ask in two waves and gather by themselves.

@@ -125,8 +125,8 @@ func (s *runSettings) await(signals <-chan os.Signal) (*fencelock.Client, *fence
 	}
 }
 
-// catch asks for signals, except those that whoever started us ignores (nohup, a background job of a script): they stay
-// ignored, by the command too.
+// catch asks for signals, except those that the starting program ignores (nohup, a background job of a script): they
+// stay ignored, by the command too.
 func catch(signals chan<- os.Signal, wanted ...os.Signal) {
 	for _, sig := range wanted {
 		if !signal.Ignored(sig) {

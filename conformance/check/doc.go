@@ -20,9 +20,9 @@
 // # Belief
 //
 // A holder believes in its lock from the return of Acquire until it calls Release, is told of the loss, or its deadline
-// passes, whichever is first. The deadline counts also where nobody looked at it: whoever asks the lease knew. A loss
-// that is told before the deadline counts from when it reached a goroutine, or, if that is earlier, from when a rival
-// in the same process was granted the lock and the lease was found dead.
+// passes, whichever is first. The deadline counts also where nobody looked at it: a caller that asks the lease is told.
+// A loss that is told before the deadline counts from when it reached a goroutine, or, if that is earlier, from when a
+// rival in the same process was granted the lock and the lease was found dead.
 //
 // # What is checked
 //

@@ -139,7 +139,7 @@ func (r *run) worst(n *name, v Violation) (*part, porcupine.LinearizationInfo) {
 	return there, info
 }
 
-// Text returns the first violations, one per line, for whoever fails because of them.
+// Text returns the first violations, one per line, for the message of a test that fails because of them.
 func (p Report) Text() string {
 	var lines []string
 	for _, v := range p.Violations[:min(len(p.Violations), told)] {

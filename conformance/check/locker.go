@@ -72,7 +72,7 @@ type Held struct {
 	unhook func() bool
 }
 
-// held records the grant, and its end when it comes. Whoever holds the name in this process is looked at first: the end
+// held records the grant, and its end when it comes. The holder of the name in this process is looked at first: the end
 // of its belief is when its lease says so, and not when the goroutine ran that records it.
 func (r *Recorder) held(call *Call, lease *fencelock.Lease) *Held {
 	at := r.Now()
@@ -125,8 +125,8 @@ func (h *Held) deadline() backend.Instant {
 	return best
 }
 
-// Renewed records what the lease rests on now. Without it a history knows of renewals only when the hold ends; whoever
-// may be killed calls it now and then.
+// Renewed records what the lease rests on now. Without it a history knows of renewals only when the hold ends; a
+// process that may be killed calls it now and then.
 func (h *Held) Renewed() {
 	if g := h.grant(); h.lease.Err() == nil {
 		h.hold.Renewed(g)

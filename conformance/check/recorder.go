@@ -17,8 +17,8 @@ type Options struct {
 	// all processes of one machine share; under testing/synctest, backend.GoClock.
 	Clock backend.Clock
 
-	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. Whoever reads
-	// a pipe keeps up, or the clients stand still. Default none.
+	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. The reader of
+	// a pipe must keep up, or the clients stand still. Default none.
 	Writer io.Writer
 	// StreamOnly keeps no events in memory: Recorder.History is empty. For child processes that run for long.
 	StreamOnly bool

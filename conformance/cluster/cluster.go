@@ -264,7 +264,7 @@ func (b *bench) healAll(ctx context.Context) {
 	}
 }
 
-// kept tells what the service keeps, for whoever has to explain why nobody gets a turn.
+// kept tells what the service keeps, which may explain why nobody gets a turn.
 func (b *bench) kept() string {
 	if b.Leftovers == nil {
 		return ""

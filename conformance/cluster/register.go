@@ -52,7 +52,7 @@ func (r *register) granted(t turn) {
 // holder's Lease.Err.
 func (r *register) write(name string, token fencing.Token, believes func() error) {
 	err := r.guard.Check(context.Background(), fencing.Claim{Resource: name, Token: token})
-	own := believes() // read after the write: whoever still holds now held then
+	own := believes() // read after the write: a holder that still holds now held then
 	r.mu.Lock()
 	late := r.stale[name]
 	r.stale[name] = nil

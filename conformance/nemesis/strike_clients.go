@@ -28,7 +28,7 @@ func (a *attack) stopHolder(ctx context.Context) error {
 	return err
 }
 
-// stopWaiter: who waits and stands still must not keep the others waiting for longer than a TTL.
+// stopWaiter: a waiter that stands still must not keep the others waiting for longer than a TTL.
 func (a *attack) stopWaiter(ctx context.Context) error {
 	r := a.victim.now()
 	defer r.child.Resume()

@@ -155,7 +155,7 @@ func work(c config, opener func(context.Context, string) (backend.Driver, error)
 }
 
 func (w *worker) say(prefix string, args ...any) {
-	_, _ = io.WriteString(w.out, prefix+fmt.Sprint(args...)+"\n") // whoever does not listen has gone
+	_, _ = io.WriteString(w.out, prefix+fmt.Sprint(args...)+"\n") // a parent that does not listen has gone
 }
 
 func (w *worker) contendUntilStopped(in <-chan string) {

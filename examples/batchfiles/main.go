@@ -9,7 +9,7 @@
 //
 // Each file has a lock of its own. A worker that finds one held goes on to the next file, and comes back at the end to
 // wait for those that it left out: should their worker die, its locks end with their TTL, and another converts the
-// file. Whoever gets a lock looks for the result first, since the last holder may have written it.
+// file. A worker that gets a lock looks for the result first, since the last holder may have written it.
 //
 // With -unsafe there are no locks: every worker converts every file.
 package main

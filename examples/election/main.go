@@ -114,7 +114,7 @@ func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *n
 // plan is what the leader writes and all others follow.
 type plan struct {
 	db    *sql.DB
-	guard *sqlguard.Guard // nil: whoever writes last is right
+	guard *sqlguard.Guard // nil: the last writer is right
 }
 
 // write adds author's plan, and makes it the present one, unless the guard knows of a later term.

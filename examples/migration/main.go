@@ -8,7 +8,7 @@
 // cents. It cannot be one transaction, since the steps of a large one take hours, and since many databases commit at
 // each change of the schema. So the lock lets one replica work while the others wait, and find the work done; and every
 // step checks the token (package sqlguard), because a replica that was paused between two steps must not go on when
-// another has taken over. A step and the version that it leads to are one transaction: whoever takes over goes on where
+// another has taken over. A step and the version that it leads to are one transaction: the next replica goes on where
 // the other stopped.
 //
 // With -unsafe there is no lock. All replicas see version 0, and all of them migrate.

@@ -1,5 +1,5 @@
 // Command outbox sends one mail and counts one sale for each paid order, although a mail service and a topic of events
-// know no fencing tokens, and whoever does a part of the work is paused in the middle of it.
+// know no fencing tokens, and each worker is paused in the middle of its part.
 //
 //	go run ./examples/outbox
 //	go run ./examples/outbox -unsafe

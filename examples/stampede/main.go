@@ -4,9 +4,9 @@
 //	go run ./examples/stampede -unsafe
 //
 // Tier: efficiency. A page that is built twice is the same page, and wastes work. So any driver will do, and the lock
-// decides nothing: whoever gets it looks into the cache again, and where it cannot be had, because its service is down
-// or its holder takes too long, the reader builds the page itself. An outage of the lock service is then a slow hour
-// and not an outage.
+// decides nothing: the reader that gets it looks into the cache again, and where it cannot be had, because its service
+// is down or its holder takes too long, the reader builds the page itself. An outage of the lock service is then a slow
+// hour and not an outage.
 //
 // With -unsafe there is no lock: all readers find the cache empty, and all of them run the query that it is there to
 // spare.

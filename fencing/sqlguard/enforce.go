@@ -83,8 +83,8 @@ $fencing$`,
 	`CREATE TRIGGER fencing BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_fencing()`,
 }
 
-// The mark is read with a lock: who has shown no claim waits for who has, and then sees that it has not. Triggers run
-// after the row was changed, when it has its AUTO_INCREMENT; what they refuse is undone.
+// The mark is read with a lock: a transaction that has shown no claim waits for one that has, and then sees that it has
+// not. Triggers run after the row was changed, when it has its AUTO_INCREMENT; what they refuse is undone.
 var enforceMySQL = []string{
 	fmt.Sprintf(`CREATE TABLE IF NOT EXISTS {guard}_shown (
 	resource VARBINARY(%d) NOT NULL PRIMARY KEY,

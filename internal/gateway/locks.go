@@ -233,7 +233,7 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	return g.deliver(x, arrived)
 }
 
-// deliver takes the grants of an attempt to a client. Whoever comes again gets the same, proved anew.
+// deliver takes the grants of an attempt to a client. A request that comes again gets the same, proved anew.
 func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error) {
 	g.mu.Lock()
 	x.polls--

@@ -34,12 +34,12 @@ const (
 	OpAcquire Op = 4
 	// OpCancelWait ends the wait of RequestID for Name, in all of its queues, and leaves holds alone. Name, RequestID,
 	// Target. CodeOK; CodeGranted with the Grant of Name if it was granted meanwhile, or long ago; CodeNotHeld if there
-	// is neither. It needs no Session, and ends waits of any session: who knows the request id may cancel.
+	// is neither. It needs no Session, and ends waits of any session: anybody who knows the request id may cancel.
 	OpCancelWait Op = 5
 	// OpRelease ends the hold of RequestID with Token. Name, RequestID, Token, Linger, Target, Own. Without a Token it
 	// ends whatever the request left: its hold, or its wait in all of its queues. CodeOK, CodeNotHeld. It needs no
-	// Session, and ends holds of any session: who knows the request id may release; with Own, those of Session alone.
-	// Lingering is not released.
+	// Session, and ends holds of any session: anybody who knows the request id may release; with Own, those of Session
+	// alone. Lingering is not released.
 	OpRelease Op = 6
 	// OpForceRelease ends every hold of Name, lingering ones too; holds of ancestors and descendants stay. Name,
 	// Reason, By. CodeOK; CodeNotHeld if there was none. It needs no Session.
@@ -56,8 +56,8 @@ const (
 	OpRaiseLevel Op = 10
 	// OpMove makes Session the one on which the hold or the wait of RequestID for Name hangs. Name, RequestID, Token:
 	// with a Token only that hold. CodeGranted with the Grant of Name, or CodeQueued with the Ticket, both as before;
-	// also if it hangs there already. CodeNotHeld, CodeNoSession. Who knows the request id may take it over from any
-	// session.
+	// also if it hangs there already. CodeNotHeld, CodeNoSession. Anybody who knows the request id may take it over
+	// from any session.
 	OpMove Op = 11
 	// OpCheckpoint keeps what the leader knows of time for the next one: Clock, and Deadlines of sessions. CodeOK; what
 	// it says of sessions that are not open counts for nothing. From LevelDeadlines. It needs no Session.
@@ -97,7 +97,8 @@ type Request struct {
 	// Name of the lock: 1 to Limits.NameBytes bytes of valid UTF-8 without control characters.
 	Name string
 	// ID of the request: 16 to 128 characters of A–Z a–z 0–9 - _. It identifies the request for Name; requests for
-	// different names in one command may have the same. It is a secret: who knows it may release and move the hold.
+	// different names in one command may have the same. It is a secret: anybody who knows it may release and move the
+	// hold.
 	ID string
 	// HoldID names the hold to people and other clients: up to 64 characters of A–Z a–z 0–9 - _. It decides nothing.
 	HoldID string

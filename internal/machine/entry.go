@@ -73,7 +73,7 @@ func (e *entry) holders() claim {
 	return claim{modes: e.held.modes(), permits: e.permits, limit: e.limit}
 }
 
-// waiters returns what all waiters together want of the name. Whoever wants permits stands before all who come later.
+// waiters returns what all waiters together want of the name. A waiter for permits stands before all later ones.
 func (e *entry) waiters() claim {
 	return claim{modes: e.waits().waiting.modes(), permits: e.limit, limit: e.limit}
 }

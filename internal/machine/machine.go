@@ -3,7 +3,7 @@
 // the same commands in the same order leave every replica in the same state, with the same tokens, for ever.
 //
 //	leader:   requests ─► Command ─► AppendBatch ─► log entry
-//	replicas: log entry ─► DecodeBatch ─► Machine.Apply ─► Result for whoever asked, Notices for others
+//	replicas: log entry ─► DecodeBatch ─► Machine.Apply ─► Result for the sender, Notices for others
 //
 // # Sessions and names
 //
@@ -14,10 +14,10 @@
 // # One number
 //
 // Machine.Revision counts events, from 1. The revision of the event that grants is the token of the hold; the revision
-// of the event that queues is the ticket of the wait; a revision is also the cursor of whoever follows the events.
-// Revisions and tokens therefore increase strictly, over all names together. They stay below 1<<63; tokens of holds
-// that are not exclusive carry the mark of fencing.Token.NotExclusive on top. The counter is part of the snapshot and
-// never goes back; RestoreBackup sets it far ahead.
+// of the event that queues is the ticket of the wait; a revision is also the cursor of a client that follows the
+// events. Revisions and tokens therefore increase strictly, over all names together. They stay below 1<<63; tokens of
+// holds that are not exclusive carry the mark of fencing.Token.NotExclusive on top. The counter is part of the snapshot
+// and never goes back; RestoreBackup sets it far ahead.
 //
 // # Who gets a name
 //
@@ -39,8 +39,8 @@
 //
 // A flat request knows its own name only. A name that is in use by flat requests refuses hierarchical ones and the
 // other way round, ancestors included: while "a/b" is held flatly, a hierarchical request for "a/b/c" is CodeMismatch.
-// But a hierarchical request for "a" does not see a flat hold of "a/b": whoever wants a hierarchy asks hierarchically
-// throughout.
+// But a hierarchical request for "a" does not see a flat hold of "a/b": a client that wants a hierarchy asks
+// hierarchically throughout.
 //
 // # Deadlocks
 //
@@ -116,8 +116,8 @@ type Machine struct {
 	wanted  []claim // of acquire
 }
 
-// firstRevision is that of a machine in which nothing has happened. It is not 0, so that whoever follows the events
-// from there can be told from one who names no revision.
+// firstRevision is that of a machine in which nothing has happened. It is not 0, so that a client that follows the
+// events from there can be told from one that names no revision.
 const firstRevision = 1
 
 // New returns an empty machine with DefaultLimits, at revision 1 and the first level, that keeps the last events.

@@ -12,7 +12,7 @@ import (
 
 // Port is a free port of the loopback interface that stays ours while nobody listens on it: a socket is bound to it
 // which never listens. Asking the kernel for a free port and closing it again was rejected: somebody else may get it in
-// between. Whoever listens on it must set SO_REUSEADDR, as package net and most servers do.
+// between. A server that listens on it must set SO_REUSEADDR, as package net and most servers do.
 type Port struct {
 	addr string
 	fd   int

@@ -56,8 +56,8 @@ var refusals = map[string]bool{
 	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
-// settings are answers that only an administrator, or whoever configures the client, can change. Some have no code and
-// are known by their text.
+// settings are answers that only the administrator, or the one who configures the client, can change. Some have no code
+// and are known by their text.
 var settings = []struct{ code, text, setting, value, want, why string }{
 	{"WRONGTYPE", "", "key", "of another type", "left to fencelock", "a foreign key stands where a lock's key belongs"},
 	{"NOPERM", "", "ACL", "restricted",

@@ -73,7 +73,8 @@ var (
 	exists = bulk(header(nil, '*', 2), "exists")
 )
 
-// encoder writes requests. It belongs to whoever has set wire.writing, and keeps its memory from one write to the next.
+// encoder writes requests. It belongs to the goroutine that has set wire.writing, and keeps its memory from one write
+// to the next.
 type encoder struct {
 	out    []byte
 	groups [kinds][]*Step

@@ -8,8 +8,9 @@ package rediswire
 //	                    └────────────────┘
 //
 // A Line owns the pending steps and decides which connection is the present one. A wire (wire.go) is one connection:
-// whoever has set its writing flag writes, one goroutine or caller reads (own.go), and it ends when its read fails. All
-// state of a line and of its wires is protected by Line.mu, which is never held during I/O or while an Owner is told.
+// the goroutine that has set its writing flag writes, one goroutine or caller reads (own.go), and it ends when its read
+// fails. All state of a line and of its wires is protected by Line.mu, which is never held during I/O or while an Owner
+// is told.
 //
 // A step is handed on by its state, an atomic: pending until a writer takes it, dropped if its caller takes it back
 // first. Whether it was taken is whether it may have left the process, and so the difference between ErrUnavailable and
@@ -67,8 +68,8 @@ type Options struct {
 // Line carries steps to one server, over one connection as long as that is well. Nothing waits for the answers to what
 // was sent before; what is submitted while the connection is being written to leaves together, with the next write.
 //
-// While nothing is under way, whoever submits writes the request itself: handing it to another goroutine first would
-// cost as much as all the rest.
+// While nothing is under way, the submitter writes the request itself: handing it to another goroutine first would cost
+// as much as all the rest.
 //
 // A connection that owes an answer for long must not hold up the others' steps. Unless the line is Ordered it is left
 // to its reader then, and what comes next takes a new one.

@@ -45,7 +45,7 @@ const (
 	byNobody
 )
 
-// own is what is handed on with the right to read. Whoever has that right reads and writes it without a lock.
+// own is what is handed on with the right to read. The one that has that right reads and writes it without a lock.
 type own struct {
 	// Gives the right to the background; has room for one, since at most one has it to give.
 	turn chan struct{}

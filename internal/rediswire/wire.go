@@ -30,8 +30,8 @@ type wire struct {
 	net.Conn
 	l  *Line
 	in *bufio.Reader
-	// Wakes the writer; has room for one, and whoever sets writing may send one. serve closes it when nobody writes any
-	// more.
+	// Wakes the writer; has room for one, and the goroutine that sets writing may send one. serve closes it when nobody
+	// writes any more.
 	kick chan struct{}
 
 	// Calls that were sent and not answered, the oldest first.
@@ -59,8 +59,8 @@ type wire struct {
 	// Writes have a deadline.
 	bounded bool
 
-	enc encoder // of whoever writes
-	own own     // of whoever reads
+	enc encoder // the writer's
+	own own     // the reader's
 }
 
 // newWire makes the wire of a connection. Its goroutines are started by connect.
@@ -91,7 +91,8 @@ func (w *wire) write() {
 	}
 }
 
-// write sends what is pending, once, and reports whether there is more. Only whoever has set w.writing calls it.
+// write sends what is pending, once, and reports whether there is more. Only the goroutine that has set w.writing calls
+// it.
 func (l *Line) write(w *wire) (more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +133,7 @@ func (w *wire) part() {
 	w.attend()
 }
 
-// depart writes the requests for steps to memory and sets the deadlines of the connection. Whoever reads sets the read
+// depart writes the requests for steps to memory and sets the deadlines of the connection. The reader sets the read
 // deadline anew for each answer (reader); here it is set for the first request only. Line.mu is held.
 func (w *wire) depart(steps []*Step) {
 	l := w.l
@@ -234,7 +235,7 @@ func (r reader) Read(p []byte) (int, error) {
 func (w *wire) serve() {
 	err := w.read()
 	l := w.l
-	_ = w.SetWriteDeadline(time.Unix(1, 0)) // whoever writes ends
+	_ = w.SetWriteDeadline(time.Unix(1, 0)) // so that the writer ends
 	l.mu.Lock()
 	w.finished = true
 	for w.writing {

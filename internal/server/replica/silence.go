@@ -26,7 +26,7 @@ const (
 // leadership that never ends) commits nothing. But raft sends its heartbeats from other goroutines, so it would stay
 // leader for as long as that lasts, and nobody would be served. A silent one is succeeded, and raft steps down here
 // when it hears nothing of the others. A silent member asks for no votes either: elected, it would serve nobody.
-// Nothing is timed meanwhile: who renews and who looks is served rightly, and the end of a session is a write.
+// Nothing is timed meanwhile: renewals and reads are served rightly, and the end of a session is a write.
 //
 // Ending a stuck write with an error was rejected: the write may still happen, later than what came after it, and leave
 // a log that does not fit together. The deletion of old entries is not watched. Raft does that beside its writes, and
