@@ -97,6 +97,9 @@ func (x *call) numbered(c machine.Command) machine.Command {
 	return c
 }
 
+// openSession claims the session for this connection before the command goes into the log, since the client may send
+// more for it before it has the answer. The bounds of the TTL are settings of this server and no part of the state, so
+// they are checked here.
 func (x *call) openSession(ttl time.Duration) error {
 	if low, high := x.server.config.MinTTL, x.server.config.MaxTTL; ttl < low || ttl > high {
 		return invalid("ttl", "%v is not between %v and %v", ttl, low, high)
@@ -121,6 +124,7 @@ func (x *call) openSession(ttl time.Duration) error {
 	})
 }
 
+// closeSession renews nothing, so the log is all that it needs.
 func (x *call) closeSession() error {
 	c := machine.Command{Op: machine.OpCloseSession, Linger: x.leadership.Time.AnyClosed()}
 	return x.log(c, func(o *outcome) *lockpb.Reply {

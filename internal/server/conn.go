@@ -337,6 +337,7 @@ type call struct {
 	session    machine.SessionID // zero if the request names none
 }
 
+// start begins the call. An error is its answer; without one the answer comes later, by reply or fail.
 func (x *call) start() (err error) {
 	if len(x.request.Session) > 0 || needsSession(x.request) {
 		if x.session, err = sessionOf(x.request); err != nil {

@@ -171,6 +171,7 @@ func lostPush(n *machine.Notice) *lockpb.Reply {
 	}}}
 }
 
+// nameState is a name as people see it. k is nil in a member that does not lead, which knows no deadlines.
 func nameState(info *machine.Info, k *lead.Timekeeper) *lockpb.NameState {
 	out := &lockpb.NameState{Name: info.Name, Waiters: uint32(info.Waiters), Revision: info.Revision}
 	for i := range info.Holders {

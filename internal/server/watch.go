@@ -41,6 +41,8 @@ func (w *watch) matches(name string) bool {
 	return name == w.name || w.prefix && strings.HasPrefix(name, w.name)
 }
 
+// watch is a look, so that it begins no earlier than with everything that was acknowledged before the request. A client
+// that names the revision from which to go on is refused if the events behind it are not kept any more.
 func (x *call) watch(q *lockpb.Watch) error {
 	return x.look(func() *lockpb.Reply {
 		w := &watch{number: x.request.Number, name: q.GetName(), prefix: q.GetPrefix(), cursor: q.GetSince()}

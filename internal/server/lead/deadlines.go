@@ -30,6 +30,8 @@ type deadline struct {
 	lingering bool // nobody holds it any more: the name is freed at the deadline
 }
 
+// renew counts from the receipt. A request that was received early and is counted late must not shorten what was
+// granted meanwhile.
 func (d *deadline) renew(receipt time.Time) {
 	if at := receipt.Add(d.ttl + grace); !at.Before(d.at) {
 		d.at, d.renewed = at, receipt

@@ -35,6 +35,7 @@ func (l *lanes) add(x Proposal) bool {
 	return true
 }
 
+// append puts a lane at the end of the ring: all the others have their turn before it.
 func (l *lanes) append(own *lane) {
 	if own.after = own; l.last != nil {
 		own.after, l.last.after = l.last.after, own

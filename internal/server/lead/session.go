@@ -348,6 +348,7 @@ func (k *Timekeeper) end(d *deadline) {
 	}
 }
 
+// hasEnded takes what became of the proposed end. On an error it is proposed again, after retryAfter.
 func (k *Timekeeper) hasEnded(d *deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

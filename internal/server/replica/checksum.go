@@ -71,6 +71,8 @@ type checkedLog struct {
 
 func (l *checkedLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
 
+// StoreLogs refuses an entry that arrived damaged, before it is on the disk. The mark is raised after the entries are
+// there: raised before, it would make a crash in between look like damage.
 func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	for _, x := range entries {
 		if !intact(x) {
@@ -92,7 +94,8 @@ func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	return l.disk.write("how far the log goes", func() error { return l.mark.raise(entries[len(entries)-1].Index) })
 }
 
-// DeleteRange lowers the mark first if it takes the end of the log away.
+// DeleteRange lowers the mark first if it takes the end of the log away: otherwise a crash in between would look like
+// entries that are missing.
 func (l *checkedLog) DeleteRange(first, last uint64) error {
 	if l.mark != nil {
 		begin, err := l.FirstIndex()

@@ -139,6 +139,8 @@ func (f *FSM) apply(entry *raft.Log) (*Applied, error) {
 	return f.applyBatch(body)
 }
 
+// applyBatch carries out the commands of one entry. An operation that this version does not know stops the member,
+// unless the command says that it may be passed over.
 func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	batch, err := machine.DecodeBatch(body)
 	if err != nil {
@@ -177,6 +179,8 @@ func (f *FSM) ClusterClock() Clock {
 	return f.clock
 }
 
+// learn adds a fact. A leader tells a fact again if it does not know whether it landed (Term.tell), so every fact must
+// be harmless the second time.
 func (f *FSM) learn(index uint64, body []byte) error {
 	var x fact
 	if err := json.Unmarshal(body, &x); err != nil {

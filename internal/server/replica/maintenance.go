@@ -138,6 +138,7 @@ func (r *Replica) Transfer(ctx context.Context, id string) error {
 	return r.transfer(ctx, to)
 }
 
+// transfer waits for raft, but no longer than ctx. A hand-over that has begun then goes on.
 func (r *Replica) transfer(ctx context.Context, to raft.Server) error {
 	var err error
 	select {

@@ -296,6 +296,8 @@ func (t *Term) KeepMembers(ctx context.Context) {
 	}
 }
 
+// keepMember takes the next step with one member: its new address if it is this one, approval by the key, its vote, and
+// where clients find it. What fails is tried again by the next round.
 func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	r := t.replica
 	if server.ID == r.id {

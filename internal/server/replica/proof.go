@@ -125,6 +125,8 @@ func (p *proof) next() uint64 {
 	return p.sent
 }
 
+// acknowledge keeps what belongs to the latest term only: what was acknowledged in an earlier one proves nothing for
+// it.
 func (p *proof) acknowledge(id raft.ServerID, term uint64, ack progress) {
 	p.mu.Lock()
 	if term > p.term {

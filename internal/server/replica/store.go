@@ -57,6 +57,8 @@ type stores struct {
 	open      []io.Closer // in the order in which they were opened
 }
 
+// close closes in the reverse order. The lock of the directory comes last, so that no other server opens what is not
+// closed yet.
 func (s *stores) close() error {
 	var err error
 	for _, c := range slices.Backward(s.open) {
