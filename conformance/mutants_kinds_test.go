@@ -38,7 +38,8 @@ func (b *broken) under(other func(r backend.Request) string) {
 	}
 }
 
-// slips gives a hold that the service knows nothing of to whoever asks beside holders of which all satisfy beside.
+// slips gives a hold that the service knows nothing of to a client that asks beside holders of which all satisfy
+// beside.
 func (b *broken) slips(who func(r backend.Request) bool, beside func(h backend.Holder) bool) {
 	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 		try := r

@@ -215,7 +215,7 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 	}
 }
 
-// Whoever deletes all keys of a cluster deletes the token space. Nothing tells that from a cluster that was made anew.
+// Deleting all keys of a cluster deletes the token space. Nothing tells that from a cluster that was made anew.
 func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 	t.Parallel()
 	addr := containers.Etcd(t).Addr()

@@ -24,8 +24,8 @@ func startMember(t testing.TB, name, client, peer, cluster, state string) {
 		"--initial-cluster", cluster, "--initial-cluster-state", state))
 }
 
-// A learner has no vote and serves no locks. Who has one among others gets every lock from those, and the cluster goes
-// on counting as one of a single member, until the learner votes.
+// A learner has no vote and serves no locks. A client that has one among others gets every lock from those, and the
+// cluster goes on counting as one of a single member, until the learner votes.
 func TestLearnerAmongTheMembers(t *testing.T) {
 	t.Parallel()
 	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run

@@ -217,7 +217,8 @@ func TestAnotherRequestIDMovesNothing(t *testing.T) {
 	}
 }
 
-// Whoever left may have left nothing. What looks for it then ends, and does not ask for as long as the driver lives.
+// A request that was given up may have left nothing. What looks for it then ends, and does not ask for as long as the
+// driver lives.
 func TestRemovalOfNothingEnds(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

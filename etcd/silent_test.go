@@ -13,7 +13,7 @@ import (
 )
 
 // A server that stands still takes connections and requests and says nothing. gRPC notices after 13 s; until then every
-// third request and whoever watches through this server would hang.
+// third request and every watch through this server would hang.
 func TestSilentServerIsLeft(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()

@@ -53,9 +53,9 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 	}
 }
 
-// A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; whoever
-// wants one is told that the service is unavailable, and gets it when there is room. So it is also when the only member
-// was started again, for which the holds need not move.
+// A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; a
+// client that wants one is told that the service is unavailable, and gets it when there is room. So it is also when the
+// only member was started again, for which the holds need not move.
 func TestFullServerKeepsHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576"))

@@ -185,7 +185,8 @@ func TestTx(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, err, c.want)
 		}
 	}
-	// Who does not ask is refused, who asked for something else too, and a failed section leaves nothing.
+	// A caller that does not ask is refused, as is one that asked for something else, and a failed section leaves
+	// nothing.
 	var pg *pgconn.PgError
 	if _, err := pool.Exec(t.Context(), `update accounts set balance = 0`); !errors.As(err, &pg) || pg.Code != "FL403" {
 		t.Errorf("a write that did not ask: %v, want FL403", err)

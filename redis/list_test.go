@@ -146,7 +146,7 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 			t.Errorf("%s: of a free name: %v", name, err)
 		}
 	}
-	// Whoever deletes the keys by hand is not a force-release.
+	// Deleting the keys by hand is not a force-release.
 	g := mustAcquire(t, a, request("deleted", time.Minute, false))
 	if err := s.admin(t).Del(within(t, 10*slack), redisscript.KeysOf("fencelock:", "deleted").Lock).Err(); err != nil {
 		t.Fatal(err)

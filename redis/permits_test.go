@@ -165,7 +165,7 @@ func TestKindsDoNotMix(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Clients that do not agree on the use of a name race for it: whoever is first decides, and all who hold agree.
+// Clients that do not agree on the use of a name race for it: the first one decides, and all who hold agree.
 func TestMismatchRace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

@@ -188,7 +188,7 @@ func forgotten(t *testing.T, d *zookeeper.Driver, g backend.Grant, what string) 
 }
 
 // TestDeletedRoot deletes everything under clients that live through it, and that do nothing meanwhile or hold. None of
-// them goes on, and whoever comes then has another token space.
+// them goes on, and a client that comes then has another token space.
 func TestDeletedRoot(t *testing.T) {
 	t.Parallel()
 	server := containers.ZooKeeper(t)

@@ -146,7 +146,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestFailedWriteIsALostConnection: the library hands the error of a write to whoever made the request.
+// TestFailedWriteIsALostConnection: the library hands the error of a write to the maker of the request.
 func TestFailedWriteIsALostConnection(t *testing.T) {
 	t.Parallel()
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})

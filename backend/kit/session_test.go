@@ -134,7 +134,7 @@ func TestIdleSessionsRetire(t *testing.T) {
 	})
 }
 
-// Whoever comes while a session is being opened waits for that, however the context of the first one ends.
+// A caller that comes while a session is being opened waits for that, however the context of the first one ends.
 func TestASessionOpensForAll(t *testing.T) {
 	wrong := errors.New("the service is away")
 	for _, failure := range []error{nil, wrong} {
@@ -168,7 +168,7 @@ func TestASessionOpensForAll(t *testing.T) {
 	}
 }
 
-// A session that ends while it is being opened is none; whoever waits for it gets another one.
+// A session that ends while it is being opened is none; a caller that waits for it gets another one.
 func TestASessionEndsBeforeItIsOpen(t *testing.T) {
 	all := newTestSessions()
 	s, err := all.Join(t.Context(), 1, all.blank, func(s *testSession) {

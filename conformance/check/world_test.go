@@ -154,7 +154,7 @@ func release(h *Held, d time.Duration) error {
 	return h.Release(ctx)
 }
 
-// force takes name away from whoever holds it.
+// force takes name away from its holder.
 func (w *world) force(name string) {
 	call := w.r.Begin(context.Background(), "admin", OpForce, name)
 	w.store.Evict(name)
@@ -237,7 +237,7 @@ func (w *world) madeUp(r backend.Request) backend.Grant {
 	return g
 }
 
-// byName releases a name for whoever holds it.
+// byName releases a name for its holder.
 func (b *broken) byName(ctx context.Context, g backend.Grant) error {
 	info, err := b.Driver.Look(ctx, g.Name)
 	if err != nil || !info.Held {

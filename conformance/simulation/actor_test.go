@@ -160,7 +160,7 @@ func (a *actor) settle(h *hold) {
 	}
 }
 
-// write is refused for whoever has lost the lock to somebody who wrote since, and for nobody who holds it.
+// write is refused for a client that has lost the lock to somebody who wrote since, and for no holder.
 func (a *actor) write(h *hold) {
 	if h.kind != backend.KindExclusive {
 		return

@@ -56,7 +56,8 @@ func replicas(t *testing.T, url string) (all []*fencelock.Client, db *sql.DB) {
 	return all, db
 }
 
-// slow is a migration that whoever does not wait would run as well: it is no error to run it twice, and takes a while.
+// slow is a migration that a process which does not wait would run as well: it is no error to run it twice, and takes a
+// while.
 func slow(table string) string {
 	return "create table if not exists " + table + " (n int); select pg_sleep(0.3); insert into " + table + " values (1);"
 }

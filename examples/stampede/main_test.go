@@ -39,7 +39,7 @@ func TestUnsafeAllBuild(t *testing.T) {
 	expectBuilds(t, o, storytest.Tell(t, o, tell), readers)
 }
 
-// TestWithoutLocks: whoever cannot have the lock builds the page all the same.
+// TestWithoutLocks: a reader that cannot have the lock builds the page all the same.
 func TestWithoutLocks(t *testing.T) {
 	t.Parallel()
 	o := &story.Options{Backend: "memory://" + rand.Text()}

@@ -95,7 +95,7 @@ func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 	})
 }
 
-// Who does not come again loses the place, and a grant that came meanwhile.
+// A request that does not come again loses the place, and a grant that came meanwhile.
 func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
@@ -146,7 +146,7 @@ func (d slowRelease) Release(ctx context.Context, g backend.Grant) error {
 	}
 }
 
-// Who comes too late for a grant gets a new one, never the one that is just being given back.
+// A request that comes too late for a grant gets a new one, never the one that is just being given back.
 func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := slowRelease{memory.New(&memory.Options{Clock: backend.GoClock()}), make(chan struct{}, 1)}

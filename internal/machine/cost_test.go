@@ -61,7 +61,7 @@ func BenchmarkBesideACrowd(b *testing.B) {
 	}
 }
 
-// Who waits in a tree costs those nothing who take other locks of the tree: no waiter is looked at for them.
+// Waiters in a tree cost nothing to those who take other locks of the tree: no waiter is looked at for them.
 func TestNobodyIsLookedAtInVain(t *testing.T) {
 	m := crowd(t, 5000)
 	before := m.looked

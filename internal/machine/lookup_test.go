@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Whoever looks may do so at any time, and sees the state between two commands.
+// A look is possible at any time, and sees the state between two commands.
 func TestLookingWhileApplying(t *testing.T) {
 	m := newWorld(128)
 	done := make(chan struct{})

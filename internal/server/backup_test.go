@@ -132,8 +132,8 @@ func TestRestoredAsAnotherCluster(t *testing.T) {
 	}
 }
 
-// Whoever belongs to what was there before the restore is not of the restored cluster, also if it does not know yet
-// where it belongs. New members are welcome.
+// A member of what was there before the restore is not of the restored cluster, also if it does not know yet where it
+// belongs. New members are welcome.
 func TestMembersOfARestoredCluster(t *testing.T) {
 	t.Parallel()
 	addresses := port.Addresses(t, 3)

@@ -40,8 +40,8 @@ func (c *cluster) approve(address string) {
 	})
 }
 
-// Whoever reaches the cluster may ask to be a member, and stops nobody by that: three strangers that come and go take
-// no majority with them.
+// Any server that reaches the cluster may ask to be a member, and stops nobody by that: three strangers that come and
+// go take no majority with them.
 func TestStrangersGetNoVote(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, withoutKey)

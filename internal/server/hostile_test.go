@@ -87,7 +87,7 @@ func conns(s *Server) int {
 	return len(s.conns)
 }
 
-// All clients together leave no more unread than the server has room for: who has the more is cut off.
+// All clients together leave no more unread than the server has room for: the one with the most is cut off.
 func TestUnreadOfAllTogether(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})

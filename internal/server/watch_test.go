@@ -102,7 +102,7 @@ func TestWatchOfWhatIsNotKept(t *testing.T) {
 	}
 }
 
-// Who does not read is cut off, and nobody else waits for it.
+// A client that does not read is cut off, and nobody else waits for it.
 func TestSlowReaderIsCutOff(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})

@@ -54,7 +54,7 @@ func TestConnectionsTakeTurns(t *testing.T) {
 	}
 }
 
-// Who comes after a flood of others waits for one command of each of them, and finds room.
+// A connection that comes after a flood of others waits for one command of each of them, and finds room.
 func TestFloodLeavesRoom(t *testing.T) {
 	t.Parallel()
 	var l lanes
