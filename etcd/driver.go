@@ -113,7 +113,7 @@ type Driver struct {
 // which therefore is not retired.
 //
 // Only until changes, and it is atomic: renewals read it beside each other. A hold that moves to another session
-// becomes another *hold (moveHold), so that a caller with the pointer of before notices that its knowledge is old.
+// becomes another *hold (moveHold), so that a caller with the earlier pointer notices that its knowledge is old.
 // Changing the session in place would not do: a release that overtakes a renewal could not tell whether the user it
 // takes away has been moved.
 type hold struct {
@@ -257,7 +257,7 @@ func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave f
 }
 
 // addHold notes that the key of a request is granted, and takes over the one user of the session that the caller has
-// added for it. If the same request held already, on a session of before perhaps, the earlier hold is replaced and its
+// added for it. If the same request held already, perhaps on an earlier session, the earlier hold is replaced and its
 // user leaves. The session's end takes the hold out again: see forget.
 func (d *Driver) addHold(key, requestID string, h *hold) {
 	d.mu.Lock()

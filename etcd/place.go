@@ -136,7 +136,7 @@ func (d *Driver) settleAt(w *wish, key string) {
 	}
 }
 
-// moveCallLocked moves the call of a wish to another key. The key of before is free if nothing else needs it.
+// moveCallLocked moves the call of a wish to another key. The earlier key is free if nothing else needs it.
 func (d *Driver) moveCallLocked(w *wish, key string) {
 	before := w.key
 	w.key = key

@@ -60,7 +60,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 
 // probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit; without an
 // answer everything stays as it was. The timeline is read from the name of the current file of the log, because the
-// control file tells the timeline of before until the first checkpoint after a promotion.
+// control file tells the old timeline until the first checkpoint after a promotion.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
 	d.looked.Store(int64(d.clock.Now()))

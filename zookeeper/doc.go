@@ -97,7 +97,7 @@
 //
 // From then on all holds of the driver are lost with ReasonHistoryLost (ReasonSessionExpired if the session was found
 // missing first), and every call answers ErrHistoryLost, until the driver is made anew. To go on, an operator makes
-// sure that nobody still believes in a hold of before, lets the guards accept the new token space, and restarts the
+// sure that nobody still believes in an earlier hold, lets the guards accept the new token space, and restarts the
 // clients.
 //
 // A client that is new cannot know what others saw. If the ensemble was wiped, it finds no token space and makes one.

@@ -4,7 +4,7 @@
 //
 // session.turnedAway and proof answers call suspect and checkZxid; sessions that open, and watches on the root, call
 // recognize. Whatever they find ends in forgot, after which the driver answers nothing but ErrHistoryLost. A driver
-// that went on by itself was rejected: somebody has to decide that no holder of before believes any more.
+// that went on by itself was rejected: somebody has to decide that no earlier holder believes any more.
 
 package zookeeper
 

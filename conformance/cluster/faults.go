@@ -359,8 +359,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 			h, err := b.rivals.acquire(short, b.holder(), b.name())
 			cancel()
 			if err == nil {
-				// Only a name that changes hands within this client could be granted, and no reply of before proves
-				// that.
+				// Only a name that changes hands within this client could be granted, and no earlier reply proves that.
 				h.release(ctx, b.TTL)
 				return fmt.Errorf("%v was granted by a request that was not delivered", h)
 			}

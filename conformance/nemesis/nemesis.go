@@ -226,7 +226,7 @@ func (r *run) healAll(ctx context.Context) {
 	}
 }
 
-// nextEpoch lets all clients go on to other names, and checks what they did with those of before.
+// nextEpoch lets all clients go on to other names, and checks what they did with the earlier ones.
 func (r *run) nextEpoch(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

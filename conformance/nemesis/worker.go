@@ -50,7 +50,7 @@ type config struct {
 
 // The lines to a client, and those from it that are no events.
 const (
-	lineEpoch = "epoch " // and its number: contend for its names, and leave those of before
+	lineEpoch = "epoch " // and its number: contend for its names, and leave the earlier ones
 	lineKeep  = "keep "  // and the number of a name: hold it until told otherwise
 	lineFree  = "free"   // release what is kept
 	lineStop  = "stop"   // release everything, and end

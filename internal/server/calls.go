@@ -22,7 +22,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
-// outcome is what a command did, for who answers it.
+// outcome is what a command did, for its answer.
 type outcome struct {
 	lead.Outcome
 	renewed bool // the command has renewed its session

@@ -11,8 +11,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// ClientStream is a client's end of a connection: that of Server.Attach, or the stream of lockpb's Connect. Send and
-// Recv may run beside each other, but neither beside itself. A message belongs to the other side once it is sent.
+// ClientStream is a client's end of a connection: the one that Server.Attach returns, or the stream of lockpb's
+// Connect. Send and Recv may run beside each other, but neither beside itself. A message belongs to the other side once
+// it is sent.
 type ClientStream interface {
 	Send(*lockpb.ClientMessage) error
 	Recv() (*lockpb.ServerMessage, error)

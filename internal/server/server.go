@@ -227,7 +227,7 @@ func (s *Server) Leads() bool { return s.leadership.Load() != nil }
 // leaderEvery is how often WaitLeader looks.
 const leaderEvery = 10 * time.Millisecond
 
-// WaitLeader returns once this member serves, or knows who does. The error is that of ctx, or why the server ended.
+// WaitLeader returns once this member serves, or knows who does. The error is ctx's, or why the server ended.
 func (s *Server) WaitLeader(ctx context.Context) error {
 	tick := time.NewTicker(leaderEvery)
 	defer tick.Stop()

@@ -8,9 +8,9 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// A feature level is what all members know. Members tell theirs, in answers outside of raft; the leader raises that of
-// the cluster, through the log, once all have told a higher one; and proposes nothing of a level that is not reached.
-// So members of two versions run side by side while one after the other is replaced, in any order, whichever of them
+// A feature level is what all members know. Members tell theirs, in answers outside of raft; the leader raises the
+// cluster's, through the log, once all have told a higher one; and proposes nothing of a level that is not reached. So
+// members of two versions run side by side while one after the other is replaced, in any order, whichever of them
 // leads. A member whose version knows less than has been reached is not taken in, and one that comes back with an older
 // version stops.
 

@@ -62,7 +62,7 @@ type proposer struct {
 	flying chan flight
 }
 
-// journal is the log of one term: that of replica.Term.
+// journal is the log of one term: a replica.Term.
 type journal interface {
 	Propose(*machine.Batch) (wait func() (*replica.Applied, error))
 }

@@ -37,7 +37,7 @@ const (
 )
 
 // Timekeeper knows, for one term of leadership, when sessions and minimum holds end. Nobody else times them. A nil one
-// knows none: that of a member that does not lead.
+// knows none: it is for a member that does not lead.
 //
 // A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. From the moment at
 // which its end is proposed it is not renewed any more: the end may be in the log already.

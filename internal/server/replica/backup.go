@@ -29,7 +29,7 @@ type BackupInfo struct {
 // ErrNoBackup is in the chain of errors about a file that is no backup, or is cut off or damaged.
 var ErrNoBackup = errors.New("it is no backup, or is cut off or damaged")
 
-// CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is that of r.
+// CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is r's.
 func CheckBackup(r io.Reader) (BackupInfo, error) {
 	info, _, err := readBackup(r)
 	return info, err

@@ -117,7 +117,7 @@ func (r *Replica) compact(ctx context.Context) {
 	}
 }
 
-// snapshotSize is that of the last snapshot, in bytes.
+// snapshotSize is the size of the last snapshot, in bytes.
 func (s *stores) snapshotSize() int {
 	all, err := s.snapshots.List()
 	if err != nil || len(all) == 0 {

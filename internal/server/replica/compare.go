@@ -22,11 +22,11 @@ const compareEvery = time.Minute
 type stateHash struct {
 	Index uint64 `json:"index"`
 	Hash  string `json:"hash"`
-	// Version is that of the member that made it: another one may write down the same state in another way.
+	// Version is the version of the member that made it: another version may write down the same state in another way.
 	Version string `json:"version,omitempty"`
 }
 
-// comparison is what a member knows of its state and that of the leader.
+// comparison is what a member knows of its state and the leader's.
 type comparison struct {
 	version string
 	log     *slog.Logger // nil: nobody is told

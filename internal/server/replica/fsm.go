@@ -30,7 +30,7 @@ type fact struct {
 	Client string        `json:"client,omitempty"`
 	// Approved is a member that may have a vote, by consent of an operator or because it has the key.
 	Approved raft.ServerID `json:"approved,omitempty"`
-	// Mark: every member takes the hash of its state here. Hash is that of the leader at an earlier one.
+	// Mark: every member takes the hash of its state here. Hash is the leader's at an earlier one.
 	Mark bool       `json:"mark,omitempty"`
 	Hash *stateHash `json:"hash,omitempty"`
 	// Opened: the time is over in which the cluster served nobody after it was restored.

@@ -87,7 +87,7 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	best, away, has := -1, 0, uint64(0)
 	for i, m := range servers {
 		switch index := r.proof.indexOf(m.ID); {
-		case answers[i].ID != m.ID: // none, or that of another one
+		case answers[i].ID != m.ID: // none, or another member's
 		case answers[i].Maintenance:
 			away++
 		case best < 0 || index > has:

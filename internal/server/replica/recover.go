@@ -21,7 +21,7 @@ const (
 	lostSuffix      = ".lost"
 )
 
-// Recover makes, of the data directory of one member of a cluster that has lost most of its members, that of a new
+// Recover turns the data directory of one member, of a cluster that has lost most of its members, into one of a new
 // cluster with one member, which has all that is on this disk. It is Restore with a disk in place of a backup: tokens
 // go on far above all that were issued, also those that this disk knows nothing of, every session is ended, and the
 // server serves nobody at first, for DefaultMaxTTL where ClosedFor is 0: the disk may lack what other members

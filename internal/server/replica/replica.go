@@ -232,7 +232,7 @@ func (r *Replica) Status() Status {
 }
 
 // Applied is how far this member has carried the log out. Raft's own number runs ahead of the state machine; before the
-// first entry, the state is that of a snapshot.
+// first entry, the state comes from a snapshot.
 func (r *Replica) Applied() uint64 {
 	applied := r.raft.AppliedIndex()
 	if index := r.State.index.Load(); index > 0 {

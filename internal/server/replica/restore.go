@@ -43,7 +43,7 @@ type Restored struct {
 	Cluster string
 	// BackedUp is when the backup was made, by the clock of the server that made it.
 	BackedUp time.Time
-	// Revision is below that of every token to come, and not below that of any earlier one.
+	// Every token to come is above Revision, and no earlier one is.
 	Revision uint64
 	// ClosedFor is how long the server will serve nobody when it is started.
 	ClosedFor time.Duration

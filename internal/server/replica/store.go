@@ -224,7 +224,7 @@ func newNodeID() raft.ServerID {
 }
 
 // clusterFile is where a member writes down of which cluster it is: it turns members of others away also before it has
-// read its log. The zero value is that of a member that keeps nothing.
+// read its log. The zero value is for a member that keeps nothing.
 type clusterFile struct {
 	path string
 	name string // empty if it is not known yet
