@@ -3,12 +3,14 @@ package replica
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -90,37 +92,66 @@ func (s *checkedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 	}{in, state}, nil
 }
 
-// check reads all snapshots, also those that raft would pass over since it cannot read them, and returns the index of
-// the newest; zero without any.
+// check reads all snapshots that raft keeps, also those that it would pass over since it cannot read them, and returns
+// the index of the newest; zero without any.
+//
+// raft removes the older ones file by file once so many newer ones are whole. A process that is killed in the middle
+// leaves a part of one (TestSnapshotThatWasBeingRemoved): that is no damage, and the removal is finished here. A part of
+// one that counts among the newest cannot come about so, and is damage.
 func (s *checkedSnapshots) check() (newest uint64, err error) {
-	all, err := os.ReadDir(s.dir)
+	names, err := s.finished()
 	if err != nil {
 		return 0, err
 	}
-	for _, x := range all {
-		var term, index, at uint64
-		n, _ := fmt.Sscanf(x.Name(), "%d-%d-%d", &term, &index, &at)
-		if n != 3 || x.Name() != fmt.Sprintf("%d-%d-%d", term, index, at) {
-			continue // it is not finished
+	for i, name := range names {
+		path := filepath.Join(s.dir, name.text)
+		if i >= snapshotsKept {
+			if err := os.RemoveAll(path); err != nil {
+				return 0, err
+			}
+			continue
 		}
-		meta, state, err := s.Open(x.Name())
+		meta, state, err := s.Open(name.text)
 		why := ""
 		switch {
 		case err != nil:
 			why = err.Error()
-		case meta.Version != raft.SnapshotVersionMax || meta.ID != x.Name() || meta.Term != term || meta.Index != index:
+		case meta.Version != raft.SnapshotVersionMax || meta.ID != name.text,
+			meta.Term != name.term, meta.Index != name.index:
 			why = "its description is another"
 		}
 		if err == nil {
 			err = state.Close()
 		}
 		if why != "" {
-			return 0, &CorruptError{File: filepath.Join(s.dir, x.Name()), Why: why}
+			return 0, &CorruptError{File: path, Why: why}
 		}
 		if err != nil {
 			return 0, err
 		}
-		newest = max(newest, index)
+		newest = max(newest, name.index)
 	}
 	return newest, nil
+}
+
+// snapshotName is the name of a finished snapshot, which raft gives it.
+type snapshotName struct {
+	text            string
+	term, index, at uint64
+}
+
+// finished returns the names of the snapshots that are not being written, the newest first, as raft orders them.
+func (s *checkedSnapshots) finished() (names []snapshotName, err error) {
+	all, err := os.ReadDir(s.dir)
+	for _, x := range all {
+		name := snapshotName{text: x.Name()}
+		n, _ := fmt.Sscanf(name.text, "%d-%d-%d", &name.term, &name.index, &name.at)
+		if n == 3 && name.text == fmt.Sprintf("%d-%d-%d", name.term, name.index, name.at) {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b snapshotName) int {
+		return cmp.Or(cmp.Compare(b.term, a.term), cmp.Compare(b.index, a.index), cmp.Compare(b.text, a.text))
+	})
+	return names, err
 }
