@@ -52,11 +52,13 @@ func (d *Driver) ask(ctx context.Context) error {
 // askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here. The
 // first one goes on to learn what there is to know of the cluster.
 func (d *Driver) askSpace(ctx context.Context) error {
+	// Known before the read was sent: what another call has learnt or planted since need not be in the answer.
+	known := d.history.tokenSpace().name != ""
 	resp, err := d.get(ctx, d.spaceKey())
 	if err != nil {
 		return err
 	}
-	if d.history.tokenSpace().name != "" {
+	if known {
 		return d.checkSpace(resp.Kvs)
 	}
 	// The order matters: a proxy must be refused before anything is written through it.
