@@ -13,11 +13,13 @@ help: ## list the commands
 # calls cost. Of the simulated hours of the machine's replicas it runs one.
 QUICK := . ./backend/... ./conformance ./internal/machine
 COSTLY := ^(TestWhatLeasesCost|TestEventsThatAreShedAreCounted|TestTenThousandLeasesShareRenewals|TestGarbageAllocatesLittle)$$
+# Of the driver's conformance suite it runs the groups whose clauses take well under a second each.
+FAST := (ownership|ambiguity|fencing|shared|errors|tier)
 
 .PHONY: quick
 quick: ## what to run after every save, in ten seconds: the core, the memory driver, and DRIVER=redis, redlock, etcd, zookeeper, postgres or builtin
 	FENCELOCK_SIM_HOURS=1 go test -short -skip '$(COSTLY)' $(QUICK)
-	$(if $(DRIVER),go test -short -run Conformance ./$(DRIVER))
+	$(if $(DRIVER),go test -short -run '^TestConformance$$/^New$$/^$(FAST)$$|^TestConformanceProcess$$/^$(FAST)$$' ./$(DRIVER))
 
 .PHONY: test
 test: ## run all tests but those of the deep tier; says what it skips for lack of a server
@@ -34,7 +36,7 @@ race: ## what make quick runs, with two drivers, with the race detector; make de
 .PHONY: deep
 deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -race -timeout 60m ./...
-	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./internal/machine ./conformance/simulation ./conformance/check
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./internal/machine ./internal/server ./conformance ./conformance/simulation ./conformance/check
 
 .PHONY: vet
 vet: ## go vet, and whether gofmt would change anything

@@ -22,7 +22,7 @@ type bed struct {
 // simulate runs f with simulated time. It fails if a goroutine outlives the clients.
 func simulate(t *testing.T, f func(t *testing.T, b *bed)) {
 	synctest.Test(t, func(t *testing.T) {
-		f(t, &bed{t: t, store: memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})})
+		f(t, &bed{t: t, store: memory.NewStore(&memory.Options{Clock: backend.GoClock()})})
 	})
 }
 

@@ -125,8 +125,8 @@ func TestCountersLeaveOutThemselves(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		u, err := s.usage(t.Context())
-		if err != nil {
+		var u usage
+		if err := life.try(func() { u = s.used(life) }); err != nil {
 			t.Fatal(err)
 		}
 		return u

@@ -7,14 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/prometheus/procfs"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -34,18 +34,20 @@ func startBuiltin(life *scope) *system {
 	three := fencelockMembers(life, binary, clusterSize, false)
 	one, memory := fencelockMembers(life, binary, 1, false), fencelockMembers(life, binary, 1, true)
 	etcd, _ := etcdMembers(life, clusterSize)
-	parts := []*system{three, one, memory, etcd}
-	return &system{
-		name: "builtin", binary: binary, parts: parts,
+	s := &system{
+		name: "builtin", binary: binary, parts: []*system{three, one, memory, etcd}, leads: three.leads,
 		version: fmt.Sprintf("%s (%d members; one; one in memory), %s (%d members)",
 			three.version, clusterSize, etcd.version, clusterSize),
-		reset: func(ctx context.Context) (err error) {
-			for _, part := range parts {
-				err = errors.Join(err, part.reset(ctx))
-			}
-			return err
-		},
 	}
+	for _, part := range s.parts {
+		s.servers = append(s.servers, part.servers...)
+	}
+	s.reset = func(by *scope) {
+		for _, part := range s.parts {
+			part.reset(by)
+		}
+	}
+	return s
 }
 
 // builtinPeers are etcd's without our driver for it, and ours on each of the bundled server's settings.
@@ -60,9 +62,13 @@ func builtinPeers(s *system) (all []peer) {
 			all = append(all, p)
 		}
 	}
-	all = append(all, fencelockPeer(ours, parts[0]), fencelockPeer(ours+", one node", parts[1]),
-		fencelockPeer(ours+", in memory", parts[2]))
-	all[len(all)-3].role = roleOurs
+	for i, name := range []string{ours, ours + ", one node", ours + ", in memory"} {
+		p := fencelockPeer(name, parts[i])
+		if i > 0 {
+			p.role = roleVariant
+		}
+		all = append(all, p)
+	}
 	return all
 }
 
@@ -104,8 +110,8 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 			return args
 		}))
 		var err error
-		open := grpc.WithTransportCredentials(insecure.NewCredentials())
-		lines[i], err = grpc.NewClient("passthrough:///"+address, open)
+		lines[i], err = grpc.NewClient("passthrough:///"+address,
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		life.must(err)
 		life.closing(lines[i])
 	}
@@ -129,103 +135,82 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 	for i := range s.servers {
 		life.must(s.serving(life.ctx, i))
 	}
-	s.count = func(ctx context.Context) (commands, trips float64, err error) {
-		leader, err := s.leader(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
-		status, err := ask(ctx, leader)
-		return float64(status.GetLastIndex()), float64(s.traffic.turns.Load()), err
+	s.count = func(by *scope) (commands, trips float64) {
+		leader, err := s.leader(by.ctx)
+		by.must(err)
+		status, err := ask(by.ctx, leader)
+		by.must(err)
+		return float64(status.GetLastIndex()), float64(s.traffic.turns.Load())
 	}
-	s.operate(operator)
-	return s
-}
-
-// operate does what an operator can do with the bundled server.
-func (s *system) operate(operator *builtin.Driver) {
-	held := func(ctx context.Context) (map[string]bool, error) {
+	held := func(by *scope) map[string]bool {
 		names := map[string]bool{}
-		for info, err := range operator.List(ctx, "") {
-			if err != nil {
-				return nil, err
-			}
+		for info, err := range operator.List(by.ctx, "") {
+			by.must(err)
 			names[info.Name] = info.Held
 		}
-		return names, nil
+		return names
 	}
-	s.erase = func(ctx context.Context, name string) error { // an operator takes the lock away
-		return operator.ForceRelease(ctx, name, "bench")
-	}
-	s.reset = func(ctx context.Context) error {
-		names, err := held(ctx)
-		for name, held := range names {
-			if err == nil && held {
-				err = s.erase(ctx, name)
-			}
-			if errors.Is(err, backend.ErrNotHeld) { // its session has ended meanwhile
-				err = nil
-			}
+	s.erase = func(by *scope, name string) { // an operator takes the lock away
+		if err := operator.ForceRelease(by.ctx, name, "bench"); !errors.Is(err, backend.ErrNotHeld) {
+			by.must(err) // otherwise its session has ended meanwhile
 		}
-		return err
 	}
-	s.missing = func(ctx context.Context, keys []string) (gone int, err error) {
-		names, err := held(ctx)
+	s.reset = func(by *scope) {
+		for name := range held(by) {
+			s.erase(by, name)
+		}
+	}
+	s.missing = func(by *scope, keys []string) (gone int) {
+		names := held(by)
 		for _, key := range keys {
 			if !names[key] {
 				gone++
 			}
 		}
-		return gone, err
+		return gone
 	}
+	return s
 }
 
+// fencelockPeer is ours on a part of the service.
 func fencelockPeer(name string, s *system) peer {
-	return peer{
-		name: name, role: roleVariant, at: s, waits: true, renewEvery: ourRenewal, key: same,
-		open: func(c *client, o clientOptions) lock { return c.ours(dialFencelock(s, o), o.ttl) },
-		// Grants whose TTLs differ by a millisecond have sessions of their own.
-		sessions: func(c *client, o clientOptions, n int) renewal {
-			d, grants := dialFencelock(s, o), make([]backend.Grant, n)
-			c.later(func() { bounded(d.Close) })
-			c.must(each(n, func(i int) (err error) {
-				grants[i], err = d.Acquire(c.ctx, backend.Request{
-					Name: "session/" + backend.NewRequestID(), Owner: "bench", RequestID: backend.NewRequestID(),
-					Fresh: true, TTL: o.ttl + time.Duration(i)*time.Millisecond,
-				})
-				return err
-			}))
-			return func(ctx context.Context, i int) error { return d.Renew(ctx, grants[i:i+1])[0].Err }
-		},
-		watch: func(ctx context.Context, w watched) error {
-			watcher, _ := backend.As[backend.Watcher](w.by.native.(ourNative).driver)
-			for _, err := range watcher.Watch(ctx, w.name, 0) {
-				if err != nil {
-					return err
-				}
-				w.seen()
-			}
-			return ctx.Err()
-		},
+	p := ourPeer(func(_ *client, o clientOptions) backend.Driver { return dialFencelock(s, o) }, same)
+	p.name, p.at = name, s
+	// Grants whose TTLs differ by a millisecond have sessions of their own.
+	p.sessions = func(c *client, o clientOptions, n int) renewal {
+		d, grants := dialFencelock(s, o), make([]backend.Grant, n)
+		c.later(func() { bounded(d.Close) })
+		c.must(each(n, func(i int) (err error) {
+			grants[i], err = d.Acquire(c.ctx, backend.Request{
+				Name: "session/" + backend.NewRequestID(), Owner: "bench", RequestID: backend.NewRequestID(),
+				Fresh: true, TTL: o.ttl + time.Duration(i)*time.Millisecond,
+			})
+			return err
+		}))
+		return func(ctx context.Context, i int) error { return d.Renew(ctx, grants[i:i+1])[0].Err }
 	}
+	p.watch = func(ctx context.Context, w watched) error {
+		watcher, _ := backend.As[backend.Watcher](w.by.native.(ourNative).driver)
+		for _, err := range watcher.Watch(ctx, w.name, 0) {
+			if err != nil {
+				return err
+			}
+			w.seen()
+		}
+		return ctx.Err()
+	}
+	return p
 }
 
 // dialFencelock returns a driver whose round trips are counted.
 func dialFencelock(s *system, o clientOptions) *builtin.Driver {
 	counts := cmp.Or(s.traffic, &traffic{})
-	dial := o.dial
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
-	}
 	return builtin.New(strings.Split(o.addr, ","), &builtin.Options{
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			if o.proxied {
 				address = o.addr // whatever the servers tell
 			}
-			c, err := dial(ctx, "tcp", address)
-			if err != nil {
-				return nil, err
-			}
-			return &countedConn{Conn: c, t: counts}, nil
+			return counts.over(o.dial)(ctx, "tcp", address)
 		},
 	})
 }
@@ -247,7 +232,7 @@ func restart(r *round) {
 
 // measureState holds n locks in a state machine, in one session, as a client does.
 func (r *round) measureState(n int) {
-	before := takeFootprint()
+	kept := r.keeping()
 	m, id, now := machine.New(1), machine.SessionID{1}, time.Now().UnixNano()
 	m.Apply(now, &machine.Command{Op: machine.OpOpenSession, Session: id, TTL: time.Minute})
 	for i := range n {
@@ -262,27 +247,28 @@ func (r *round) measureState(n int) {
 			r.must(fmt.Errorf("the state machine answers %d to acquire %d", result.Code, i))
 		}
 	}
-	state := sample{}
-	takeFootprint().each(state, before, n)
-	r.s["live-kb"] = state["kb"]
+	kept(n)
 
-	var pauses []time.Duration
 	var frozen *machine.Frozen
-	for range 5 {
-		began := time.Now()
-		frozen = m.Freeze()
-		pauses = append(pauses, time.Since(began))
+	pauses := make([]float64, 5)
+	for i := range pauses {
+		pauses[i] = took(func() { frozen = m.Freeze() })
 	}
-	slices.Sort(pauses)
-	r.s["pause-ms"] = ms(pauses[2])
+	r.s["pause-ms"] = median.of(pauses)
 	var snapshot bytes.Buffer
+	r.s["write-ms"] = took(func() {
+		_, err := frozen.WriteTo(&snapshot)
+		r.must(err)
+	})
+	r.s["mb"] = float64(snapshot.Len()) / (1 << 20)
+	r.s["read-ms"] = took(func() { r.must(machine.New(1).Restore(&snapshot)) })
+}
+
+// took returns how long do took, in milliseconds.
+func took(do func()) float64 {
 	began := time.Now()
-	size, err := frozen.WriteTo(&snapshot)
-	r.must(err)
-	r.s["write-ms"], r.s["mb"] = ms(time.Since(began)), float64(size)/(1<<20)
-	began = time.Now()
-	r.must(machine.New(1).Restore(&snapshot))
-	r.s["read-ms"] = ms(time.Since(began))
+	do()
+	return ms(time.Since(began))
 }
 
 // measureRestart holds n locks on a server, kills it and starts it again. With snapshot set it waits for a snapshot
@@ -295,19 +281,22 @@ func (r *round) measureRestart(n int, snapshot bool) {
 	}()
 	one.at = fencelockMembers(&one.scope, r.system.binary, 1, false)
 	one.peer = fencelockPeer(ours, one.at)
-	server, c := one.at.servers[0], one.open(1, clientOptions{ttl: time.Minute})[0]
-	before, err := server.resident()
-	one.must(err)
-	names := make([]string, n)
+	server, c := one.at.servers[0], one.client(time.Minute)
+	resident := func() float64 { // what the process keeps, in KB
+		proc, err := procfs.NewProc(server.child.Pid())
+		one.must(err)
+		stat, err := proc.Stat()
+		one.must(err)
+		return float64(stat.ResidentMemory()) / 1024
+	}
+	before, names := resident(), make([]string, n)
 	one.must(each(n, func(i int) (err error) {
 		names[i] = fmt.Sprint("bench/restart/", i)
 		_, err = c.lock(r.ctx, names[i])
 		return err
 	}))
-	after, err := server.resident()
-	one.must(err)
 	key := "replay-s"
-	r.s["server-kb"] = (after - before) / 1024 / float64(n)
+	r.s["server-kb"] = (resident() - before) / float64(n)
 	if snapshot {
 		key = "restart-s"
 		one.awaitSnapshot(c, filepath.Join(server.dir, "data", "snapshots"))
@@ -320,9 +309,7 @@ func (r *round) measureRestart(n int, snapshot bool) {
 	one.later(fresh.end)
 	r.s[key] = one.grantOne(fresh).Sub(began).Seconds()
 	delete(r.s, "tries")
-	gone, err := one.at.missing(r.ctx, names)
-	one.must(err)
-	r.s["gone"] = float64(gone)
+	r.s["gone"] = float64(one.at.missing(&one.scope, names))
 }
 
 // awaitSnapshot acquires and releases, which fills the log, until the server has made a snapshot, and notes the longest
@@ -332,20 +319,21 @@ func (r *round) awaitSnapshot(c *client, dir string) {
 	defer cancel()
 	type call struct{ began, ended time.Time }
 	var calls []call
-	var failed error
 	filling, stop := context.WithCancel(ctx)
-	var filler sync.WaitGroup
-	filler.Go(func() {
-		for name := r.fresh("snapshot"); filling.Err() == nil && failed == nil; {
+	var filler errgroup.Group
+	filler.Go(func() error {
+		for name := r.fresh("snapshot"); filling.Err() == nil; {
 			began := time.Now()
-			failed = c.cycle(ctx, name)
+			if err := c.cycle(ctx, name); err != nil {
+				return err
+			}
 			calls = append(calls, call{began, time.Now()})
 		}
+		return nil
 	})
 	began, ended, err := watchSnapshots(ctx, dir)
 	stop()
-	filler.Wait()
-	r.must(errors.Join(err, failed))
+	r.must(errors.Join(err, filler.Wait()))
 	var longest time.Duration
 	for _, c := range calls {
 		if c.ended.After(began) && c.began.Before(ended) {
@@ -358,29 +346,22 @@ func (r *round) awaitSnapshot(c *client, dir string) {
 // watchSnapshots returns when the next snapshot appeared in dir, and when it was complete. The state is frozen just
 // before it appears: 100 ms are taken off.
 func watchSnapshots(ctx context.Context, dir string) (began, ended time.Time, err error) {
-	var old map[string]bool
-	for ; ctx.Err() == nil; sleep(ctx, 5*time.Millisecond) {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return began, ended, err
-		}
-		now := map[string]bool{}
-		for _, e := range entries {
-			name := e.Name()
-			now[name] = true
-			if old == nil || old[name] {
+	old, err := filepath.Glob(dir + "/*")
+	for ; err == nil; sleep(ctx, 5*time.Millisecond) {
+		var now []string
+		now, err = filepath.Glob(dir + "/*")
+		for _, path := range now {
+			if slices.Contains(old, path) {
 				continue
 			}
 			if began.IsZero() {
 				began = time.Now().Add(-100 * time.Millisecond)
 			}
-			if !strings.HasSuffix(name, ".tmp") {
+			if !strings.HasSuffix(path, ".tmp") {
 				return began, time.Now(), nil
 			}
 		}
-		if old == nil {
-			old = now
-		}
+		err = errors.Join(err, ctx.Err())
 	}
-	return began, ended, fmt.Errorf("there is no snapshot in %s: %w", dir, ctx.Err())
+	return began, ended, fmt.Errorf("there is no snapshot in %s: %w", dir, err)
 }

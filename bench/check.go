@@ -44,6 +44,7 @@ type checked struct {
 
 	name    string // that the holder takes, and the contenders want
 	another string // that the contenders want, too
+	errors  []string
 }
 
 // recorded is a hold that is recorded: a lease of ours, or one of another library.
@@ -71,75 +72,66 @@ func runCheck(ctx context.Context, w io.Writer, o options) error {
 		o.seed = rand.Uint64()
 	}
 	var all []checkResult
-	for name := range strings.SplitSeq(o.backend, ",") {
-		b, err := serviceNamed(strings.TrimSpace(name))
-		if err != nil {
-			return err
+	if err := o.eachService(ctx, func(_ service, s *system) error {
+		if !s.breakable() {
+			return nil
 		}
-		results, err := b.check(ctx, o)
-		if err != nil {
-			return err
-		}
+		fmt.Fprintf(os.Stderr, "%s, seed %d\n", s.version, o.seed)
+		results, err := (&lab{system: s, options: &o}).check(ctx)
 		all = append(all, results...)
+		return err
+	}); err != nil {
+		return err
 	}
 	writeChecks(w, all)
 	return o.write(all)
 }
 
-func (b service) check(ctx context.Context, o options) ([]checkResult, error) {
-	life := &scope{ctx: ctx}
-	defer life.end()
-	s, err := b.open(life)
-	if err != nil || !s.breakable() {
+func (l *lab) check(ctx context.Context) (results []checkResult, err error) {
+	if err := l.system.empty(ctx); err != nil {
 		return nil, err
-	}
-	fmt.Fprintf(os.Stderr, "%s, seed %d\n", s.version, o.seed)
-	l := &lab{system: s, only: o.peers, quick: o.quick}
-	if err := s.reset(ctx); err != nil {
-		return nil, err
-	}
-	var peers []*checked
-	for _, p := range s.peers {
-		if p.contends() && p.key != nil && selected(p.name, o.peers) {
-			peers = append(peers, &checked{peer: p, at: l.on(p), r: check.NewRecorder(check.Options{}), ttl: l.ttl(),
-				name: l.fresh("check"), another: l.fresh("check")})
-		}
 	}
 	going, stop := context.WithCancel(ctx)
 	defer stop()
 	var work sync.WaitGroup
-	for _, p := range peers {
+	var peers []*checked
+	for _, p := range l.system.peers {
+		if !p.contends() || p.key == nil || !selected(p.name, l.peers) {
+			continue
+		}
+		c := &checked{peer: p, at: l.on(p), r: check.NewRecorder(check.Options{}), ttl: l.ttl(),
+			name: l.fresh("check"), another: l.fresh("check")}
+		peers = append(peers, c)
 		for i := range 2 {
-			work.Go(func() { p.contend(going, fmt.Sprint("contender-", i)) })
+			work.Go(func() { c.contend(going, fmt.Sprint("contender-", i)) })
 		}
 	}
-	random := rand.New(rand.NewPCG(o.seed, 0))
+	random := rand.New(rand.NewPCG(l.seed, 0))
 	order := shuffled(random)
-	if !o.quick {
+	if !l.quick {
 		order = append(order, shuffled(random)...)
 	}
-	results := make([]checkResult, len(peers))
 	for n, b := range order {
 		length := l.ttl() + l.ttl()/5 + time.Duration(random.Int64N(int64(l.ttl())))
 		for i, err := range l.breakOnce(ctx, peers, b, length) {
 			if err != nil {
-				results[i].Errors = append(results[i].Errors, fmt.Sprintf("round %d, %s: %v", n, b, err))
+				peers[i].errors = append(peers[i].errors, fmt.Sprintf("round %d, %s: %v", n, b, err))
 			}
 		}
 	}
 	stop()
-	patiently(10*l.ttl(), work.Wait) // or without a library that knows no contexts
-	for i, p := range peers {
+	patiently(going, 10*l.ttl(), work.Wait) // or without a library that knows no contexts
+	for _, p := range peers {
 		rules := check.Rules{TTL: p.ttl, Patience: 5 * time.Second, Recovery: 3*p.ttl + 5*time.Second}
 		report := check.Verify(ctx, p.r.History(), rules)
-		r := &results[i]
-		r.System, r.Peer, r.Ours, r.Seed, r.Rounds = p.at.version, p.peer.name, p.role == roleOurs, o.seed, len(order)
-		r.Figures, r.Violations = report.Figures, map[check.Kind]int{}
+		violations := map[check.Kind]int{}
 		for _, v := range report.Violations {
-			r.Violations[v.Kind]++
+			violations[v.Kind]++
 		}
-		if o.dump != "" {
-			dir := fmt.Sprintf("%s/%s-%s", o.dump, s.name, strings.ReplaceAll(p.peer.name, "/", "-"))
+		results = append(results, checkResult{p.at.version, p.peer.name, p.role == roleOurs, l.seed, len(order),
+			report.Figures, violations, p.errors})
+		if l.dump != "" {
+			dir := fmt.Sprintf("%s/%s-%s", l.dump, l.system.name, strings.ReplaceAll(p.peer.name, "/", "-"))
 			if err := report.Dump(dir); err != nil {
 				return nil, err
 			}
@@ -195,7 +187,7 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 	s.closing(proxy)
 	c, err := p.peer.client(s.ctx, clientOptions{addr: proxy.Addr(), proxied: true, ttl: p.ttl})
 	s.must(err)
-	s.later(func() { patiently(10*time.Second, c.end) })
+	s.later(c.leave)
 	holds := make(chan *recorded, 1)
 	take := func(who string) error {
 		h, err := p.take(s.ctx, 5*p.ttl, c, who, p.name)
@@ -217,7 +209,8 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 		proxy.Drop(fault.Both)
 	case keyDeleted:
 		call := p.r.Begin(s.ctx, "operator", check.OpForce, p.name)
-		err = p.at.erase(s.ctx, p.key(p.name))
+		by := &scope{ctx: s.ctx}
+		err = by.try(func() { p.at.wipe(by, p.key(p.name)) })
 		call.Return(check.OK, err)
 	}
 	<-healed
@@ -232,24 +225,14 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 		case <-h.over:
 		case <-time.After(p.ttl / 2):
 		}
-		patiently(10*time.Second, func() { h.release(s.ctx) })
+		bounded(func(context.Context) error { h.release(s.ctx); return nil })
 	case <-time.After(6 * p.ttl):
 	}
 	s.must(err)
 }
 
-// patiently runs do, and goes on without it after a while: not every library returns.
-func patiently(limit time.Duration, do func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		do()
-	}()
-	select {
-	case <-done:
-	case <-time.After(limit):
-	}
-}
+// leave ends a client whose library may not return.
+func (c *client) leave() { bounded(func(context.Context) error { c.end(); return nil }) }
 
 // contend takes both names in turn until ctx ends. A client whose calls fail again and again is replaced, as its user
 // would do.
@@ -261,8 +244,7 @@ func (p *checked) contend(ctx context.Context, who string) {
 			continue
 		}
 		for failures := 0; failures < 3 && ctx.Err() == nil; n++ {
-			name := []string{p.name, p.another}[n%2]
-			h, err := p.take(ctx, 3*p.ttl, c, who, name)
+			h, err := p.take(ctx, 3*p.ttl, c, who, []string{p.name, p.another}[n%2])
 			if err != nil {
 				failures++
 				sleep(ctx, 20*time.Millisecond)
@@ -273,7 +255,7 @@ func (p *checked) contend(ctx context.Context, who string) {
 			h.release(context.WithoutCancel(ctx))
 			sleep(ctx, rand.N(10*time.Millisecond))
 		}
-		patiently(10*time.Second, c.end)
+		c.leave()
 	}
 }
 
@@ -286,11 +268,7 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 		if err != nil {
 			return nil, err
 		}
-		return &recorded{h.Lease().Context().Done(), func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, p.ttl)
-			defer cancel()
-			_ = h.Release(ctx) // recorded
-		}}, nil
+		return p.recorded(h.Lease().Context().Done(), func(ctx context.Context) { _ = h.Release(ctx) }), nil
 	}
 	// rueidislock's hold ends with the context that it was taken with: that one goes on after the wait.
 	during, done := context.WithCancel(context.WithoutCancel(ctx))
@@ -304,28 +282,34 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 		return nil, err
 	}
 	g := check.Grant{TTL: p.ttl}
-	if h.until != nil {
-		g.Deadline = p.r.Instant(h.until())
+	if until := h.(theirs).until; until != nil {
+		g.Deadline = p.r.Instant(until())
 	}
 	granted, released := call.Granted(g), make(chan struct{})
-	if h.told() != nil {
-		go func() {
-			select {
-			case <-h.told():
-				granted.Lost("told", check.Grant{})
-			case <-released:
-			}
-		}()
-	}
-	return &recorded{h.told(), func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, p.ttl)
-		defer cancel()
+	told := h.Context().Done()
+	go func() {
+		select {
+		case <-told: // nil blocks
+			granted.Lost("told", check.Grant{})
+		case <-released:
+		}
+	}()
+	return p.recorded(told, func(ctx context.Context) {
 		call := granted.Release(ctx, check.Grant{})
 		close(released)
-		err := h.unlock(ctx)
+		err := h.Release(ctx)
 		done()
 		call.Return(said(err), err)
-	}}, nil
+	}), nil
+}
+
+// recorded is a hold whose release takes no longer than its TTL, if the library knows contexts.
+func (p *checked) recorded(over <-chan struct{}, release func(context.Context)) *recorded {
+	return &recorded{over, func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, p.ttl)
+		defer cancel()
+		release(ctx)
+	}}
 }
 
 // said is what an unlock has said. A library that says nothing has done it.

@@ -17,18 +17,14 @@ func startMemory(*scope) *system {
 	store := memory.NewStore(nil)
 	return &system{
 		name: "memory", version: "memory (in process)",
-		reset: func(context.Context) error { store = memory.NewStore(nil); return nil },
-		peers: []peer{{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal,
-			open: func(c *client, o clientOptions) lock { return c.ours(store.Driver(), o.ttl) }}},
+		reset: func(*scope) { store = memory.NewStore(nil) },
+		peers: []peer{ourPeer(func(*client, clientOptions) backend.Driver { return store.Driver() }, nil)},
 	}
 }
 
 // startCore is no service at all: scenario core brings its own driver.
 func startCore(*scope) *system {
-	return &system{
-		name: "in process", version: "in process", reset: func(context.Context) error { return nil },
-		peers: []peer{{name: ours, role: roleOurs}},
-	}
+	return &system{name: "in process", version: "in process", reset: func(*scope) {}, peers: []peer{ourPeer(nil, nil)}}
 }
 
 // instant is a driver that costs nothing but a look at the clock, which every driver owes.
@@ -67,32 +63,28 @@ func core(r *round) {
 	var d backend.Driver = &instant{} // the same two calls without the core
 	ask := backend.Request{Name: "x", Owner: "bench", Fresh: true, Wait: true, TTL: time.Hour}
 	ask.RequestID = backend.NewRequestID()
-	r.timed(func() error {
+	r.timed(func() {
 		g, err := d.Acquire(r.ctx, ask)
-		if err != nil {
-			return err
-		}
-		return d.Release(r.ctx, g)
+		r.must(err)
+		r.must(d.Release(r.ctx, g))
 	})
 	alone := r.s["ns"]
 	for _, n := range []int{0, 1000, 10_000, 100_000} {
 		r.row(fmt.Sprintf("%s, %d held", ours, n), roleOurs)
 		c, err := fencelock.ForCorrectness(&instant{}, &fencelock.Options{TTL: time.Hour})
 		r.must(err)
-		before := takeFootprint()
+		kept := r.keeping()
 		for i := range n {
 			_, err := c.Acquire(r.ctx, fmt.Sprint("held-", i))
 			r.must(err)
 		}
 		if n > 0 {
-			takeFootprint().each(r.s, before, n)
+			kept(n)
 		}
-		r.timed(func() error {
+		r.timed(func() {
 			lease, err := c.Acquire(r.ctx, "x")
-			if err != nil {
-				return err
-			}
-			return lease.Release(r.ctx)
+			r.must(err)
+			r.must(lease.Release(r.ctx))
 		})
 		r.s["beside-ns"] = r.s["ns"] - alone
 		r.must(c.Close(context.WithoutCancel(r.ctx)))
@@ -100,23 +92,20 @@ func core(r *round) {
 }
 
 // timed repeats f for a while and notes what one call takes.
-func (r *round) timed(f func() error) {
+func (r *round) timed(f func()) {
 	length := r.length(200*time.Millisecond, 50*time.Millisecond)
 	var m0, m1 runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m0)
-	n := 0
+	n := 0.0
 	d := r.spend(func() {
 		for began := time.Now(); time.Since(began) < length; n += 100 {
 			for range 100 { // the look at the clock must not count
-				r.must(f())
+				f()
 			}
 		}
 	})
 	runtime.ReadMemStats(&m1)
-	calls := float64(n)
-	r.s["foreign"] = d.foreign
-	r.s["ns"] = float64(d.wall.Nanoseconds()) / calls
-	r.s["cpu-ns"] = float64(d.client.Nanoseconds()) / calls // the collector's, too
-	r.s["allocs"], r.s["bytes"] = float64(m1.Mallocs-m0.Mallocs)/calls, float64(m1.TotalAlloc-m0.TotalAlloc)/calls
+	r.s["ns"], r.s["cpu-ns"] = float64(d.wall)/n, float64(d.client)/n // the collector's CPU, too
+	r.s["allocs"], r.s["bytes"] = float64(m1.Mallocs-m0.Mallocs)/n, float64(m1.TotalAlloc-m0.TotalAlloc)/n
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,13 +69,14 @@ func (m *meter) once(op func() error) {
 	})
 }
 
-// measure lets the callers run for the warm-up and then for length, and notes what they did in the latter.
-func (r *round) measure(m *meter, warmUp, length time.Duration) spent {
+// measure lets the callers run for a warm-up and then for length, a quarter of it in a quick run, and notes what they
+// did in the latter.
+func (r *round) measure(m *meter, length time.Duration) usage {
 	defer m.phase.Store(2) // also if the counters cannot be read
-	sleep(r.ctx, warmUp)
+	sleep(r.ctx, r.length(200*time.Millisecond, 100*time.Millisecond))
 	d := r.spend(func() {
 		m.phase.Store(1)
-		sleep(r.ctx, length)
+		sleep(r.ctx, r.length(length, length/4))
 		m.ended = time.Now()
 		m.phase.Store(2)
 	})
@@ -95,13 +97,12 @@ const longTTL = 30 * time.Second // nobody renews while it is measured
 
 // cycle is the uncontended cost: callers that share one client, each with a name of its own, acquire and release.
 func cycle(r *round) {
-	c, m := r.open(1, clientOptions{ttl: longTTL})[0], &meter{}
+	c, m := r.client(longTTL), &meter{}
 	for range r.size {
 		name := r.name("cycle")
 		m.repeat(func() error { return c.cycle(r.ctx, name) })
 	}
-	r.measure(m,
-		r.length(150*time.Millisecond, 50*time.Millisecond), r.length(500*time.Millisecond, 200*time.Millisecond))
+	r.measure(m, 500*time.Millisecond)
 }
 
 // distance is the latency over a network: callers come at random, whatever became of those before them (an open loop),
@@ -119,18 +120,17 @@ func distance(r *round) {
 			m.once(func() error { return c.cycle(r.ctx, name) })
 		}
 	})
-	r.measure(m, r.length(300*time.Millisecond, 100*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
+	r.measure(m, 2*time.Second)
 }
 
 // growth is what a name costs that was held often before, in a store that nobody compacts: the median of acquires and
 // releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers what
 // was deleted may answer ever more slowly, to all its users.
 func growth(r *round) {
-	c, name := r.open(1, clientOptions{ttl: longTTL})[0], r.name("growth")
-	sizes := []int{0, 10_000, 30_000, 100_000}
+	c, name := r.client(longTTL), r.name("growth")
 	done, first, worst := 0, 0.0, 0.0
-	for i, size := range sizes {
-		if i < len(sizes)-1 {
+	for _, size := range []int{0, 10_000, 30_000, 100_000} {
+		if size < 100_000 {
 			r.row(fmt.Sprint(r.peer.name, " after ", size), roleFloor)
 		} else {
 			r.row(r.peer.name, r.peer.role) // what the targets are for
@@ -139,21 +139,19 @@ func growth(r *round) {
 			size /= 100
 		}
 		for range 10 {
-			before := r.open(1, clientOptions{ttl: longTTL})[0]
+			before := r.client(longTTL)
 			for range (size - done) / 10 {
 				r.must(before.cycle(r.ctx, name))
 			}
 			before.end()
 		}
-		done = size
 		m := &meter{}
 		m.repeat(func() error { return c.cycle(r.ctx, name) })
-		r.measure(m,
-			r.length(200*time.Millisecond, 50*time.Millisecond), r.length(2*time.Second, 200*time.Millisecond))
-		if i == 0 {
+		r.measure(m, 2*time.Second)
+		if size == 0 {
 			first = r.s["p50"]
 		}
-		worst = max(worst, r.s["p50"]/first)
+		done, worst = size, max(worst, r.s["p50"]/first)
 		r.s["before"], r.s["ratio"], r.s["worst"] = float64(size), r.s["p50"]/first, worst
 	}
 }
@@ -165,7 +163,7 @@ const besideRenewals = 10_000
 // callers acquire and release.
 func renewals(r *round) {
 	const lockCallers, clients = 64, 4
-	locker, m := r.open(1, clientOptions{ttl: longTTL})[0], &meter{}
+	locker, m := r.client(longTTL), &meter{}
 	for range clients {
 		c := &client{scope: scope{ctx: r.ctx}}
 		r.later(c.end)
@@ -191,8 +189,7 @@ func renewals(r *round) {
 			}
 		})
 	}
-	d := r.measure(m,
-		r.length(300*time.Millisecond, 200*time.Millisecond), r.length(2*time.Second, 500*time.Millisecond))
+	d := r.measure(m, 2*time.Second)
 	r.s["lock-ops"] = float64(locked.Load()) / d.wall.Seconds()
 }
 
@@ -204,10 +201,10 @@ func wake(r *round) {
 	d := r.spend(func() {
 		for range r.length(10, 3) {
 			h := r.lock(clients[0], name)
-			granted := granting(r.ctx, clients[1], name)
+			granted := r.granting(clients[1], name)
 			sleep(r.ctx, 130*time.Millisecond+rand.N(60*time.Millisecond))
 			released := time.Now()
-			r.must(h.unlock(r.ctx))
+			r.must(h.Release(r.ctx))
 			all = append(all, r.await(granted).Sub(released))
 		}
 	})
@@ -248,8 +245,7 @@ func handoff(r *round, n int) {
 			}
 		})
 	}
-	d := r.measure(&b.meter,
-		r.length(200*time.Millisecond, 100*time.Millisecond), r.length(2*time.Second, 300*time.Millisecond))
+	d := r.measure(&b.meter, 2*time.Second)
 	var grants, starved, most int
 	var longest time.Duration
 	least := workers[0].grants
@@ -271,43 +267,35 @@ func handoff(r *round, n int) {
 func (w *worker) try(ctx context.Context, b *baton, c *client, name string) {
 	began := time.Now()
 	h, err := c.lock(ctx, name)
-	switch {
-	case err == nil:
-	case ctx.Err() != nil:
-		w.waited(b, began)
-		return
-	default:
+	if err != nil && ctx.Err() == nil {
 		b.errors.Add(1)
 		sleep(ctx, time.Millisecond)
 		return
 	}
-	now := time.Since(b.start)
+	now := time.Now()
+	switch b.phase.Load() { // what the end of the counted phase cut short counts as long as it was until then
+	case 1:
+		w.longest = max(w.longest, now.Sub(began))
+	case 2:
+		w.longest = max(w.longest, b.ended.Sub(began))
+	}
+	if err != nil {
+		return
+	}
 	if b.inside.Add(1) != 1 {
 		b.overlaps.Add(1)
 	}
 	other := b.last.Swap(w.number) != w.number
 	if b.counting() {
 		w.grants++
-		w.waited(b, began)
 		if from := b.released.Load(); other && from > 0 {
-			b.add(now - time.Duration(from))
+			b.add(now.Sub(b.start) - time.Duration(from))
 		}
 	}
 	b.inside.Add(-1)
 	b.released.Store(int64(time.Since(b.start)))
-	if err := h.unlock(ctx); err != nil && ctx.Err() == nil {
+	if err := h.Release(ctx); err != nil && ctx.Err() == nil {
 		b.errors.Add(1)
-	}
-}
-
-// waited notes the longest wait; one that the end of the counted phase cut short counts as long as it was until then.
-func (w *worker) waited(b *baton, began time.Time) {
-	until := time.Now()
-	if b.phase.Load() == 2 {
-		until = b.ended
-	}
-	if b.phase.Load() > 0 {
-		w.longest = max(w.longest, until.Sub(began))
 	}
 }
 
@@ -317,38 +305,37 @@ func keep(r *round, ttl, window time.Duration) {
 		ttl, window = lossTTL, lossTTL/3
 	}
 	var t traffic
-	c := r.open(1, clientOptions{ttl: ttl, dial: t.dial})[0]
+	c := r.open(1, clientOptions{ttl: ttl, dial: t.over(nil)})[0]
 	names, keys, holds := make([]string, r.size), make([]string, r.size), make([]hold, r.size)
 	for i := range names {
 		names[i] = r.name("hold")
 		keys[i] = r.peer.key(names[i])
 	}
-	foot, began := takeFootprint(), time.Now()
-	r.must(each(r.size, func(i int) (err error) {
+	kept := r.keeping()
+	r.s["acquires"] = r.rate(func(i int) (err error) {
 		if holds[i], err = c.lock(r.ctx, names[i]); err == nil {
-			holds[i].told() // a user wants to be told: what that takes counts
+			holds[i].Context() // a user wants to be told: what that takes counts
 		}
 		return err
-	}))
-	r.s["acquires"] = float64(r.size) / time.Since(began).Seconds()
-	takeFootprint().each(r.s, foot, r.size)
+	})
+	kept(r.size)
 
 	turned := t.turns.Load()
 	d := r.spend(func() { sleep(r.ctx, window) })
 	turned = t.turns.Load() - turned
-	expired, err := r.at.missing(r.ctx, keys)
-	r.must(err)
+	expired := r.at.missing(&r.scope, keys)
 	unnoticed := expired
 	for _, h := range holds {
-		if unnoticed > 0 && h.over() {
+		if unnoticed > 0 && h.Context().Err() != nil {
 			unnoticed--
 		}
 	}
-	began = time.Now()
-	if err := each(r.size, func(i int) error { return holds[i].unlock(r.ctx) }); expired == 0 {
-		r.must(err)
-	}
-	r.s["releases"] = float64(r.size) / time.Since(began).Seconds()
+	r.s["releases"] = r.rate(func(i int) error {
+		if err := holds[i].Release(r.ctx); expired == 0 {
+			return err
+		}
+		return nil // some are gone already
+	})
 	r.s["expired"], r.s["unnoticed"] = float64(expired), float64(unnoticed)
 	d.perSecond(r.s)
 	if r.peer.renewEvery == nil {
@@ -363,11 +350,18 @@ func keep(r *round, ttl, window time.Duration) {
 	r.s["per-interval"], r.s["per-lock"] = d.commands/intervals, d.commands/intervals/float64(r.size)
 }
 
+// rate runs do for each piece of the round, and returns how many it did in a second.
+func (r *round) rate(do func(i int) error) float64 {
+	began := time.Now()
+	r.must(each(r.size, do))
+	return float64(r.size) / time.Since(began).Seconds()
+}
+
 // idle is what waiting costs while nothing happens: the waiters share one client, the holder is another client. Several
 // names are held for so long that nobody renews.
 func idle(r *round, names int) {
 	var t traffic
-	o := clientOptions{ttl: 12 * time.Second, dial: t.dial}
+	o := clientOptions{ttl: 12 * time.Second, dial: t.over(nil)}
 	if names > 1 {
 		o.ttl = time.Hour
 	} else if r.peer.renewEvery == nil {
@@ -379,39 +373,33 @@ func idle(r *round, names int) {
 		all[i] = r.name("idle")
 		holds[i] = r.lock(clients[0], all[i])
 	}
-	foot := takeFootprint()
+	kept := r.keeping()
 	waiting, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	var wg errgroup.Group
+	var returned error
 	for i := range r.size {
 		wg.Go(func() error {
-			_, err := clients[1].lock(waiting, all[i%names])
-			if waiting.Err() != nil {
-				return nil
+			if _, err := clients[1].lock(waiting, all[i%names]); waiting.Err() == nil {
+				return fmt.Errorf("a waiter returned: %w", cmp.Or(err, errors.New("two holders of one lock")))
 			}
-			if err == nil {
-				err = errors.New("two holders of one lock")
-			}
-			return fmt.Errorf("a waiter returned: %w", err)
+			return nil
 		})
 	}
 	// Until all stand in the queue, and those who look whether they do, after 1.5 s at most, have looked.
 	entered := r.length(1500*time.Millisecond, 500*time.Millisecond) * time.Duration(max(1, r.size/200))
 	sleep(r.ctx, entered+r.length(2500*time.Millisecond, 0))
-	takeFootprint().each(r.s, foot, r.size) // before the window: collecting garbage uses CPU
+	kept(r.size) // before the window: collecting garbage uses CPU
 	passed := t.bytes.Load()
 	d := r.spend(func() { sleep(r.ctx, r.length(8*time.Second, time.Second)) })
 	passed = t.bytes.Load() - passed
 	began := time.Now()
 	cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- wg.Wait() }()
-	select {
-	case err := <-ended:
-		r.must(err)
+	r.s["cancel-ms"] = never
+	if patiently(waiting, 5*time.Second, func() { returned = wg.Wait() }) {
 		r.s["cancel-ms"] = ms(time.Since(began))
-	case <-time.After(5 * time.Second): // it knows no contexts, and may not even end with its client
-		r.s["cancel-ms"] = never
+		r.must(returned)
+	} else { // it knows no contexts, and may not even end with its client
 		clients[1].end()
 	}
 	d.perSecond(r.s)
@@ -419,7 +407,7 @@ func idle(r *round, names int) {
 		r.s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()
 	}
 	for _, h := range holds {
-		r.must(h.unlock(r.ctx))
+		r.must(h.Release(r.ctx))
 	}
 }
 
@@ -433,12 +421,12 @@ type change struct {
 
 // hear notes that one watcher has heard of it.
 func (c *change) hear() {
-	n := c.heard.Add(1)
-	if int(n) > len(c.late) {
+	n := int(c.heard.Add(1))
+	if n > len(c.late) {
 		return // heard twice, which the next change would show as heard by too few
 	}
 	c.late[n-1] = time.Since(c.began)
-	if int(n) == len(c.late) {
+	if n == len(c.late) {
 		close(c.all)
 	}
 }
@@ -447,8 +435,9 @@ func (c *change) hear() {
 // them has the event.
 func watching(r *round) {
 	clients := r.open(min(r.size, 10), clientOptions{ttl: longTTL})
-	holder, name := r.open(1, clientOptions{ttl: longTTL})[0], r.name("watch")
+	holder, name := r.client(longTTL), r.name("watch")
 	var present atomic.Pointer[change]
+	present.Store(&change{}) // nobody waits for it
 	ctx, stop := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
 	r.later(wg.Wait)
@@ -456,42 +445,44 @@ func watching(r *round) {
 	failed := make(chan error, r.size)
 	for i := range r.size {
 		wg.Go(func() {
-			failed <- r.peer.watch(ctx, watched{clients[i%len(clients)], name, func() {
-				if c := present.Load(); c != nil {
-					c.hear()
-				}
-			}})
+			heard := func() { present.Load().hear() }
+			failed <- r.peer.watch(ctx, watched{clients[i%len(clients)], name, heard})
 		})
 	}
 	// see makes a change and waits until everybody has heard of it, or for so long at most.
-	see := func(limit time.Duration, act func() error) *change {
-		c := &change{began: time.Now(), late: make([]time.Duration, r.size), all: make(chan struct{})}
+	see := func(limit time.Duration, act func() error) (c *change, everybody bool) {
+		c = &change{began: time.Now(), late: make([]time.Duration, r.size), all: make(chan struct{})}
 		present.Store(c)
 		r.must(act())
 		select {
 		case <-c.all:
+			return c, true
 		case err := <-failed:
 			r.must(fmt.Errorf("a watch ended: %w", err))
 		case <-time.After(limit):
 		}
-		return c
+		return c, false
 	}
 	var h hold
-	take := func() (err error) { h, err = holder.lock(r.ctx, name); return err }
-	cycle := func(limit time.Duration) []*change {
-		return []*change{see(limit, take), see(limit, func() error { return h.unlock(r.ctx) })}
+	changes := []func() error{
+		func() (err error) { h, err = holder.lock(r.ctx, name); return err },
+		func() error { return h.Release(r.ctx) },
 	}
-	everybody := func(c *change) bool { return int(c.heard.Load()) >= r.size }
-	for both := cycle(500 * time.Millisecond); !everybody(both[0]) || !everybody(both[1]); { // until all watches stand
-		sleep(r.ctx, 500*time.Millisecond) // what comes late must not count for the next change
+	// Until all watches stand. What comes late must not count for the next change.
+	for stand := false; !stand; sleep(r.ctx, 500*time.Millisecond) {
 		r.must(r.ctx.Err())
-		both = cycle(500 * time.Millisecond)
+		stand = true
+		for _, act := range changes {
+			_, everybody := see(500*time.Millisecond, act)
+			stand = stand && everybody
+		}
 	}
 	var all, last []time.Duration
 	d := r.spend(func() {
 		for range r.length(50, 10) {
-			for _, c := range cycle(10 * time.Second) {
-				if !everybody(c) {
+			for _, act := range changes {
+				c, everybody := see(10*time.Second, act)
+				if !everybody {
 					r.must(fmt.Errorf("%d of %d watchers heard of a change within 10 s", c.heard.Load(), r.size))
 				}
 				all, last = append(all, c.late...), append(last, c.late[r.size-1])

@@ -69,41 +69,35 @@ func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.C
 	for i := range s.servers {
 		life.must(s.serving(life.ctx, i))
 	}
-	s.count = func(ctx context.Context) (commands, trips float64, err error) {
+	s.count = func(by *scope) (commands, trips float64) {
 		for _, address := range s.addresses {
-			err = errors.Join(err, etcdMetrics(ctx, address, func(name string, v float64) {
+			for name, v := range etcdMetrics(by, address) {
 				switch {
 				case strings.HasPrefix(name, etcdReceived) && !strings.Contains(name, "Maintenance"):
 					trips += v
 				case name == "etcd_server_proposals_committed_total":
 					commands = max(commands, v) // every member counts every entry
 				}
-			}))
-		}
-		return commands, trips, err
-	}
-	s.reset = func(ctx context.Context) error {
-		_, err := admin.Delete(ctx, "\x00", clientv3.WithFromKey())
-		return err
-	}
-	s.erase = func(ctx context.Context, key string) error { // the prefix that a library keeps a name's keys under
-		resp, err := admin.Delete(ctx, key, clientv3.WithPrefix())
-		if err == nil && resp.Deleted == 0 {
-			return fmt.Errorf("there is no key below %q", key)
-		}
-		return err
-	}
-	s.missing = func(ctx context.Context, keys []string) (gone int, err error) {
-		for _, key := range keys {
-			resp, err := admin.Get(ctx, key, clientv3.WithPrefix(), clientv3.WithCountOnly())
-			if err != nil {
-				return 0, err
 			}
+		}
+		return commands, trips
+	}
+	remove := func(by *scope, key string, below clientv3.OpOption) {
+		_, err := admin.Delete(by.ctx, key, below)
+		by.must(err)
+	}
+	s.reset = func(by *scope) { remove(by, "\x00", clientv3.WithFromKey()) }
+	// A key is the prefix that a library keeps a name's keys under.
+	s.erase = func(by *scope, key string) { remove(by, key, clientv3.WithPrefix()) }
+	s.missing = func(by *scope, keys []string) (gone int) {
+		for _, key := range keys {
+			resp, err := admin.Get(by.ctx, key, clientv3.WithPrefix(), clientv3.WithCountOnly())
+			by.must(err)
 			if resp.Count == 0 {
 				gone++
 			}
 		}
-		return gone, nil
+		return gone
 	}
 	return s, admin
 }
@@ -128,35 +122,29 @@ func dialEtcd(c *scope, o clientOptions) *clientv3.Client {
 const etcdReceived = "grpc_server_msg_received_total"
 
 // etcdMetrics reads what a member counts, with the labels in the names.
-func etcdMetrics(ctx context.Context, address string, each func(name string, value float64)) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		return err
-	}
+func etcdMetrics(by *scope, address string) map[string]float64 {
+	req, err := http.NewRequestWithContext(by.ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	by.must(err)
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
+	by.must(err)
 	defer resp.Body.Close()
-	lines := bufio.NewScanner(resp.Body)
+	all, lines := map[string]float64{}, bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		name, value, _ := strings.Cut(lines.Text(), " ")
 		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			each(name, v)
+			all[name] = v
 		}
 	}
-	return lines.Err()
+	by.must(lines.Err())
+	return all
 }
 
 func etcdPeers(*system) []peer {
 	return []peer{
 		{name: "raw", role: roleFloor, open: openRawEtcd, sessions: openEtcdLeases, watch: watchRawEtcd},
 		{name: "raw queue", role: roleFloor, waits: true, open: openQueueEtcd},
-		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal,
-			open: func(c *client, o clientOptions) lock {
-				return c.ours(fenceetcd.New(dialEtcd(&c.scope, o), nil), o.ttl)
-			},
-			key: func(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }},
+		ourPeer(func(c *client, o clientOptions) backend.Driver { return fenceetcd.New(dialEtcd(&c.scope, o), nil) },
+			func(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }),
 		{name: "concurrency.Mutex", role: rolePeer, waits: true, open: openMutexEtcd,
 			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 3 },
 			key:        func(name string) string { return name + "/" }},
@@ -175,14 +163,16 @@ func openEtcdSession(c *client, o clientOptions) *etcdSession {
 	c.native = etcd
 	s, err := concurrency.NewSession(etcd, concurrency.WithTTL(int(max(o.ttl, time.Second)/time.Second)))
 	c.must(err)
-	c.later(func() {
-		bounded(func(ctx context.Context) error {
-			_, err := etcd.Revoke(ctx, s.Lease())
-			return err
-		})
-		s.Orphan()
-	})
+	c.later(s.Orphan)
+	c.later(func() { bounded(revoking(etcd, s.Lease())) })
 	return &etcdSession{Client: etcd, s: s}
+}
+
+// revoking ends leases.
+func revoking(etcd *clientv3.Client, leases ...clientv3.LeaseID) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return each(len(leases), func(i int) error { _, err := etcd.Revoke(ctx, leases[i]); return err })
+	}
 }
 
 // openRawEtcd is the floor without contention: a transaction that creates a key, and one that deletes it.
@@ -191,11 +181,11 @@ func openRawEtcd(c *client, o clientOptions) lock {
 	return func(ctx context.Context, name string) (hold, error) {
 		resp, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
 			Then(clientv3.OpPut(name, "one-of-some-length-like-a-uuid", clientv3.WithLease(e.s.Lease()))).Commit()
-		if err != nil {
-			return hold{}, err
-		}
-		if !resp.Succeeded {
-			return hold{}, backend.ErrHeld
+		switch {
+		case err != nil:
+			return nil, err
+		case !resp.Succeeded:
+			return nil, backend.ErrHeld
 		}
 		return e.key(name, resp.Header.Revision), nil
 	}
@@ -216,7 +206,7 @@ func watchRawEtcd(ctx context.Context, w watched) error {
 
 // key is a hold that is one key, if it still is the one of that revision.
 func (e *etcdSession) key(key string, revision int64) hold {
-	return hold{free: func(ctx context.Context) error {
+	return theirs{free: func(ctx context.Context) error {
 		_, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
 			Then(clientv3.OpDelete(key)).Commit()
 		return err
@@ -231,7 +221,7 @@ func openQueueEtcd(c *client, o clientOptions) lock {
 		key := fmt.Sprintf("%s/%x-%d", name, e.s.Lease(), e.count.Add(1))
 		resp, err := e.Put(ctx, key, "", clientv3.WithLease(e.s.Lease()))
 		if err != nil {
-			return hold{}, err
+			return nil, err
 		}
 		own, revision := e.key(key, resp.Header.Revision), resp.Header.Revision
 		for {
@@ -244,7 +234,7 @@ func openQueueEtcd(c *client, o clientOptions) lock {
 				err = e.gone(ctx, string(before.Kvs[0].Key), before.Kvs[0].CreateRevision)
 			}
 			if err != nil {
-				return hold{}, errors.Join(err, own.unlock(context.WithoutCancel(ctx)))
+				return nil, errors.Join(err, own.Release(context.WithoutCancel(ctx)))
 			}
 		}
 	}
@@ -272,19 +262,14 @@ func openMutexEtcd(c *client, o clientOptions) lock {
 	return func(ctx context.Context, name string) (hold, error) {
 		m := concurrency.NewMutex(e.s, name)
 		err := m.Lock(ctx)
-		return hold{free: m.Unlock, lost: e.s.Done}, err
+		return theirs{free: m.Unlock, lost: e.s.Ctx()}, err
 	}
 }
 
 // openEtcdLeases are leases that are kept alive over one stream, as etcd's client does, but as often as callers want.
 func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 	etcd := dialEtcd(&c.scope, o)
-	ids, number, alive := make([]clientv3.LeaseID, n), map[int64]int{}, make([]chan struct{}, n)
-	c.later(func() {
-		bounded(func(ctx context.Context) error {
-			return each(n, func(i int) error { _, err := etcd.Revoke(ctx, ids[i]); return err })
-		})
-	})
+	ids, alive := make([]clientv3.LeaseID, n), map[int64]chan struct{}{}
 	c.must(each(n, func(i int) error {
 		lease, err := etcd.Grant(c.ctx, int64(o.ttl.Seconds()))
 		if err == nil {
@@ -292,8 +277,9 @@ func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 		}
 		return err
 	}))
-	for i, id := range ids {
-		number[int64(id)], alive[i] = i, make(chan struct{}, 1)
+	c.later(func() { bounded(revoking(etcd, ids...)) })
+	for _, id := range ids {
+		alive[int64(id)] = make(chan struct{}, 1)
 	}
 	streaming, cancel := context.WithCancelCause(context.WithoutCancel(c.ctx))
 	c.later(func() { cancel(nil) })
@@ -309,19 +295,20 @@ func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 				cancel(err)
 				return
 			}
-			alive[number[answer.ID]] <- struct{}{}
+			alive[answer.ID] <- struct{}{}
 		}
 	}()
 	var sending sync.Mutex
 	return func(ctx context.Context, i int) error {
+		id := int64(ids[i])
 		sending.Lock()
-		err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(ids[i])})
+		err := stream.Send(&pb.LeaseKeepAliveRequest{ID: id})
 		sending.Unlock()
 		if err != nil {
 			return err
 		}
 		select {
-		case <-alive[i]:
+		case <-alive[id]:
 			return nil
 		case <-streaming.Done():
 			return context.Cause(streaming)
@@ -370,32 +357,29 @@ func troubled(r *round, trouble string) {
 		r.must(s.serving(r.ctx, 0))
 	}
 	r.at = s // what is spent is this server's
-	called := func() map[string]float64 {
-		calls := map[string]float64{}
-		r.must(etcdMetrics(r.ctx, s.addresses[0], func(name string, v float64) {
-			if _, method, ok := strings.Cut(name, `grpc_method="`); ok && strings.HasPrefix(name, etcdReceived) {
-				method, _, _ = strings.Cut(method, `"`)
-				calls[method] += v
-			}
-		}))
-		return calls
-	}
-	before := called()
+	r.s["auths"], r.s["keepalives"], r.s["lost"], r.s["history"] = 0, 0, 0, 0
+	const received = etcdReceived + `{grpc_method="`
+	before := etcdMetrics(&r.scope, s.addresses[0])
 	d := r.spend(func() { sleep(r.ctx, window) })
-	after := called()
-	r.s["lost"], r.s["history"] = 0, 0
+	for name, v := range etcdMetrics(&r.scope, s.addresses[0]) {
+		switch since := v - before[name]; {
+		case strings.HasPrefix(name, received+`Authenticate"`):
+			r.s["auths"] += since / d.wall.Minutes()
+		case strings.HasPrefix(name, received+`LeaseKeepAlive"`):
+			r.s["keepalives"] += since / d.wall.Seconds()
+		}
+	}
 	for _, h := range holds {
-		var why *fencelock.LostError
-		if !h.over() {
+		if h.Context().Err() == nil {
 			continue
 		}
 		r.s["lost"]++
-		if h.lease != nil && errors.As(h.lease.Err(), &why) && why.Reason == fencelock.ReasonHistoryLost {
+		var why *fencelock.LostError
+		lease, _ := h.(*fencelock.Lease)
+		if lease != nil && errors.As(lease.Err(), &why) && why.Reason == fencelock.ReasonHistoryLost {
 			r.s["history"] += 1 / float64(len(holds))
 		}
 	}
-	r.s["auths"] = (after["Authenticate"] - before["Authenticate"]) / d.wall.Minutes()
-	r.s["keepalives"] = (after["LeaseKeepAlive"] - before["LeaseKeepAlive"]) / d.wall.Seconds()
 	d.perSecond(r.s)
 }
 

@@ -13,17 +13,14 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// ms is in milliseconds.
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
 // partition cuts the holder off while a rival on a good network waits. The holder must be told before the rival holds.
 func partition(r *round) {
 	ttl := r.ttl()
 	proxy, o := r.proxy()
-	cut, rival := r.open(1, o)[0], r.open(1, clientOptions{ttl: ttl})[0]
+	cut, rival := r.open(1, o)[0], r.client(ttl)
 	name := r.name("partition")
-	lost := r.lock(cut, name).told()
-	granted := granting(r.ctx, rival, name)
+	lost := r.lock(cut, name).Context().Done()
+	granted := r.granting(rival, name)
 	phase := ttl / 2 // somewhere between two renewals
 	if r.peer.renewEvery != nil {
 		phase = r.peer.renewEvery(ttl)
@@ -32,8 +29,8 @@ func partition(r *round) {
 	proxy.Drop(fault.Both)
 	began := time.Now()
 
-	r.s["told-s"], r.s["rival-s"] = never, never
-	for timeout := time.After(2*ttl + time.Second); timeout != nil && (lost != nil || granted != nil); {
+	timeout := time.After(2*ttl + time.Second)
+	for r.s["told-s"], r.s["rival-s"] = never, never; lost != nil || granted != nil; {
 		select {
 		case <-lost:
 			r.s["told-s"], lost = time.Since(began).Seconds(), nil
@@ -41,11 +38,11 @@ func partition(r *round) {
 			r.must(g.err)
 			r.s["rival-s"], granted = g.at.Sub(began).Seconds(), nil
 		case <-timeout:
-			timeout = nil
+			if granted != nil {
+				r.must(errors.New("the rival did not get the lock"))
+			}
+			lost = nil
 		}
-	}
-	if granted != nil {
-		r.must(errors.New("the rival did not get the lock"))
 	}
 	r.s["margin-ms"], r.s["late"] = 1000*(r.s["rival-s"]-r.s["told-s"]), 0
 	if r.s["margin-ms"] < 0 {
@@ -56,10 +53,9 @@ func partition(r *round) {
 // wipe deletes the holder's record behind the library, as a failover that lost data does.
 func wipe(r *round) {
 	ttl, name := r.ttl(), r.name("wipe")
-	lost := r.lock(r.open(1, clientOptions{ttl: ttl})[0], name).told()
+	lost := r.lock(r.client(ttl), name).Context().Done()
 	sleep(r.ctx, 200*time.Millisecond+rand.N(ttl/3))
-	began := time.Now()
-	r.must(r.at.erase(r.ctx, r.peer.key(name)))
+	began := r.at.wipe(&r.scope, r.peer.key(name))
 	select {
 	case <-lost:
 		r.s["told-s"] = time.Since(began).Seconds()
@@ -70,28 +66,26 @@ func wipe(r *round) {
 
 // stop asks how long calls take whose context ends after 1 s, while the server is stopped with its sockets open.
 func stop(r *round) {
-	c := r.open(1, clientOptions{ttl: longTTL})[0]
+	c := r.client(longTTL)
 	h := r.lock(c, r.name("stop"))
 	r.later(r.at.resume) // before the client is closed
 	r.must(r.at.pause())
 	timed := func(call func(ctx context.Context) error) (took, ok float64) {
 		ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 		defer cancel()
-		began, done := time.Now(), make(chan error, 1)
-		go func() { done <- call(ctx) }()
-		select {
-		case err := <-done:
-			if err == nil {
-				ok = 1
-			}
-			return time.Since(began).Seconds(), ok
-		case <-time.After(r.length(8*time.Second, 4*time.Second)):
+		var err error
+		began := time.Now()
+		if !patiently(ctx, r.length(7*time.Second, 3*time.Second), func() { err = call(ctx) }) {
 			return never, 0
 		}
+		if err == nil {
+			ok = 1
+		}
+		return time.Since(began).Seconds(), ok
 	}
 	var took, ok float64
 	var all sync.WaitGroup
-	all.Go(func() { took, ok = timed(h.unlock) })
+	all.Go(func() { took, ok = timed(h.Release) })
 	r.s["lock-s"], _ = timed(func(ctx context.Context) error {
 		_, err := c.lock(ctx, r.fresh("stop"))
 		return err
@@ -104,7 +98,7 @@ func stop(r *round) {
 func crash(r *round) {
 	ttl, name := r.ttl(), r.name("crash")
 	holder := r.child(part{TTL: ttl, Name: name})
-	granted := granting(r.ctx, r.open(1, clientOptions{ttl: ttl})[0], name)
+	granted := r.granting(r.client(ttl), name)
 	sleep(r.ctx, ttl/6+rand.N(ttl/2))
 	killed := time.Now()
 	holder.Close()
@@ -117,11 +111,11 @@ func dead(r *round) {
 	clients, name := r.open(2, clientOptions{ttl: longTTL}), r.name("dead")
 	held := r.lock(clients[0], name)
 	child := r.child(part{TTL: longTTL, Name: name, Waiters: r.size})
-	granted := granting(r.ctx, clients[1], name)
+	granted := r.granting(clients[1], name)
 	sleep(r.ctx, time.Second) // until it stands in the queue
 	child.Close()
 	released := time.Now()
-	r.must(held.unlock(r.ctx))
+	r.must(held.Release(r.ctx))
 	r.s["grant-s"] = r.await(granted).Sub(released).Seconds()
 }
 
@@ -169,7 +163,7 @@ func (r *round) grantOne(c *client) time.Time {
 		h, err := c.lock(r.ctx, name)
 		at := time.Now()
 		if err == nil {
-			r.must(h.unlock(r.ctx))
+			r.must(h.Release(r.ctx))
 			return at
 		}
 		r.must(r.ctx.Err())

@@ -11,8 +11,7 @@ import (
 )
 
 func startHTTPRedis(life *scope) *system {
-	s := startRedis(life)
-	return gateway(life, s, buildFencelock(life), "redis://", openOurRedis)
+	return gateway(life, startRedis(life), buildFencelock(life), "redis://", ourRedis().open)
 }
 
 func startHTTPBuiltin(life *scope) *system {
@@ -52,7 +51,7 @@ func openHTTP(c *client, o clientOptions, locks string) lock {
 			LockToken string `json:"lockToken"`
 		}
 		err := exchange(ctx, own, http.MethodPost, path+"/acquire", ask, &held)
-		return hold{free: func(ctx context.Context) error {
+		return theirs{free: func(ctx context.Context) error {
 			return exchange(ctx, own, http.MethodPost, path+"/release", held, nil)
 		}}, err
 	}
@@ -60,10 +59,7 @@ func openHTTP(c *client, o clientOptions, locks string) lock {
 
 // exchange sends one request and reads its answer, which must be 200.
 func exchange(ctx context.Context, by *http.Client, method, url string, body, answer any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
+	text, _ := json.Marshal(body) // ours, which can be
 	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(text))
 	if err != nil {
 		return err

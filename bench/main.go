@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -24,7 +25,7 @@ import (
 type options struct {
 	backend, only, peers string
 	quick                bool
-	patience             time.Duration
+	patience             time.Duration // for how long disturbed rounds may still be repeated
 	json, profile        string
 
 	check bool
@@ -81,30 +82,32 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	r := report{Date: time.Now().UTC().Truncate(time.Second), Machine: describeMachine()}
 	r.Command = strings.Join(os.Args[1:], " ")
 	fmt.Fprintf(w, "%s\n%s\n", r.Date.Format(time.RFC3339), r.Machine)
-	for name := range strings.SplitSeq(o.backend, ",") {
-		b, err := serviceNamed(strings.TrimSpace(name))
-		if err != nil {
-			return err
+	err := o.eachService(ctx, func(b service, s *system) error {
+		r.Systems = append(r.Systems, s.version)
+		fmt.Fprintln(w, s.version)
+		l := &lab{system: s, options: &o}
+		for name := range strings.FieldsSeq(b.scenarios) {
+			if ctx.Err() != nil || !selected(name, o.only) {
+				continue
+			}
+			debug.FreeOSMemory() // what one scenario has left must not be collected in the next
+			if t, ok := find(name).run(ctx, l); ok {
+				t.write(w)
+				r.Tables = append(r.Tables, t)
+			}
 		}
-		if err := b.run(ctx, w, &o, &r); err != nil {
-			return err
-		}
-	}
-	if len(r.Tables) == 0 {
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(r.Tables) == 0:
 		return fmt.Errorf("no scenario of %q begins with one of %q", o.backend, o.only)
 	}
 	r.curves(w)
-	r.summary(w)
+	failed := r.summary(w)
 	if err := o.write(r); err != nil {
 		return err
-	}
-	failed := 0
-	for _, t := range r.Tables {
-		for _, line := range t.Rows {
-			if line.Role == roleOurs && line.Error != "" {
-				failed++
-			}
-		}
 	}
 	if failed > 0 {
 		return fmt.Errorf("%d measurements of %s failed", failed, ours)
@@ -112,41 +115,29 @@ func run(ctx context.Context, w io.Writer, o options) error {
 	return ctx.Err()
 }
 
-// run measures one service.
-func (b service) run(ctx context.Context, w io.Writer, o *options, r *report) error {
-	life := &scope{ctx: ctx}
-	defer life.end()
-	s, err := b.open(life)
-	if err != nil {
-		return err
-	}
-	r.Systems = append(r.Systems, s.version)
-	fmt.Fprintln(w, s.version)
-	l := &lab{system: s, only: o.peers, quick: o.quick, patience: o.patience}
-	for name := range strings.FieldsSeq(b.scenarios) {
-		if ctx.Err() != nil || !selected(name, o.only) {
-			continue
+// eachService starts the services that o names, one after the other, and ends each after do.
+func (o options) eachService(ctx context.Context, do func(b service, s *system) error) error {
+	for name := range strings.SplitSeq(o.backend, ",") {
+		b, err := serviceNamed(strings.TrimSpace(name))
+		if err != nil {
+			return err
 		}
-		debug.FreeOSMemory() // what one scenario has left must not be collected in the next
-		if t, ok := find(name).run(ctx, l); ok {
-			t.write(w)
-			r.Tables = append(r.Tables, t)
+		life := &scope{ctx: ctx}
+		var s *system
+		if err = life.try(func() { s = b.start(life) }); err != nil {
+			err = fmt.Errorf("%s: %w", b.name, err)
+		} else {
+			if b.peers != nil {
+				s.peers = b.peers(s)
+			}
+			err = do(b, s)
+		}
+		life.end()
+		if err != nil {
+			return err
 		}
 	}
-	o.patience = l.patience
 	return nil
-}
-
-// open starts the system, which lives as long as the scope.
-func (b service) open(life *scope) (s *system, err error) {
-	err = life.try(func() { s = b.start(life) })
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", b.name, err)
-	}
-	if b.peers != nil {
-		s.peers = b.peers(s)
-	}
-	return s, nil
 }
 
 // write writes what was found to the file that was asked for, if one was.
@@ -170,12 +161,11 @@ func backendNames() string {
 }
 
 func serviceNamed(name string) (service, error) {
-	for _, b := range services {
-		if b.name == name {
-			return b, nil
-		}
+	i := slices.IndexFunc(services, func(b service) bool { return b.name == name })
+	if i < 0 {
+		return service{}, fmt.Errorf("no backend %q: want some of %s", name, backendNames())
 	}
-	return service{}, fmt.Errorf("no backend %q: want some of %s", name, backendNames())
+	return services[i], nil
 }
 
 // describeMachine says where this runs, without its name.

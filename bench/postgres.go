@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -25,8 +24,6 @@ func startPostgres(life *scope) *system {
 		life.must(errors.New("install PostgreSQL (Debian: postgresql)"))
 	}
 	s := &system{name: "postgres", addresses: life.addrs(1)}
-	_, port, err := net.SplitHostPort(s.addr())
-	life.must(err)
 	as, owned := "", "true"
 	if os.Geteuid() == 0 {
 		as, owned = "setpriv --reuid=postgres --regid=postgres --clear-groups ", "chown postgres ."
@@ -35,35 +32,32 @@ func startPostgres(life *scope) *system {
 		bin, data := filepath.Dir(found[len(found)-1]), filepath.Join(dir, "data")
 		return []string{"-c", fmt.Sprintf("%[1]s && %[2]s%[3]s/initdb -D %[4]s --auth=trust -U postgres && "+
 			"exec %[2]s%[3]s/postgres -D %[4]s -p %[5]s -c listen_addresses=127.0.0.1 -c unix_socket_directories= "+
-			"-c max_connections=600 -c logging_collector=off", owned, as, bin, data, port)}
+			"-c max_connections=600 -c logging_collector=off", owned, as, bin, data, portOf(s.addr()))}
 	})
 	server.forks, s.servers = true, []*process{server}
 	admin := dialPostgres(life, clientOptions{addr: s.addr()}, 2)
 	life.must(server.answers(life.ctx, func(ctx context.Context) error {
 		return admin.QueryRow(ctx, `select 'PostgreSQL ' || current_setting('server_version')`).Scan(&s.version)
 	}))
-	_, err = fencepostgres.Migrate(life.ctx, admin, nil)
+	_, err := fencepostgres.Migrate(life.ctx, admin, nil)
 	life.must(err)
-	exec := func(ctx context.Context, sql string, args ...any) error {
-		_, err := admin.Exec(ctx, sql, args...)
-		return err
+	exec := func(by *scope, sql string, args ...any) {
+		_, err := admin.Exec(by.ctx, sql, args...)
+		by.must(err)
 	}
-	life.must(exec(life.ctx, `
+	exec(life, `
 		create table bench_rows (name text primary key, n bigint not null default 0) with (fillfactor = 50);
-		create table bench_leases (name text primary key, owner text not null, expires_at timestamptz not null)`))
-	s.reset = func(ctx context.Context) error {
-		return exec(ctx, `truncate bench_rows, bench_leases`) // names stay, and fresh ones are used
-	}
-	s.erase = func(ctx context.Context, key string) error {
-		return exec(ctx, `delete from fencelock.holds where name = $1`, key)
-	}
-	s.missing = func(ctx context.Context, keys []string) (n int, err error) {
-		err = admin.QueryRow(ctx, `select count(*) from unnest($1::text[]) k(name)
-			where not exists (select 1 from fencelock.held h where h.name = k.name)`, keys).Scan(&n)
-		return n, err
+		create table bench_leases (name text primary key, owner text not null, expires_at timestamptz not null)`)
+	s.reset = func(by *scope) { exec(by, `truncate bench_rows, bench_leases`) } // names stay, and fresh ones are used
+	s.erase = func(by *scope, key string) { exec(by, `delete from fencelock.holds where name = $1`, key) }
+	s.missing = func(by *scope, keys []string) (n int) {
+		by.must(admin.QueryRow(by.ctx, `select count(*) from unnest($1::text[]) k(name)
+			where not exists (select 1 from fencelock.held h where h.name = k.name)`, keys).Scan(&n))
+		return n
 	}
 	s.prepare = func(ctx context.Context, name string) error {
-		return exec(ctx, `insert into bench_rows (name) values ($1) on conflict do nothing`, name)
+		_, err := admin.Exec(ctx, `insert into bench_rows (name) values ($1) on conflict do nothing`, name)
+		return err
 	}
 	return s
 }
@@ -88,10 +82,9 @@ const postgresConns = 32
 func postgresPeers(s *system) []peer {
 	return []peer{
 		{name: "raw UPDATE", role: roleFloor, open: openRawPostgres, seed: s.prepare},
-		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, key: same,
-			open: func(c *client, o clientOptions) lock {
-				return c.ours(fencepostgres.New(dialPostgres(&c.scope, o, postgresConns), nil), o.ttl)
-			}},
+		ourPeer(func(c *client, o clientOptions) backend.Driver {
+			return fencepostgres.New(dialPostgres(&c.scope, o, postgresConns), nil)
+		}, same),
 		{name: "advisory lock", role: rolePeer, waits: true, open: openAdvisory},
 		{name: "polled lease", role: rolePeer, waits: true, open: openPolledLease},
 	}
@@ -105,7 +98,7 @@ func openRawPostgres(c *client, o clientOptions) lock {
 			_, err := pool.Exec(ctx, `update bench_rows set n = n + 1 where name = $1`, name)
 			return err
 		}
-		return hold{free: update}, update(ctx)
+		return theirs{free: update}, update(ctx)
 	}
 }
 
@@ -116,13 +109,13 @@ func openAdvisory(c *client, o clientOptions) lock {
 	return func(ctx context.Context, name string) (hold, error) {
 		conn, err := pool.Acquire(ctx)
 		if err != nil {
-			return hold{}, err
+			return nil, err
 		}
 		if _, err := conn.Exec(ctx, `select pg_advisory_lock(hashtextextended($1, 0))`, name); err != nil {
 			conn.Release()
-			return hold{}, err
+			return nil, err
 		}
-		return hold{free: func(ctx context.Context) error {
+		return theirs{free: func(ctx context.Context) error {
 			defer conn.Release()
 			_, err := conn.Exec(ctx, `select pg_advisory_unlock(hashtextextended($1, 0))`, name)
 			return err
@@ -144,12 +137,12 @@ func openPolledLease(c *client, o clientOptions) lock {
 				on conflict (name) do update set owner = excluded.owner, expires_at = excluded.expires_at
 				where bench_leases.expires_at <= clock_timestamp() returning owner`, name, owner, o.ttl.Milliseconds())
 			if err := row.Scan(new(string)); !errors.Is(err, pgx.ErrNoRows) {
-				return hold{free: func(ctx context.Context) error {
+				return theirs{free: func(ctx context.Context) error {
 					_, err := pool.Exec(ctx, `delete from bench_leases where name = $1 and owner = $2`, name, owner)
 					return err
 				}}, err
 			}
 		}
-		return hold{}, ctx.Err()
+		return nil, ctx.Err()
 	}
 }

@@ -36,11 +36,9 @@ type process struct {
 
 // process runs a program until the end of s, with args for its folder.
 func (s *scope) process(program string, args func(dir string) []string) *process {
-	path, err := exec.LookPath(program)
-	s.must(err)
 	dir := s.folder()
 	p := &process{dir: dir, command: func() *exec.Cmd {
-		cmd := exec.Command(path, args(dir)...)
+		cmd := exec.Command(program, args(dir)...)
 		cmd.Dir = dir
 		return cmd
 	}}
@@ -69,19 +67,20 @@ func (s *scope) addrs(n int) (all []string) {
 	return all
 }
 
+// portOf is the port of an address.
+func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
+
 // start starts the process, after kill or awaitEnd again.
 func (p *process) start() (err error) {
-	if p.child, err = fault.Spawn(p.command()); err == nil {
-		go p.read(p.child)
+	if p.child, err = fault.Spawn(p.command()); err != nil {
+		return err
 	}
-	return err
-}
-
-// read empties the child's output: a pipe that nobody reads would stop the server.
-func (p *process) read(c *fault.Child) {
-	for err := error(nil); err == nil; {
-		_, err = c.Line(context.Background())
-	}
+	go func(c *fault.Child) { // a pipe that nobody reads would stop the server
+		for err := error(nil); err == nil; {
+			_, err = c.Line(context.Background())
+		}
+	}(p.child)
+	return nil
 }
 
 // kill ends the process at once (SIGKILL).
@@ -98,32 +97,48 @@ func (p *process) awaitEnd() {
 	p.child.Close()
 }
 
-func (p *process) pause() error {
-	if p.forks {
-		return errors.New("the server's processes for connections would go on")
+// pause stops the servers as they are, with their sockets open; resume lets them go on.
+func (s *system) pause() (err error) {
+	for _, p := range s.servers {
+		if p.forks {
+			return errors.New("the server's processes for connections would go on")
+		}
+		err = errors.Join(err, p.child.Pause())
 	}
-	return p.child.Pause()
+	return err
+}
+
+func (s *system) resume() {
+	for _, p := range s.servers {
+		_ = p.child.Resume() // one that has ended has nothing to go on with
+	}
 }
 
 // startTime is how long a server may take before it answers.
 const startTime = 30 * time.Second
 
-// answers asks until there is an answer.
-func (p *process) answers(ctx context.Context, ask func(ctx context.Context) error) error {
+// untilNil asks again until there is an answer, which may take each attempt so long.
+func untilNil(ctx context.Context, attempt time.Duration, ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	for {
-		attempt, end := context.WithTimeout(ctx, 2*time.Second)
-		err := ask(attempt)
+		limited, end := context.WithTimeout(ctx, attempt)
+		err := ask(limited)
 		end()
-		if err == nil {
-			return nil
+		if err == nil || ctx.Err() != nil {
+			return err
 		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("it does not answer: %w\n%s", err, strings.TrimSpace(p.child.Stderr()))
-		}
-		sleep(ctx, 10*time.Millisecond)
+		sleep(ctx, 5*time.Millisecond)
 	}
+}
+
+// answers asks the server until there is an answer.
+func (p *process) answers(ctx context.Context, ask func(ctx context.Context) error) error {
+	err := untilNil(ctx, 2*time.Second, ask)
+	if err != nil {
+		err = fmt.Errorf("it does not answer: %w\n%s", err, strings.TrimSpace(p.child.Stderr()))
+	}
+	return err
 }
 
 // cpu is user and system time so far.
@@ -154,120 +169,106 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), err
 }
 
-// resident is the memory that the process keeps, in bytes.
-func (p *process) resident() (float64, error) {
-	proc, err := procfs.NewProc(p.child.Pid())
-	if err != nil {
-		return 0, err
-	}
-	stat, err := proc.Stat()
-	return float64(stat.ResidentMemory()), err
-}
-
-// usage is what was consumed so far: by this process (all clients), by the servers, and by the whole machine.
+// usage is what was consumed: by this process (all clients), by the servers, and by the whole machine.
 type usage struct {
-	at              time.Time
-	client, server  time.Duration // CPU
-	machine         float64       // CPU seconds of everybody
-	commands, trips float64       // of the servers: executed, those in scripts included; read events or messages
+	wall, client, server time.Duration // all but wall: CPU
+	machine              float64       // CPU seconds of everybody
+	commands, trips      float64       // of the servers: executed, those in scripts included; read events or messages
 }
 
-func (s *system) usage(ctx context.Context) (u usage, err error) {
+var began = time.Now()
+
+// used is what was consumed so far; each call is counted before the next one.
+func (s *system) used(by *scope) (u usage) {
 	u.commands, u.trips = math.NaN(), math.NaN()
 	if s.count != nil {
-		if u.commands, u.trips, err = s.count(ctx); err != nil {
-			return u, fmt.Errorf("counters: %w", err)
-		}
+		u.commands, u.trips = s.count(by)
 	}
 	for _, p := range s.servers {
 		spent, err := p.cpu()
-		if err != nil {
-			return u, err
-		}
+		by.must(err)
 		u.server += spent
 	}
 	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return u, err
-	}
+	by.must(err)
 	stat, err := fs.Stat()
+	by.must(err)
 	all := stat.CPUTotal
 	u.machine = all.User + all.Nice + all.System + all.IRQ + all.SoftIRQ + all.Steal
-	u.at = time.Now()
-	u.client, _ = cpuOf(os.Getpid())
-	return u, err
+	u.wall = time.Since(began)
+	u.client, err = cpuOf(os.Getpid())
+	by.must(err)
+	return u
 }
 
-// spent is the difference between two usages.
-type spent struct {
-	wall, client, server     time.Duration
-	commands, trips, foreign float64 // foreign: cores that neither the clients nor the servers used
-}
-
-func (u usage) since(before usage) spent {
-	d := spent{
-		wall: u.at.Sub(before.at), client: u.client - before.client, server: u.server - before.server,
-		commands: u.commands - before.commands, trips: u.trips - before.trips,
-	}
-	d.foreign = max(0, (u.machine-before.machine-d.client.Seconds()-d.server.Seconds())/d.wall.Seconds())
+// spend returns what was consumed while do ran. It notes how many cores neither the clients nor the servers used.
+func (r *round) spend(do func()) usage {
+	before := r.at.used(&r.scope)
+	do()
+	d := r.at.used(&r.scope).since(before)
+	r.s["foreign"] = max(0, (d.machine-d.client.Seconds()-d.server.Seconds())/d.wall.Seconds())
 	return d
 }
 
-// spend returns what was consumed while do ran.
-func (r *round) spend(do func()) spent {
-	before, err := r.at.usage(r.ctx)
-	r.must(err)
-	do()
-	after, err := r.at.usage(r.ctx)
-	r.must(err)
-	return after.since(before)
+func (u usage) since(before usage) usage {
+	return usage{
+		u.wall - before.wall, u.client - before.client, u.server - before.server,
+		u.machine - before.machine, u.commands - before.commands, u.trips - before.trips,
+	}
 }
 
 // perOp adds what one operation cost.
-func (d spent) perOp(s sample, ops float64) {
-	s["trips"], s["commands"] = d.trips/ops, d.commands/ops
-	s["client-us"] = float64(d.client.Microseconds()) / ops
-	if !math.IsNaN(d.commands) { // there is a server that counts
-		s["server-us"] = float64(d.server.Microseconds()) / ops
+func (u usage) perOp(s sample, ops float64) {
+	s["trips"], s["commands"] = u.trips/ops, u.commands/ops
+	s["client-us"] = us(u.client) / ops
+	if !math.IsNaN(u.commands) { // there is a server that counts
+		s["server-us"] = us(u.server) / ops
 	}
-	s["foreign"] = d.foreign
 }
 
 // perSecond adds what a second cost.
-func (d spent) perSecond(s sample) {
-	sec := d.wall.Seconds()
-	s["trips/s"], s["commands/s"] = d.trips/sec, d.commands/sec
-	s["client-cpu"], s["server-cpu"] = 100*d.client.Seconds()/sec, 100*d.server.Seconds()/sec
-	s["foreign"] = d.foreign
+func (u usage) perSecond(s sample) {
+	sec := u.wall.Seconds()
+	s["trips/s"], s["commands/s"] = u.trips/sec, u.commands/sec
+	s["client-cpu"], s["server-cpu"] = 100*u.client.Seconds()/sec, 100*u.server.Seconds()/sec
 }
 
-// footprint is what a process keeps while it waits or holds.
-type footprint struct {
-	goroutines int
-	bytes      uint64 // live heap, and stacks
-}
-
-func takeFootprint() footprint {
-	runtime.GC()
-	runtime.GC() // the second one frees what finalizers and pools held
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return footprint{goroutines: runtime.NumGoroutine(), bytes: m.HeapAlloc + m.StackInuse}
-}
-
-// each adds the growth since before, per piece.
-func (f footprint) each(s sample, before footprint, pieces int) {
-	s["goroutines"] = float64(f.goroutines-before.goroutines) / float64(pieces)
-	s["kb"] = (float64(f.bytes) - float64(before.bytes)) / 1024 / float64(pieces)
+// keeping returns a function that notes what this process keeps more than now, for each of so many pieces: goroutines,
+// and KB of live heap and of stacks.
+func (r *round) keeping() (more func(pieces int)) {
+	now := func() (goroutines, bytes float64) {
+		runtime.GC()
+		runtime.GC() // the second one frees what finalizers and pools held
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return float64(runtime.NumGoroutine()), float64(m.HeapAlloc + m.StackInuse)
+	}
+	goroutines, bytes := now()
+	return func(pieces int) {
+		g, b := now()
+		r.s["goroutines"], r.s["kb"] = (g-goroutines)/float64(pieces), (b-bytes)/1024/float64(pieces)
+	}
 }
 
 // traffic is what passes over connections: round trips, which are writes that follow a read, and bytes. The server's
 // counter of read events does not show the former, because it reads one large pipeline in pieces of 16 KB.
 type traffic struct{ turns, bytes atomic.Int64 }
 
-func (t *traffic) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-	return &countedConn{Conn: c, t: t}, err
+// dialer is how clients connect.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// over counts what passes over the connections of a dialer. Nil: the usual one.
+func (t *traffic) over(dial dialer) dialer {
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &countedConn{Conn: c, t: t}, nil
+	}
 }
 
 type countedConn struct {
@@ -315,9 +316,8 @@ func (r *round) child(p part) *fault.Child {
 	r.must(err)
 	r.later(c.Close)
 	if _, err = c.Await(r.ctx, "ready"); err != nil {
-		err = fmt.Errorf("the child is not ready: %w\n%s", err, c.Stderr())
+		r.must(fmt.Errorf("the child is not ready: %w\n%s", err, c.Stderr()))
 	}
-	r.must(err)
 	return c
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"slices"
@@ -32,57 +31,43 @@ func redisServers(life *scope, name string, n int, args func(i int) []string) (*
 	s := &system{name: name, addresses: life.addrs(n)}
 	admins := make([]*goredis.Client, n)
 	for i, address := range s.addresses {
-		_, port, err := net.SplitHostPort(address)
-		life.must(err)
 		server := life.process("redis-server", func(dir string) []string {
-			return append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+			return append([]string{"--port", portOf(address), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
 				"--dir", dir, "--loglevel", "warning", "--maxclients", "4000"}, args(i)...)
 		})
-		admin := goredis.NewClient(&goredis.Options{Addr: address, PoolSize: 1})
-		life.closing(admin)
-		life.must(server.answers(life.ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }))
-		s.servers, admins[i] = append(s.servers, server), admin
+		admins[i] = goredis.NewClient(&goredis.Options{Addr: address, PoolSize: 1})
+		life.closing(admins[i])
+		life.must(server.answers(life.ctx, func(ctx context.Context) error { return admins[i].Ping(ctx).Err() }))
+		s.servers = append(s.servers, server)
 	}
 	s.version = "redis " + admins[0].InfoMap(life.ctx, "server").Item("Server", "redis_version")
 	calls := 0.0
-	s.count = func(ctx context.Context) (commands, trips float64, err error) {
-		calls++
+	s.count = func(by *scope) (commands, trips float64) {
+		calls++ // each is counted before the next one reads: one command in one read
 		for _, admin := range admins {
-			info := admin.InfoMap(ctx, "stats")
+			info := admin.InfoMap(by.ctx, "stats")
 			executed, err := strconv.ParseFloat(info.Item("Stats", "total_commands_processed"), 64)
 			reads, err2 := strconv.ParseFloat(info.Item("Stats", "total_reads_processed"), 64)
-			if err := errors.Join(info.Err(), err, err2); err != nil {
-				return 0, 0, err
-			}
-			// Each call of this function is counted before the next one reads: one command in one read.
+			by.must(errors.Join(info.Err(), err, err2))
 			commands, trips = commands+executed-calls, trips+reads-calls
 		}
-		return commands, trips, nil
+		return commands, trips
 	}
-	s.reset = func(ctx context.Context) (err error) {
+	s.reset = func(by *scope) {
 		for _, admin := range admins {
-			err = errors.Join(err, admin.FlushDB(ctx).Err())
+			by.must(admin.FlushDB(by.ctx).Err())
 		}
-		return err
 	}
 	s.prepare = func(ctx context.Context, name string) error { return admins[0].RPush(ctx, name, "token").Err() }
-	s.erase = func(ctx context.Context, key string) error {
-		n, err := admins[0].Del(ctx, key).Result()
-		if err == nil && n == 0 {
-			return fmt.Errorf("the key %q does not exist", key)
-		}
-		return err
-	}
-	s.missing = func(ctx context.Context, keys []string) (int, error) {
+	s.erase = func(by *scope, key string) { by.must(admins[0].Del(by.ctx, key).Err()) }
+	s.missing = func(by *scope, keys []string) int {
 		gone := len(keys)
 		for some := range slices.Chunk(keys, 1000) {
-			found, err := admins[0].Exists(ctx, some...).Result()
-			if err != nil {
-				return 0, err
-			}
+			found, err := admins[0].Exists(by.ctx, some...).Result()
+			by.must(err)
 			gone -= int(found)
 		}
-		return gone, nil
+		return gone
 	}
 	return s, admins
 }
@@ -106,7 +91,7 @@ func startRedisCluster(life *scope) *system {
 	const masters, slots = 3, 16384
 	buses := life.addrs(masters)
 	for i := range buses {
-		_, buses[i], _ = net.SplitHostPort(buses[i])
+		buses[i] = portOf(buses[i])
 	}
 	s, admins := redisServers(life, "redis-cluster", masters, func(i int) []string {
 		return []string{"--cluster-enabled", "yes", "--cluster-port", buses[i]}
@@ -115,8 +100,9 @@ func startRedisCluster(life *scope) *system {
 	for i, admin := range admins {
 		life.must(admin.ClusterAddSlotsRange(life.ctx, i*slots/masters, (i+1)*slots/masters-1).Err())
 		life.must(admin.Do(life.ctx, "cluster", "set-config-epoch", i+1).Err())
-		if host, port, _ := net.SplitHostPort(s.addresses[i]); i > 0 {
-			life.must(admins[0].Do(life.ctx, "cluster", "meet", host, port, buses[i]).Err())
+		if i > 0 {
+			meet := admins[0].Do(life.ctx, "cluster", "meet", "127.0.0.1", portOf(s.addresses[i]), buses[i])
+			life.must(meet.Err())
 		}
 	}
 	for i, admin := range admins {
@@ -134,11 +120,11 @@ func startRedisCluster(life *scope) *system {
 func same(name string) string { return name }
 
 func redisPeers(s *system) []peer {
+	own := ourRedis()
+	own.key = func(name string) string { return "fencelock:{" + name + "}" }
 	return append(redisFloors(),
-		peer{name: "token by BLPOP", role: roleFloor, waits: true, open: openToken,
-			seed: s.prepare},
-		peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedis,
-			key: func(name string) string { return "fencelock:{" + name + "}" }},
+		peer{name: "token by BLPOP", role: roleFloor, waits: true, open: openToken, seed: s.prepare},
+		own,
 		peer{name: "redsync", role: rolePeer, waits: true, open: openRedsync, key: same},
 		peer{name: "redislock", role: rolePeer, waits: true, open: openRedislock, key: same},
 		peer{name: "rueidislock", role: rolePeer, waits: true, open: openRueidislock,
@@ -147,14 +133,14 @@ func redisPeers(s *system) []peer {
 	)
 }
 
-func redisClusterPeers(*system) []peer {
-	return append(redisFloors(),
-		peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedis})
-}
+func redisClusterPeers(*system) []peer { return append(redisFloors(), ourRedis()) }
 
 func redlockPeers(*system) []peer {
 	return []peer{
-		{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, open: openOurRedlock},
+		ourPeer(func(c *client, o clientOptions) backend.Driver {
+			// The driver makes its own clients from their options.
+			return redlock.New(dialEachRedis(&c.scope, o), &redlock.Options{TrustFresh: true})
+		}, nil),
 		{name: "redsync-5", role: rolePeer, waits: true, open: openRedsync},
 	}
 }
@@ -169,19 +155,26 @@ func dialRedis(c *scope, o clientOptions, connections int) goredis.UniversalClie
 	return r
 }
 
+// dialEachRedis returns a client of each server.
+func dialEachRedis(c *scope, o clientOptions) (all []goredis.UniversalClient) {
+	for o.addr = range strings.SplitSeq(o.addr, ",") {
+		all = append(all, dialRedis(c, o, 0))
+	}
+	return all
+}
+
 // redisFloors are the fewest commands that Redis needs, with nothing added: on pooled connections, and on a shared one.
 func redisFloors() []peer {
+	pooled := func(c *client, o clientOptions) lock { return rawRedis(dialRedis(&c.scope, o, 0), o.ttl) }
+	shared := func(c *client, o clientOptions) lock {
+		pipe, err := dialRedis(&c.scope, o, 0).(interface {
+			AutoPipeline() (*goredis.AutoPipeliner, error)
+		}).AutoPipeline()
+		c.must(err)
+		return rawRedis(pipe, o.ttl)
+	}
 	return []peer{
-		{name: "raw pooled", role: roleFloor, open: func(c *client, o clientOptions) lock {
-			return rawRedis(dialRedis(&c.scope, o, 0), o.ttl)
-		}},
-		{name: "raw autopipelined", role: roleFloor, open: func(c *client, o clientOptions) lock {
-			pipe, err := dialRedis(&c.scope, o, 0).(interface {
-				AutoPipeline() (*goredis.AutoPipeliner, error)
-			}).AutoPipeline()
-			c.must(err)
-			return rawRedis(pipe, o.ttl)
-		}},
+		{name: "raw pooled", role: roleFloor, open: pooled}, {name: "raw autopipelined", role: roleFloor, open: shared},
 	}
 }
 
@@ -197,7 +190,7 @@ func rawRedis(c goredis.Cmdable, ttl time.Duration) lock {
 		if err == nil && !ok {
 			err = backend.ErrHeld
 		}
-		return hold{free: func(ctx context.Context) error {
+		return theirs{free: func(ctx context.Context) error {
 			return compareDelete.Run(ctx, c, []string{name}, value).Err()
 		}}, err
 	}
@@ -211,37 +204,31 @@ func openToken(c *client, o clientOptions) lock {
 		for errors.Is(err, goredis.Nil) && ctx.Err() == nil {
 			err = pool.BLPop(ctx, time.Second, name).Err()
 		}
-		return hold{free: func(ctx context.Context) error { return pool.RPush(ctx, name, "token").Err() }}, err
+		return theirs{free: func(ctx context.Context) error { return pool.RPush(ctx, name, "token").Err() }}, err
 	}
 }
 
-// openOurRedis hands the driver a client with go-redis' defaults, as most users have it. The driver makes its own from
-// the options, as it does from a URL. A client whose settings are fit for locks would be used as it is, and then a lone
+// ourRedis hands the driver a client with go-redis' defaults, as most users have it. The driver makes its own from the
+// options, as it does from a URL. A client whose settings are fit for locks would be used as it is, and then a lone
 // caller cannot talk to the server in its own goroutine, which shows in the CPU of seq.
-func openOurRedis(c *client, o clientOptions) lock {
-	return c.ours(fenceredis.New(dialRedis(&c.scope, o, 0), nil), o.ttl)
-}
-
-func openOurRedlock(c *client, o clientOptions) lock {
-	var clients []goredis.UniversalClient
-	for o.addr = range strings.SplitSeq(o.addr, ",") {
-		clients = append(clients, dialRedis(&c.scope, o, 0)) // the driver makes its own from their options
-	}
-	return c.ours(redlock.New(clients, &redlock.Options{TrustFresh: true}), o.ttl)
+func ourRedis() peer {
+	return ourPeer(func(c *client, o clientOptions) backend.Driver {
+		return fenceredis.New(dialRedis(&c.scope, o, 0), nil)
+	}, nil)
 }
 
 // openRedsync is redsync on one node or several, with its defaults (tries again after a random 50 to 250 ms) and
 // unbounded tries.
 func openRedsync(c *client, o clientOptions) lock {
 	var pools []syncbackend.Pool
-	for o.addr = range strings.SplitSeq(o.addr, ",") {
-		pools = append(pools, syncredis.NewPool(dialRedis(&c.scope, o, 0)))
+	for _, one := range dialEachRedis(&c.scope, o) {
+		pools = append(pools, syncredis.NewPool(one))
 	}
 	all := redsync.New(pools...)
 	return func(ctx context.Context, name string) (hold, error) {
 		m := all.NewMutex(name, redsync.WithExpiry(o.ttl), redsync.WithTries(math.MaxInt))
 		err := m.LockContext(ctx)
-		return hold{until: m.Until, free: func(ctx context.Context) error {
+		return theirs{until: m.Until, free: func(ctx context.Context) error {
 			_, err := m.UnlockContext(ctx)
 			return err
 		}}, err
@@ -260,10 +247,10 @@ func openRedislock(c *client, o clientOptions) lock {
 		}
 		l, err := lib.Obtain(ctx, name, o.ttl, again)
 		if err != nil {
-			return hold{}, err
+			return nil, err
 		}
 		end := time.Now().Add(o.ttl) // what the user of a lock that is not renewed can count
-		return hold{free: l.Release, until: func() time.Time { return end }}, nil
+		return theirs{free: l.Release, until: func() time.Time { return end }}, nil
 	}
 }
 
@@ -286,9 +273,9 @@ func openRueidislock(c *client, o clientOptions) lock {
 	return func(ctx context.Context, name string) (hold, error) {
 		held, cancel, err := l.WithContext(ctx, name)
 		if err != nil {
-			return hold{}, err
+			return nil, err
 		}
 		// Its unlock has no context and no error.
-		return hold{free: func(context.Context) error { cancel(); return nil }, lost: held.Done}, nil
+		return theirs{free: func(context.Context) error { cancel(); return nil }, lost: held}, nil
 	}
 }

@@ -25,16 +25,16 @@ func (s sample) MarshalJSON() ([]byte, error) {
 	return json.Marshal(all)
 }
 
+func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
 // latencies adds p50, p95 and p99 of durations, in µs. It sorts them.
 func (s sample) latencies(all []time.Duration) {
 	if len(all) == 0 {
 		return
 	}
 	slices.Sort(all)
-	at := func(p float64) float64 {
-		i := min(int(p*float64(len(all))), len(all)-1)
-		return float64(all[i].Nanoseconds()) / 1000
-	}
+	at := func(p float64) float64 { return us(all[int(p*float64(len(all)))]) }
 	s["p50"], s["p95"], s["p99"] = at(0.50), at(0.95), at(0.99)
 }
 
@@ -47,23 +47,21 @@ const (
 	lowest
 )
 
-// of returns the picked one of values, NaN if there is none.
+// of returns the picked one of values, NaN if there is none. It uses values up.
 func (p pick) of(values []float64) float64 {
-	values = slices.DeleteFunc(slices.Clone(values), math.IsNaN)
-	if len(values) == 0 {
+	values = slices.DeleteFunc(values, math.IsNaN)
+	n := len(values)
+	if n == 0 {
 		return math.NaN()
 	}
 	slices.Sort(values)
-	mid := len(values) / 2
-	switch {
-	case p == highest:
-		return values[len(values)-1]
-	case p == lowest:
+	switch p {
+	case highest:
+		return values[n-1]
+	case lowest:
 		return values[0]
-	case len(values)%2 == 1 || math.IsInf(values[mid], 0):
-		return values[mid]
 	}
-	return (values[mid-1] + values[mid]) / 2
+	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
 // table is one scenario on one system, measured.
@@ -268,12 +266,12 @@ type report struct {
 func (r report) curves(w io.Writer) {
 	for i, first := range r.Tables {
 		same := func(t table) bool { return t.System == first.System && t.Curve == first.Curve }
-		if slices.ContainsFunc(r.Tables[:i], same) {
-			continue // it is shown already
+		if first.Curve == "" || slices.ContainsFunc(r.Tables[:i], same) {
+			continue // it is none, or shown already
 		}
 		points := slices.DeleteFunc(slices.Clone(r.Tables), func(t table) bool { return !same(t) })
 		for _, key := range first.along {
-			if lines, title := alongCurve(points, key); first.Curve != "" && len(points) > 1 && len(lines) > 1 {
+			if lines, title := alongCurve(points, key); len(points) > 1 && len(lines) > 1 {
 				fmt.Fprintf(w, "\n%s, by %s: %s\n", first.System, first.Curve, title)
 				writeColumns(w, lines)
 			}
@@ -283,33 +281,35 @@ func (r report) curves(w io.Writer) {
 
 // alongCurve returns the lines of one key: what grows, then the figures of each peer that has any.
 func alongCurve(points []table, key string) (lines [][]string, title string) {
-	head, figures, names := []string{""}, map[string][]string{}, []string{}
+	lines = [][]string{{""}}
 	for n, t := range points {
-		head = append(head, t.Point.String())
+		lines[0] = append(lines[0], t.Point.String())
 		column := slices.Index(t.keys, key)
 		for _, r := range t.Rows {
 			if column < 0 || math.IsNaN(float64(r.Values[column])) {
 				continue
 			}
-			if title = t.Columns[column]; figures[r.Name] == nil {
-				names = append(names, r.Name)
-				figures[r.Name] = append([]string{r.Name}, slices.Repeat([]string{"-"}, len(points))...)
+			at := slices.IndexFunc(lines, func(line []string) bool { return line[0] == r.Name })
+			if at < 0 {
+				at = len(lines)
+				lines = append(lines, append([]string{r.Name}, slices.Repeat([]string{"-"}, len(points))...))
 			}
-			figures[r.Name][1+n] = r.Values[column].String()
+			lines[at][1+n], title = r.Values[column].String(), t.Columns[column]
 		}
-	}
-	lines = [][]string{head}
-	for _, name := range names {
-		lines = append(lines, figures[name])
 	}
 	return lines, title
 }
 
-// summary prints how many targets were reached, and which were not.
-func (r report) summary(w io.Writer) {
+// summary prints how many targets were reached, and which were not. It returns how many rows of ours have an error.
+func (r report) summary(w io.Writer) (failed int) {
 	var all, reached int
 	missed := ""
 	for _, t := range r.Tables {
+		for _, line := range t.Rows {
+			if line.Role == roleOurs && line.Error != "" {
+				failed++
+			}
+		}
 		for _, v := range t.Targets {
 			if all++; v.Reached {
 				reached++
@@ -320,4 +320,5 @@ func (r report) summary(w io.Writer) {
 		}
 	}
 	fmt.Fprintf(w, "\n%d of %d targets reached.\n%s", reached, all, missed)
+	return failed
 }

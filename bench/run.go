@@ -17,11 +17,9 @@ import (
 
 // lab is where scenarios run.
 type lab struct {
-	system   *system
-	quick    bool
-	only     string        // the peers that were asked for
-	patience time.Duration // for how long rounds may be repeated, in all, because others used the processors meanwhile
-	names    atomic.Int64
+	*options
+	system *system
+	names  atomic.Int64
 }
 
 // on returns the service that p runs on.
@@ -74,13 +72,7 @@ func (r *round) name(what string) string {
 func (r *round) open(n int, o clientOptions) []*client {
 	o.addr = cmp.Or(o.addr, r.at.addr())
 	clients := make([]*client, 0, n)
-	r.later(func() {
-		var all sync.WaitGroup
-		for _, c := range clients {
-			all.Go(c.end)
-		}
-		all.Wait()
-	})
+	r.later(func() { _ = each(len(clients), func(i int) error { clients[i].end(); return nil }) })
 	for range n {
 		c, err := r.peer.client(r.ctx, o)
 		r.must(err)
@@ -89,6 +81,9 @@ func (r *round) open(n int, o clientOptions) []*client {
 	}
 	return clients
 }
+
+// client is the only one of a round, or one with options of its own.
+func (r *round) client(ttl time.Duration) *client { return r.open(1, clientOptions{ttl: ttl})[0] }
 
 // proxy is a network between a client and the service.
 func (r *round) proxy() (*fault.Proxy, clientOptions) {
@@ -111,13 +106,13 @@ type grant struct {
 }
 
 // granting waits for a lock that somebody else holds.
-func granting(ctx context.Context, c *client, name string) <-chan grant {
+func (r *round) granting(c *client, name string) <-chan grant {
 	granted := make(chan grant, 1)
 	go func() {
-		h, err := c.lock(ctx, name)
+		h, err := c.lock(r.ctx, name)
 		at := time.Now()
 		if err == nil {
-			err = h.unlock(ctx)
+			err = h.Release(r.ctx)
 		}
 		granted <- grant{at, err}
 	}()
@@ -132,20 +127,20 @@ func (r *round) await(granted <-chan grant) time.Time {
 }
 
 // once runs one round of one peer. An empty store is the start of every measurement.
-func (sc scenario) once(ctx context.Context, l *lab, p peer, reset func(context.Context) error) *round {
+func (sc scenario) once(ctx context.Context, l *lab, p peer, empty func(context.Context) error) *round {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(sc.limit, time.Minute))
 	defer cancel()
 	r := &round{scope: scope{ctx: ctx}, lab: l, peer: p, at: l.on(p), size: sc.size}
 	r.row(p.name, p.role)
 	err := r.try(func() {
 		defer r.end()
-		r.must(reset(ctx))
+		r.must(empty(ctx))
 		sc.phase(r)
 	})
 	if err != nil {
-		return &round{scope: scope{err: err}, rows: []row{{Name: p.name, Role: p.role, Rounds: []sample{{}}}}}
-	}
-	if len(r.rows) > 1 && len(r.rows[0].Rounds[0]) == 0 {
+		r = &round{scope: scope{err: err}} // what it has measured by then may be half of it
+		r.row(p.name, p.role)
+	} else if len(r.rows) > 1 && len(r.rows[0].Rounds[0]) == 0 {
 		r.rows = r.rows[1:]
 	}
 	return r
@@ -175,7 +170,10 @@ func (l *lab) quiet(measure func() *round) *round {
 func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 	rounds := sc.rounds
 	if l.quick {
-		rounds = sc.quick
+		rounds = 1
+		if sc.together {
+			rounds = 2
+		}
 	}
 	found := make([][]row, len(peers))
 	var mu sync.Mutex
@@ -195,16 +193,16 @@ func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 			}
 		}
 	}
-	empty := sync.OnceValue(func() error { return l.system.reset(ctx) })
+	once := sync.OnceValue(func() error { return l.system.empty(ctx) })
 	var all sync.WaitGroup
 	for n := range rounds {
 		for i := range peers {
 			i = (i + n) % len(peers)
 			p := peers[i]
 			if sc.together {
-				all.Go(func() { add(i, n, sc.once(ctx, l, p, func(context.Context) error { return empty() })) })
+				all.Go(func() { add(i, n, sc.once(ctx, l, p, func(context.Context) error { return once() })) })
 			} else if ctx.Err() == nil {
-				add(i, n, l.quiet(func() *round { return sc.once(ctx, l, p, l.on(p).reset) }))
+				add(i, n, l.quiet(func() *round { return sc.once(ctx, l, p, l.on(p).empty) }))
 			}
 		}
 	}
@@ -215,7 +213,7 @@ func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 // run measures one scenario; false if there is no peer for it.
 func (sc scenario) run(ctx context.Context, l *lab) (table, bool) {
 	peers := slices.DeleteFunc(slices.Clone(l.system.peers), func(p peer) bool {
-		return !selected(p.name, l.only) || !sc.suits(l.on(p), p)
+		return !selected(p.name, l.peers) || !sc.suits(l.on(p), p)
 	})
 	if len(peers) == 0 {
 		return table{}, false
@@ -226,34 +224,26 @@ func (sc scenario) run(ctx context.Context, l *lab) (table, bool) {
 	return newTable(l.system, sc, rows, time.Since(began)), true
 }
 
-// relate adds each round's ratios to the same round of the floors.
+// relate adds each round's ratios to the same round of the yardsticks.
 func (sc scenario) relate(rows []row) {
-	ratio := func(key, of string, yardsticks ...func(row) bool) {
-		base := -1
-		for _, is := range yardsticks {
-			if base < 0 {
-				base = slices.IndexFunc(rows, is)
-			}
-		}
-		if base < 0 {
-			return
-		}
+	floor := slices.IndexFunc(rows, func(r row) bool { return r.Name == sc.floor })
+	if floor < 0 && sc.floor != "" {
+		floor = slices.IndexFunc(rows, func(r row) bool { return r.Role == roleFloor })
+	}
+	others := strings.Split(sc.second, ", ")
+	second := slices.IndexFunc(rows, func(r row) bool { return slices.Contains(others, r.Name) })
+	ratio := func(key, of string, base int) {
 		for _, r := range rows {
 			for n, s := range r.Rounds {
-				v, ok := s[of]
-				if unit := rows[base].Rounds[n][of]; ok && unit > 0 {
-					s[key] = v / unit
+				if v, ok := s[of]; ok && base >= 0 && rows[base].Rounds[n][of] > 0 {
+					s[key] = v / rows[base].Rounds[n][of]
 				}
 			}
 		}
 	}
-	if sc.floor != "" {
-		named, any := func(r row) bool { return r.Name == sc.floor }, func(r row) bool { return r.Role == roleFloor }
-		ratio("x", cmp.Or(sc.ratioOf, "ops"), named, any)
-		ratio("cpu-x", "client-us", named, any)
-	}
-	second := strings.Split(sc.second, ", ")
-	ratio("x2", "ops", func(r row) bool { return slices.Contains(second, r.Name) })
+	ratio("x", cmp.Or(sc.ratioOf, "ops"), floor)
+	ratio("cpu-x", "client-us", floor)
+	ratio("x2", "ops", second)
 }
 
 // foreign returns the highest load by others in any round, in cores.
@@ -270,8 +260,7 @@ type scenario struct {
 	name    string // of the kind, all of its names
 	about   string // with {n} for the size
 	columns string
-	rounds  int
-	quick   int // rounds in a quick run
+	rounds  int // in a quick run 1, or 2 that are together
 
 	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Where
 	// there is none of that name, that is the first floor in the table. Empty: no ratio.
@@ -290,22 +279,16 @@ type scenario struct {
 
 // find returns the scenario of a name. The number in it is its size: hold10k has 10,000.
 func find(name string) scenario {
-	for _, sc := range kinds {
-		if !slices.Contains(strings.Fields(sc.name), name) {
-			continue
-		}
-		digits := strings.Trim(name, "abcdefghijklmnopqrstuvwxyz-")
-		sc.name, sc.size = name, 1
-		if n, err := strconv.Atoi(digits); err == nil {
-			sc.size = n
-		}
-		if strings.HasSuffix(name, "k") {
-			sc.size *= 1000
-		}
-		sc.about = strings.ReplaceAll(sc.about, "{n}", strconv.Itoa(sc.size))
-		return sc
+	sc := kinds[slices.IndexFunc(kinds, func(k scenario) bool { return slices.Contains(strings.Fields(k.name), name) })]
+	sc.name, sc.size = name, 1
+	if n, err := strconv.Atoi(strings.Trim(name, "abcdefghijklmnopqrstuvwxyz-")); err == nil {
+		sc.size = n
 	}
-	panic("no scenario " + name)
+	if strings.HasSuffix(name, "k") {
+		sc.size *= 1000
+	}
+	sc.about = strings.ReplaceAll(sc.about, "{n}", strconv.Itoa(sc.size))
+	return sc
 }
 
 // column of a table.
@@ -317,19 +300,11 @@ type column struct {
 
 // columns reads "key=title; key=title<; key": the lowest (<) or the highest (>) of the rounds, or else the median.
 func columns(text string) (all []column) {
+	picks := map[string]pick{"": median, "<": lowest, ">": highest}
 	for part := range strings.SplitSeq(text, "; ") {
-		c := column{pick: median}
-		switch text := part[:len(part)-1]; part[len(text):] {
-		case "<":
-			part, c.pick = text, lowest
-		case ">":
-			part, c.pick = text, highest
-		}
-		var titled bool
-		if c.key, c.title, titled = strings.Cut(part, "="); !titled {
-			c.title = c.key
-		}
-		all = append(all, c)
+		bare := strings.TrimRight(part, "<>")
+		key, title, _ := strings.Cut(bare, "=")
+		all = append(all, column{key, cmp.Or(title, key), picks[part[len(bare):]]})
 	}
 	return all
 }

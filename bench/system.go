@@ -1,16 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,7 +19,7 @@ import (
 )
 
 // system is a lock service under test: its servers, and all clients that can be compared on it. One file per service.
-// A nil function is one that no scenario of the service asks for.
+// A nil function is one that no scenario of the service asks for. Functions that get a scope fail as scope.must does.
 type system struct {
 	name    string
 	version string
@@ -32,11 +31,11 @@ type system struct {
 	binary    string     // of the bundled server
 	traffic   *traffic   // of its clients
 
-	count   func(ctx context.Context) (commands, trips float64, err error)  // nil: not counted
-	reset   func(ctx context.Context) error                                 // deletes everything that is stored
+	count   func(s *scope) (commands, trips float64)                        // nil: not counted
+	reset   func(s *scope)                                                  // deletes everything that is stored
 	prepare func(ctx context.Context, name string) error                    // for a floor that wants it
-	erase   func(ctx context.Context, key string) error                     // behind the library that wrote the key
-	missing func(ctx context.Context, keys []string) (int, error)           // how many of the keys do not exist
+	erase   func(s *scope, key string)                                      // behind the library that wrote the key
+	missing func(s *scope, keys []string) int                               // how many of the keys do not exist
 	leads   func(ctx context.Context, member int) (bool, error)             // nil: no member leads
 	serves  func(ctx context.Context, member int) (version string, e error) // it follows or leads, and answers
 }
@@ -54,33 +53,22 @@ func (s *system) addr() string {
 func (s *system) endpoints() string { return strings.Join(s.addresses, ",") }
 
 // breakable reports whether clients use one address, so that scenarios that break the network apply.
-func (s *system) breakable() bool {
-	return len(s.parts) > 0 || len(s.addresses) == 1 || len(s.addresses) > 1 && s.leads != nil
-}
+func (s *system) breakable() bool { return len(s.addresses) == 1 || s.leads != nil }
 
-// leader waits until a member leads, and returns which.
-func (s *system) leader(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
-	for {
-		errs, yes := make([]error, len(s.addresses)), make([]bool, len(s.addresses))
-		var all sync.WaitGroup
-		for i := range s.addresses {
-			all.Go(func() {
-				attempt, end := context.WithTimeout(ctx, time.Second)
-				defer end()
-				yes[i], errs[i] = s.leads(attempt, i)
-			})
+// leader waits until a member leads, and returns which. All are asked at once: some may be stopped.
+func (s *system) leader(ctx context.Context) (leader int, err error) {
+	errs, leads := make([]error, len(s.addresses)), make([]bool, len(s.addresses))
+	err = untilNil(ctx, time.Second, func(ctx context.Context) error {
+		_ = each(len(leads), func(i int) error { // the others are asked whatever one says
+			leads[i], errs[i] = s.leads(ctx, i)
+			return nil
+		})
+		if leader = slices.Index(leads, true); leader >= 0 {
+			return nil
 		}
-		all.Wait()
-		if leader := slices.Index(yes, true); leader >= 0 {
-			return leader, nil
-		}
-		if ctx.Err() != nil {
-			return 0, fmt.Errorf("none of %d members leads: %w", len(yes), errors.Join(append(errs, ctx.Err())...))
-		}
-		sleep(ctx, 5*time.Millisecond)
-	}
+		return fmt.Errorf("none of %d members leads: %w", len(leads), errors.Join(append(errs, ctx.Err())...))
+	})
+	return leader, err
 }
 
 // serving waits until a member that was started serves.
@@ -95,25 +83,20 @@ func (s *system) serving(ctx context.Context, member int) error {
 	return nil
 }
 
-// pause stops the servers as they are, with their sockets open; resume lets them go on.
-func (s *system) pause() error {
-	var errs []error
-	for _, p := range s.servers {
-		errs = append(errs, p.pause())
-	}
-	for _, part := range s.parts {
-		errs = append(errs, part.pause())
-	}
-	return errors.Join(errs...)
+// empty resets the service.
+func (s *system) empty(ctx context.Context) error {
+	work := &scope{ctx: ctx}
+	return work.try(func() { s.reset(work) })
 }
 
-func (s *system) resume() {
-	for _, p := range s.servers {
-		_ = p.child.Resume() // one that has ended has nothing to go on with
+// wipe erases a key that must be there, and returns when it began to.
+func (s *system) wipe(by *scope, key string) time.Time {
+	if s.missing(by, []string{key}) > 0 {
+		by.must(fmt.Errorf("nothing is stored for the key %q", key))
 	}
-	for _, part := range s.parts {
-		part.resume()
-	}
+	began := time.Now()
+	s.erase(by, key)
+	return began
 }
 
 // role of a peer in the comparison.
@@ -164,7 +147,7 @@ type clientOptions struct {
 	ttl     time.Duration // of every lock
 	user    string        // and password, where etcd wants them
 	proxied bool          // addr is a proxy: nothing else is dialled, whatever servers tell about each other
-	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	dial    dialer
 }
 
 // client is one client of a peer's library. Its end closes it.
@@ -190,50 +173,36 @@ func (c *client) cycle(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return h.unlock(ctx)
+	return h.Release(ctx)
 }
 
-// hold is one lock that is held: a lease of ours, or what gives it back and who tells of its loss.
-type hold struct {
-	lease *fencelock.Lease
+// hold is one lock that is held: a lease of ours, or that of another library.
+type hold interface {
+	Release(ctx context.Context) error
+	Context() context.Context // it ends when the user is told of the loss
+}
+
+// theirs is a hold of another library.
+type theirs struct {
 	free  func(ctx context.Context) error
-	lost  func() <-chan struct{} // closed when the user is told; nil: the library never tells
-	until func() time.Time       // how long a user may believe who is never told; nil: nobody says
+	lost  context.Context  // nil: the library never tells
+	until func() time.Time // how long a user may believe who is never told; nil: nobody says
 }
 
-func (h hold) unlock(ctx context.Context) error {
-	if h.lease != nil {
-		return h.lease.Release(ctx)
-	}
-	return h.free(ctx)
-}
-
-// told is closed when the library tells its user that the lock is lost. Nil: it never does.
-func (h hold) told() <-chan struct{} {
-	switch {
-	case h.lease != nil:
-		return h.lease.Context().Done()
-	case h.lost != nil:
-		return h.lost()
-	}
-	return nil
-}
-
-// over reports whether the library has told that the lock is lost.
-func (h hold) over() bool {
-	select {
-	case <-h.told(): // nil blocks
-		return true
-	default:
-		return false
-	}
-}
+func (h theirs) Release(ctx context.Context) error { return h.free(ctx) }
+func (h theirs) Context() context.Context          { return cmp.Or(h.lost, context.Background()) }
 
 // ours is the name of the row that the targets are for.
 const ours = "fencelock"
 
 // ourRenewal is a third of the validity.
 func ourRenewal(ttl time.Duration) time.Duration { return backend.Description{}.Validity(ttl) / 3 }
+
+// ourPeer is our driver as new makes it, with what it stores for a name.
+func ourPeer(new func(c *client, o clientOptions) backend.Driver, key func(name string) string) peer {
+	return peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, key: key,
+		open: func(c *client, o clientOptions) lock { return c.ours(new(c, o), o.ttl) }}
+}
 
 // ours makes c a fencelock client on any driver: what is measured is what users call.
 func (c *client) ours(d backend.Driver, ttl time.Duration) lock {
@@ -242,8 +211,7 @@ func (c *client) ours(d backend.Driver, ttl time.Duration) lock {
 	c.native = ourNative{locks, d}
 	c.later(func() { bounded(locks.Close) }) // a cut link makes it fail, on purpose
 	return func(ctx context.Context, name string) (hold, error) {
-		l, err := locks.Acquire(ctx, name)
-		return hold{lease: l}, err
+		return locks.Acquire(ctx, name)
 	}
 }
 
@@ -252,11 +220,11 @@ type ourNative struct {
 	driver backend.Driver
 }
 
-// bounded closes what may not answer.
+// bounded closes what may not answer, or not even return.
 func bounded(closing func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = closing(ctx) // what is left ends with its TTL
+	patiently(ctx, 8*time.Second, func() { _ = closing(ctx) }) // what is left ends with its TTL
 }
 
 // scope is work that ends at its first failure, as a test does, and what it has to undo then.
@@ -280,25 +248,12 @@ func (s *scope) later(undo func()) { s.undo = append(s.undo, undo) }
 // closing has end close c.
 func (s *scope) closing(c io.Closer) { s.later(func() { c.Close() }) }
 
-// try runs do in a goroutine of its own, and returns what must was given. A library that ignores its context must not
-// stop the run.
+// try runs do in a goroutine of its own, and returns what must was given.
 func (s *scope) try(do func()) error {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		do()
-	}()
-	select {
-	case <-done:
-		return s.err
-	case <-s.ctx.Done():
-	}
-	select {
-	case <-done:
-		return s.err
-	case <-time.After(5 * time.Second):
+	if !patiently(s.ctx, 5*time.Second, do) {
 		return fmt.Errorf("it did not end: %w", s.ctx.Err())
 	}
+	return s.err
 }
 
 // end undoes everything, the last first. It may be called again.
@@ -307,6 +262,27 @@ func (s *scope) end() {
 		undo()
 	}
 	s.undo = nil
+}
+
+// patiently runs do in a goroutine of its own, and goes on without it some grace after the end of ctx: a library that
+// ignores its context must not stop the run. It reports whether do has ended.
+func patiently(ctx context.Context, grace time.Duration, do func()) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return true
+	case <-time.After(grace):
+		return false
+	}
 }
 
 // sleep waits for d, or for the end of ctx.

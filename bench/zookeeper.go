@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -28,19 +29,17 @@ func startZooKeeper(life *scope) *system {
 		life.must(fmt.Errorf("install ZooKeeper (Debian: libzookeeper-java, default-jre-headless): %w", err))
 	}
 	s := &system{name: "zookeeper", addresses: life.addrs(1)}
-	_, port, err := net.SplitHostPort(s.addr())
-	life.must(err)
 	s.servers = []*process{life.process("java", func(dir string) []string {
 		return []string{"-Xmx512m", "-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
 			"-cp", filepath.Dir(classes) + "/*", "org.apache.zookeeper.server.ZooKeeperServerMain",
-			port, dir, strconv.FormatInt(zooKeeperTick.Milliseconds(), 10), "0"}
+			portOf(s.addr()), dir, strconv.FormatInt(zooKeeperTick.Milliseconds(), 10), "0"}
 	})}
 	s.serves = func(ctx context.Context, _ int) (string, error) {
-		text, err := askZooKeeper(ctx, s.addr())
-		if err == nil && !strings.Contains(text, "Mode: ") {
+		fields, err := askZooKeeper(ctx, s.addr())
+		if err == nil && fields["Mode"] == "" {
 			err = errors.New("it does not serve yet")
 		}
-		version, _, _ := strings.Cut(strings.TrimPrefix(text, "Zookeeper version: "), "-")
+		version, _, _ := strings.Cut(fields["Zookeeper version"], "-")
 		return "ZooKeeper " + version, err
 	}
 	life.must(s.serving(life.ctx, 0))
@@ -54,68 +53,61 @@ func startZooKeeper(life *scope) *system {
 		}
 		return err
 	}))
-	s.count = func(ctx context.Context) (commands, trips float64, err error) {
-		text, err := askZooKeeper(ctx, s.addr())
-		fields := map[string]uint64{}
-		for line := range strings.Lines(text) {
-			key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-			fields[key], _ = strconv.ParseUint(value, 0, 64) // the others are no numbers
-		}
-		return float64(fields["Zxid"]), float64(fields["Received"]), err
+	s.count = func(by *scope) (commands, trips float64) {
+		fields, err := askZooKeeper(by.ctx, s.addr())
+		by.must(err)
+		executed, err := strconv.ParseUint(fields["Zxid"], 0, 64)
+		received, err2 := strconv.ParseUint(fields["Received"], 0, 64)
+		by.must(errors.Join(err, err2))
+		return float64(executed), float64(received)
 	}
-	s.reset = func(context.Context) error { return deleteBelow(admin, "/") }
-	s.erase = func(_ context.Context, key string) error { // the node that a library keeps a name's nodes under
-		nodes, _, err := admin.Children(key)
-		if err == nil && len(nodes) == 0 {
-			err = fmt.Errorf("there is no node below %q", key)
-		}
-		if err != nil {
-			return err
-		}
-		return deleteBelow(admin, key)
-	}
-	s.missing = func(_ context.Context, keys []string) (gone int, err error) {
+	s.reset = func(by *scope) { by.must(deleteBelow(admin, "/")) }
+	// A key is the node that a library keeps a name's nodes under.
+	s.erase = func(by *scope, key string) { by.must(deleteBelow(admin, key)) }
+	s.missing = func(by *scope, keys []string) (gone int) {
 		for _, key := range keys {
 			nodes, _, err := admin.Children(key)
-			if err != nil && !errors.Is(err, zk.ErrNoNode) {
-				return 0, err
-			}
 			if len(nodes) == 0 {
 				gone++
 			}
+			if !errors.Is(err, zk.ErrNoNode) {
+				by.must(err)
+			}
 		}
-		return gone, nil
+		return gone
 	}
 	return s
 }
 
-// askZooKeeper asks the server for its counters.
-func askZooKeeper(ctx context.Context, addr string) (string, error) {
+// askZooKeeper asks the server for its counters, by their names.
+func askZooKeeper(ctx context.Context, addr string) (map[string]string, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(2 * time.Second))
-	if _, err := io.WriteString(c, "srvr"); err != nil {
-		return "", err
+	_, err = io.WriteString(c, "srvr")
+	fields := map[string]string{}
+	for lines := bufio.NewScanner(c); lines.Scan(); {
+		key, value, _ := strings.Cut(lines.Text(), ": ")
+		fields[key] = value
 	}
-	text, err := io.ReadAll(c)
-	return string(text), err
+	return fields, err
 }
 
 // deleteBelow deletes all nodes below path but the server's own. What others delete meanwhile is as good.
 func deleteBelow(admin *zk.Conn, path string) error {
 	nodes, _, err := admin.Children(path)
 	for _, node := range nodes {
-		if node = strings.TrimSuffix(path, "/") + "/" + node; node == "/zookeeper" || err != nil {
+		if node = strings.TrimSuffix(path, "/") + "/" + node; node == "/zookeeper" {
 			continue
 		}
 		if err = deleteBelow(admin, node); err == nil {
 			err = admin.Delete(node, -1)
 		}
-		if errors.Is(err, zk.ErrNoNode) {
-			err = nil
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return err
 		}
 	}
 	if errors.Is(err, zk.ErrNoNode) {
@@ -134,14 +126,10 @@ func dialZooKeeper(c *scope, o clientOptions) *zk.Conn {
 			return o.dial(ctx, network, addr)
 		}
 	}
-	conn, events, err := zk.Connect([]string{o.addr}, zooKeeperTTL(o), zk.WithDialer(dial),
+	conn, _, err := zk.Connect([]string{o.addr}, zooKeeperTTL(o), zk.WithDialer(dial),
 		zk.WithLogInfo(false), zk.WithLogger(noLog{}))
 	c.must(err)
 	c.later(conn.Close)
-	go func() {
-		for range events { // until the connection is closed
-		}
-	}()
 	return conn
 }
 
@@ -177,7 +165,7 @@ func openRawZooKeeper(c *client, o clientOptions) lock {
 	return func(_ context.Context, name string) (hold, error) {
 		path, text := "/"+strings.ReplaceAll(name, "/", "-"), []byte("one-of-some-length-like-a-uuid")
 		_, err := conn.Create(path, text, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
-		return hold{free: func(context.Context) error { return conn.Delete(path, -1) }}, err
+		return theirs{free: func(context.Context) error { return conn.Delete(path, -1) }}, err
 	}
 }
 
@@ -188,6 +176,6 @@ func openLockZooKeeper(c *client, o clientOptions) lock {
 	return func(_ context.Context, name string) (hold, error) {
 		l := zk.NewLock(conn, "/"+name, zk.WorldACL(zk.PermAll))
 		err := l.Lock()
-		return hold{free: func(context.Context) error { return l.Unlock() }}, err
+		return theirs{free: func(context.Context) error { return l.Unlock() }}, err
 	}
 }

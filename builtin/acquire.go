@@ -31,9 +31,9 @@ import (
 // or hierarchy; ErrHistoryLost, that the cluster has forgotten what it acknowledged, and that this driver is of no use
 // any more; ErrClosed, that Close was called.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	grants, err := d.acquire(ctx, []backend.Request{r})
+	grants, err := d.AcquireAll(ctx, []backend.Request{r})
 	if err != nil {
-		return backend.Grant{}, d.callError("acquire", r.Name, err)
+		return backend.Grant{}, err
 	}
 	return grants[0], nil
 }
@@ -59,10 +59,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 		name = rs[0].Name
 	}
 	grants, err := d.acquire(ctx, rs)
-	if err != nil {
-		return nil, d.callError("acquire", name, err)
-	}
-	return grants, nil
+	return grants, d.callError("acquire", name, err)
 }
 
 // acquire takes all of rs in one step, in one session after the other: a session may end while its waiters wait, and
@@ -116,29 +113,22 @@ const mostConflicts = 3
 //
 // A conflict means that another session has something of the requests, by their ids: one with another TTL of this
 // driver, or one of another process that acts for the same client; or that only part of a set is held. Nothing of the
-// acquire was done then.
+// acquire was done then. If it stays one, somebody waits with the request id for another set of names, or insists on
+// the same: that is backend.ErrInvalidOption.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
-	grants, err := s.attempt(ctx, s.begin(rs, *queued, false), rs, queued)
-	for range mostConflicts {
+	for conflicts := 0; ; conflicts++ {
+		grants, err := s.attempt(ctx, s.begin(rs, *queued, conflicts > 0), rs, queued)
 		if !errors.Is(err, errConflict) {
 			return grants, err
+		}
+		if conflicts == mostConflicts {
+			return nil, kit.InvalidOption("request id", strconv.Quote(rs[0].RequestID),
+				"it is in use, together with other names or by another client")
 		}
 		if err := s.takeOver(ctx, rs); err != nil {
 			return nil, err
 		}
-		grants, err = s.attempt(ctx, s.begin(rs, *queued, true), rs, queued)
 	}
-	if errors.Is(err, errConflict) {
-		err = errInUse(&rs[0])
-	}
-	return grants, err
-}
-
-// errInUse is the error of an acquire that could not take over: somebody waits with the request id for another set of
-// names, or insists on the same.
-func errInUse(r *backend.Request) error {
-	return kit.InvalidOption("request id", strconv.Quote(r.RequestID),
-		"it is in use, together with other names or by another client")
 }
 
 // attempt waits until a is decided, or gives it up, and makes grants of what it got.
@@ -191,7 +181,7 @@ func (s *session) attempt(
 func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Grant {
 	g := r.Grant()
 	g.Incarnation = strconv.FormatUint(granted.Token, 10)
-	if d.Describe().Capabilities.Has(backend.CapFencing) {
+	if d.fences() {
 		g.Token = fencing.Token(granted.Token)
 	}
 	return g

@@ -4,7 +4,7 @@ package builtin
 // Driver but the addresses: its calls are rare, and a driver that is in trouble must not stop the one who mends it.
 //
 // Every change can be asked for twice, because an answer may get lost while the leader changes. Those that cannot be
-// told from an earlier attempt of the same call by their result say so where they are called.
+// told from an earlier try of the same call by their result say so where they are called.
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
@@ -51,9 +53,6 @@ type Admin struct {
 //
 // Of the options, TLS and Dial count.
 func NewAdmin(addrs []string, o *Options) *Admin {
-	if o == nil {
-		o = &Options{}
-	}
 	return &Admin{addresses: slices.Clone(addrs), options: dialOptions(o)}
 }
 
@@ -126,16 +125,13 @@ func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 	for i := range members {
 		all.Go(func() {
 			m := &members[i]
-			err := a.at(ctx, m.Address, statusTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-				answer, err := c.Status(ctx, &lockpb.StatusRequest{})
-				if err == nil {
-					m.MemberStatus = answer
-				}
-				return err
-			})
+			q := &lockpb.StatusRequest{}
+			answer, err := askAt(ctx, a, m.Address, statusTime, lockpb.AdminServiceClient.Status, q)
 			if err != nil {
 				m.Err = fmt.Errorf("%w: %s", backend.ErrUnavailable, status.Convert(err).Message())
+				return
 			}
+			m.MemberStatus = answer
 		})
 	}
 	all.Wait()
@@ -144,17 +140,8 @@ func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 // Members lists the members of the cluster, and which of them follow the leader now. Without a leader the error wraps
 // backend.ErrUnavailable. Of each it tells whether it has a vote, and whether it has answered the leader just now.
 func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
-	var members []*lockpb.Member
-	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-		answer, err := c.ListMembers(ctx, &lockpb.ListMembersRequest{})
-		members = answer.GetMembers()
-		return err
-	})
-	if err != nil {
-		// Also where the answer did not come in time.
-		err = status.Error(codes.Unavailable, status.Convert(err).Message())
-	}
-	return members, adminError("list members", "", err)
+	list, err := askLeader(ctx, a, lockpb.AdminServiceClient.ListMembers, &lockpb.ListMembersRequest{})
+	return list.GetMembers(), adminError("list members", "", looked(err))
 }
 
 // AddMember takes in the server that listens for other members at peerAddress, host:port, and that belongs to no
@@ -162,22 +149,16 @@ func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 // Errors wrap ErrRefused, backend.ErrInvalidOption, backend.ErrUnavailable, or backend.ErrUnknown: it may have been
 // added. The member is the server as the leader knows it, with its node id.
 func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Member, error) {
-	var member *lockpb.Member
-	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
-		member, err = c.AddMember(ctx, &lockpb.AddMemberRequest{PeerAddress: peerAddress})
-		return err
-	})
-	if err != nil {
-		return nil, adminError("add member", peerAddress, err)
-	}
-	return member, nil
+	q := &lockpb.AddMemberRequest{PeerAddress: peerAddress}
+	member, err := askLeader(ctx, a, lockpb.AdminServiceClient.AddMember, q)
+	return member, adminError("add member", peerAddress, err)
 }
 
 // RemoveMember takes the member with the node id out for good. A leader hands the leadership over first. Errors wrap
 // ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable;
 // or backend.ErrUnknown: it may have been removed.
 //
-// The id is looked for first, because "not found" alone could mean that an earlier attempt of this call has removed it.
+// The id is looked for first, because "not found" alone could mean that an earlier try of this call has removed it.
 func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	const call = "remove member"
 	members, err := a.Members(ctx)
@@ -187,13 +168,10 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	if !slices.ContainsFunc(members, func(m *lockpb.Member) bool { return m.NodeId == id }) {
 		return adminError(call, id, status.Error(codes.NotFound, "none of those that the leader knows"))
 	}
-	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-		_, err := c.RemoveMember(ctx, &lockpb.RemoveMemberRequest{NodeId: id})
-		if status.Code(err) == codes.NotFound {
-			return nil // done by an earlier attempt, whose answer did not come
-		}
-		return err
-	})
+	_, err = askLeader(ctx, a, lockpb.AdminServiceClient.RemoveMember, &lockpb.RemoveMemberRequest{NodeId: id})
+	if status.Code(err) == codes.NotFound {
+		return nil // done by an earlier try, whose answer did not come
+	}
 	return adminError(call, id, err)
 }
 
@@ -236,7 +214,7 @@ func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 	defer cancel()
 	err := a.setMaintenance(ctx, id, on)
 	if status.Code(err) == codes.DeadlineExceeded {
-		err = status.Error(codes.Unavailable, status.Convert(err).Message())
+		err = looked(err) // to set it once more does no harm
 	}
 	return adminError("maintenance", id, err)
 }
@@ -251,16 +229,14 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if err != nil {
 		return err
 	}
-	err = a.at(ctx, m.Address, changeTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-		_, err := c.SetMaintenance(ctx, &lockpb.SetMaintenanceRequest{On: on})
-		return err
-	})
+	q := &lockpb.SetMaintenanceRequest{On: on}
+	_, err = askAt(ctx, a, m.Address, changeTime, lockpb.AdminServiceClient.SetMaintenance, q)
 	for on && err == nil {
 		m, err = a.member(ctx, m.NodeId)
 		if err != nil || m.LeaderId != "" && m.LeaderId != m.NodeId {
 			break
 		}
-		if !pause(ctx) {
+		if kit.Sleep(ctx, spread(busyPause)) != nil {
 			err = status.Error(codes.Unavailable, "no other member leads yet")
 		}
 	}
@@ -285,48 +261,39 @@ func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	return MemberStatus{}, status.Error(codes.NotFound, "no member that answers knows it")
 }
 
-// pause waits for about busyPause, and reports whether ctx has not ended meanwhile.
-func pause(ctx context.Context) bool {
-	timer := time.NewTimer(spread(busyPause))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+// atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
+// it can be done twice. So do may run several times, and after one that was carried out but not answered.
+func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
+	return patiently(ctx, func(ctx context.Context) error {
+		address, err := leaderOf(a.Status(ctx))
+		if err != nil {
+			return err
+		}
+		return a.at(ctx, address, changeTime, do)
+	})
 }
 
-// atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
-// it can be done twice.
-//
-//	done, or a refusal           returned
-//	Unavailable, Unknown         asked again after a pause, for up to changeTime
-//	changeTime is over, or ctx   the error of the last attempt
-//
-// So do may run several times, and after one that was carried out but not answered.
-func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
+// patiently repeats do while it is Unavailable or Unknown, with pauses, for up to changeTime. It returns nil, a
+// refusal, or the error of the last try when the time is over, or ctx.
+func patiently(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
 	for {
-		address, err := a.leader(ctx)
-		if err == nil {
-			err = a.at(ctx, address, changeTime, do)
-		}
+		err := do(ctx)
 		if code := status.Code(err); code != codes.Unavailable && code != codes.Unknown {
 			return err
 		}
-		if !pause(ctx) {
+		if kit.Sleep(ctx, spread(busyPause)) != nil {
 			return err
 		}
 	}
 }
 
-// leader returns the address of the member that leads. Each call asks all members: the leader of the last call may have
-// been replaced since, and administration is too rare for the question to cost anything.
-func (a *Admin) leader(ctx context.Context) (address string, err error) {
+// leaderOf returns the address of the member that leads. Each call asks all members: the leader of the last call may
+// have been replaced since, and administration is too rare for the question to cost anything.
+func leaderOf(members []MemberStatus) (address string, err error) {
 	var silent []error
-	for _, m := range a.Status(ctx) {
+	for _, m := range members {
 		if m.Err == nil && m.Leader {
 			return m.Address, nil
 		}
@@ -335,6 +302,29 @@ func (a *Admin) leader(ctx context.Context) (address string, err error) {
 		}
 	}
 	return "", status.Errorf(codes.Unavailable, "no member that answers leads; %v", errors.Join(silent...))
+}
+
+// method is what a member answers with one message, such as lockpb.AdminServiceClient.Status.
+type method[Q, A any] func(lockpb.AdminServiceClient, context.Context, *Q, ...grpc.CallOption) (*A, error)
+
+// askLeader asks the leader, as atLeader does.
+func askLeader[Q, A any](ctx context.Context, a *Admin, ask method[Q, A], q *Q) (answer *A, err error) {
+	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
+		answer, err = ask(c, ctx, q)
+		return err
+	})
+	return answer, err
+}
+
+// askAt asks one member, once, as at does.
+func askAt[Q, A any](
+	ctx context.Context, a *Admin, address string, within time.Duration, ask method[Q, A], q *Q,
+) (answer *A, err error) {
+	err = a.at(ctx, address, within, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
+		answer, err = ask(c, ctx, q)
+		return err
+	})
+	return answer, err
 }
 
 // at does something at one member, with a connection of its own, which it closes: nothing of an Admin stays open. The
@@ -353,41 +343,44 @@ func (a *Admin) at(
 	return do(ctx, lockpb.NewAdminServiceClient(cc))
 }
 
-// adminError is an error of gRPC in the words of the contract. What is not known to have failed is ErrUnknown: the
-// change may have been made.
-//
-//	NotFound               ErrNoMember
-//	FailedPrecondition     ErrRefused
-//	InvalidArgument        backend.ErrInvalidOption
-//	Unavailable            backend.ErrUnavailable
-//	Unimplemented          backend.ErrUnsupported
-//	all others             backend.ErrUnknown, with ctx's error where that is the cause
+// adminClasses are the codes of gRPC in the words of the contract. InvalidArgument is backend.ErrInvalidOption; what is
+// not here is backend.ErrUnknown: the change may have been made.
+var adminClasses = map[codes.Code]error{
+	codes.NotFound:           ErrNoMember,
+	codes.FailedPrecondition: ErrRefused,
+	codes.Unavailable:        backend.ErrUnavailable,
+	codes.Unimplemented:      backend.ErrUnsupported,
+	codes.Canceled:           fmt.Errorf("%w: %w", backend.ErrUnknown, context.Canceled),
+	codes.DeadlineExceeded:   fmt.Errorf("%w: %w", backend.ErrUnknown, context.DeadlineExceeded),
+}
+
+// adminError is an error of gRPC as adminClasses says, with the call and what it was about.
 func adminError(call, name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	text := status.Convert(err).Message()
-	switch status.Code(err) {
-	case codes.NotFound:
-		err = fmt.Errorf("%w: %s", ErrNoMember, text)
-	case codes.FailedPrecondition:
-		err = fmt.Errorf("%w: %s", ErrRefused, text)
-	case codes.InvalidArgument:
-		err = &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "member", Value: fmt.Sprintf("%q", name), Why: text,
-		}
-	case codes.Unavailable:
-		err = fmt.Errorf("%w: %s", backend.ErrUnavailable, text)
-	case codes.Unimplemented:
-		err = fmt.Errorf("%w: %s", backend.ErrUnsupported, text)
-	case codes.Canceled:
-		err = fmt.Errorf("%w: %w: %s", backend.ErrUnknown, context.Canceled, text)
-	case codes.DeadlineExceeded:
-		err = fmt.Errorf("%w: %w: %s", backend.ErrUnknown, context.DeadlineExceeded, text)
+	class := adminClasses[status.Code(err)]
+	switch {
+	case status.Code(err) == codes.InvalidArgument:
+		err = kit.InvalidOption("member", strconv.Quote(name), text)
+	case status.Code(err) == codes.NotFound && call == endSession:
+		err = fmt.Errorf("%w: %s", ErrNoSession, text)
+	case class != nil:
+		err = fmt.Errorf("%w: %s", class, text)
 	default:
 		err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 	}
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
+}
+
+// looked is the error of a call that changes nothing, in gRPC's words: Unavailable, also where the answer did not come
+// in time, because nothing is in doubt.
+func looked(err error) error {
+	if err == nil {
+		return nil
+	}
+	return status.Error(codes.Unavailable, status.Convert(err).Message())
 }
 
 // Sessions lists the open sessions: what clients hold and wait for hangs on them. client, if not empty, asks for those
@@ -412,7 +405,7 @@ func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionI
 		return err
 	})
 	if err != nil {
-		return nil, adminError("list sessions", "", status.Error(codes.Unavailable, status.Convert(err).Message()))
+		return nil, adminError("list sessions", "", looked(err))
 	}
 	return all, nil
 }
@@ -425,14 +418,13 @@ func (a *Admin) EndSession(ctx context.Context, name string) error {
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		_, err := c.EndSession(ctx, &lockpb.EndSessionRequest{Name: name})
 		if status.Code(err) == codes.NotFound && asked {
-			return nil // by an earlier attempt, whose answer did not come
+			return nil // by an earlier try, whose answer did not come
 		}
 		asked = true
 		return err
 	})
-	if status.Code(err) == codes.NotFound {
-		err = fmt.Errorf("%w: %s", ErrNoSession, status.Convert(err).Message())
-		return &backend.CallError{Driver: driverName, Call: "end session", Name: name, Err: err}
-	}
-	return adminError("end session", name, err)
+	return adminError(endSession, name, err)
 }
+
+// endSession is the one call of which NotFound does not mean a member.
+const endSession = "end session"

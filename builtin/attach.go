@@ -46,18 +46,19 @@ func (s *session) attachPage(after string) {
 
 // attached takes one page of what hangs on the session. The caller holds d.mu.
 //
-//	SESSION_ENDED          the session ends, and all holders are told
-//	any other error        asked again after a pause, from the first page on
+//	an error               asked again after a pause, from the first page on; not on another connection, which begins
+//	                       with an attachment of its own
 //	a page, not the last   noted, and the next one is asked for
 //	the last page          what no page has told of is missing; then the session's calls are sent
 func (s *session) attached(r *lockpb.Reply) {
-	state := r.GetSession()
-	if state == nil && r.GetError().GetCode() == lockpb.Code_CODE_SESSION_ENDED {
-		s.end(backend.ReasonSessionExpired)
-		return
-	}
-	if state == nil {
-		s.attachLater() // it cannot tell yet
+	d, state := s.d, r.GetSession()
+	if state == nil { // it cannot tell yet
+		on := d.conn
+		d.later(func() {
+			if d.conn == on && on != nil && !s.Ended() {
+				s.attach()
+			}
+		})
 		return
 	}
 	for _, e := range state.Holds {
@@ -65,7 +66,7 @@ func (s *session) attached(r *lockpb.Reply) {
 	}
 	for _, e := range state.Waits {
 		for _, a := range s.attempts[key{e.Name, e.RequestId}] {
-			a.on = s.d.conn
+			a.on = d.conn
 		}
 	}
 	if state.NextAfter != "" {
@@ -73,29 +74,12 @@ func (s *session) attached(r *lockpb.Reply) {
 		return
 	}
 	s.misses()
-	s.on = s.d.conn
-	for _, x := range s.d.inOrder() {
+	s.on = d.conn
+	for _, x := range d.inOrder() {
 		if x.session == s && !x.attaches {
-			s.d.route(x)
+			d.route(x)
 		}
 	}
-}
-
-// attachLater asks again after a pause, from the first page on. It gives up when there is another connection, which
-// begins with an attachment of its own. The caller holds d.mu. It is work of the gate, and ends with d.ctx: a driver
-// that closes needs no attachment, because closing a session does not need one.
-func (s *session) attachLater() {
-	d, on := s.d, s.d.conn
-	d.background(func() {
-		if d.pause(d.ctx, busyPause) != nil {
-			return
-		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.conn == on && on != nil && !s.Ended() {
-			s.attach()
-		}
-	})
 }
 
 // finds takes note of a hold that the service has. A waiter that wants it asks again, in misses. A hold that nobody
@@ -123,8 +107,7 @@ func (s *session) misses() {
 	d := s.d
 	for k, h := range d.holds {
 		if h.session == s && h.on != d.conn && h.busy == 0 && !h.unsure {
-			d.drop(k, h)
-			d.tellLost(h, backend.ReasonEvicted)
+			d.lose(k, h, backend.ReasonEvicted)
 		}
 	}
 	for _, all := range s.attempts {

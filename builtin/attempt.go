@@ -46,6 +46,8 @@ type attempt struct {
 	// on is the connection on which the service told of its place last. misses takes a place for lost that the present
 	// one has not told of.
 	on *conn
+	// decided: done is closed.
+	decided bool
 
 	// The following fields are valid once done is closed.
 
@@ -109,7 +111,7 @@ func (a *attempt) repeat() {
 	a.withdraw()
 	next := *a.call
 	a.sequence, a.on = a.s.number(), a.s.d.conn
-	next.sequence, next.first, next.patient = a.sequence, a.call.began(), true
+	next.sequence, next.patient = a.sequence, true
 	a.call = &next
 	a.s.d.start(a.call)
 }
@@ -163,7 +165,6 @@ func oneOf(r *backend.Request) *lockpb.Acquire {
 //	an answer to something else     unknown
 //	UNAVAILABLE, UNKNOWN            sent again after a pause
 //	NOT_HELD                        errAgain: its hold ended since, so another attempt follows
-//	SESSION_ENDED                   the session ends, and with it the attempt
 //	other errors                    refused
 func (a *attempt) answered(r *lockpb.Reply, err error) {
 	s := a.s
@@ -186,12 +187,10 @@ func (a *attempt) answered(r *lockpb.Reply, err error) {
 		a.hold(grants)
 	case wire == nil:
 		a.decide(nil, fmt.Errorf("%w: %w", backend.ErrUnknown, errors.New("an acquire was answered as something else")))
-	case wire.Code == lockpb.Code_CODE_UNAVAILABLE, wire.Code == lockpb.Code_CODE_UNKNOWN:
+	case isBusy(wire):
 		a.again(wire)
 	case wire.Code == lockpb.Code_CODE_NOT_HELD:
 		a.decide(nil, errAgain) // sent again, and what it was granted has ended since
-	case wire.Code == lockpb.Code_CODE_SESSION_ENDED:
-		s.end(backend.ReasonSessionExpired)
 	default:
 		a.decide(nil, replyError(wire))
 	}
@@ -229,29 +228,21 @@ func (a *attempt) hold(grants []*lockpb.Grant) {
 // again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election
 // takes a second or two; an attempt that waits for a lock waits on. The caller holds d.mu. before is the call that is
 // repeated: if there is another one by the time the pause is over, or the attempt is decided, nothing is sent. The
-// pause is work of the gate, and is cut short by Close, which decides the attempt.
+// pause is cut short by Close, which decides the attempt.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
-	if !a.wait && d.clock.Now().Sub(before.began()) > busyTime {
-		if doubt {
-			a.decide(nil, fmt.Errorf("%w: %w", backend.ErrUnknown, replyError(wire)))
-		} else {
-			a.decide(nil, replyError(wire))
-		}
+	if !a.wait && d.clock.Now().Sub(before.started) > busyTime {
+		a.decide(nil, fmt.Errorf("%w: %s", noAnswer(doubt), wire.Message))
 		return
 	}
-	d.background(func() {
-		_ = d.pause(d.ctx, busyPause)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if a.call != before || a.decided() {
-			return
+	d.later(func() {
+		if a.call == before && !a.decided {
+			next := *before
+			next.doubt = doubt
+			a.call = &next
+			d.start(a.call)
 		}
-		next := *before
-		next.doubt, next.first = doubt, before.began()
-		a.call = &next
-		d.start(a.call)
 	})
 }
 
@@ -273,26 +264,16 @@ func (s *session) granted(grants []*lockpb.Grant) {
 	}
 }
 
-// decided reports whether done is closed.
-func (a *attempt) decided() bool {
-	select {
-	case <-a.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // decide ends the attempt, once. From then on no answer to it is taken, and its sequence is settled. The caller holds
 // d.mu.
 //
 // It may be called for an attempt that is decided: then it does nothing, so the end of a session and the end of a
 // caller's context cannot cross.
 func (a *attempt) decide(grants []*lockpb.Grant, err error) {
-	if a.decided() {
+	if a.decided {
 		return
 	}
-	a.grants, a.err = grants, err
+	a.decided, a.grants, a.err = true, grants, err
 	a.withdraw()
 	for _, w := range a.wishes {
 		a.s.remove(w.key, a)
@@ -302,13 +283,9 @@ func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 
 // remove takes an attempt out of those for k that are not decided. The caller holds d.mu.
 func (s *session) remove(k key, a *attempt) {
-	var rest []*attempt
-	for _, other := range s.attempts[k] {
-		if other != a {
-			rest = append(rest, other)
-		}
-	}
-	if s.attempts[k] = rest; rest == nil {
+	// A copy, because the caller may be going through them.
+	rest := slices.DeleteFunc(slices.Clone(s.attempts[k]), func(other *attempt) bool { return other == a })
+	if s.attempts[k] = rest; len(rest) == 0 {
 		delete(s.attempts, k)
 	}
 }

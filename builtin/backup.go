@@ -117,22 +117,20 @@ const backupTime = time.Hour
 //
 // A member that follows nobody is left out: it does not know how far the cluster has come. ctx, or changeTime, ends the
 // search with the error of the last look.
-func (a *Admin) awaitSources(ctx context.Context) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, changeTime)
-	defer cancel()
-	for {
-		leader, err := a.leader(ctx)
-		if err == nil {
-			var sources []string
-			for _, m := range a.Status(ctx) {
-				if m.Err == nil && !m.Leader && m.LeaderId != "" {
-					sources = append(sources, m.Address)
-				}
+func (a *Admin) awaitSources(ctx context.Context) (sources []string, err error) {
+	err = patiently(ctx, func(ctx context.Context) error {
+		members := a.Status(ctx)
+		leader, err := leaderOf(members)
+		if err != nil {
+			return err
+		}
+		for _, m := range members {
+			if m.Err == nil && !m.Leader && m.LeaderId != "" {
+				sources = append(sources, m.Address)
 			}
-			return append(sources, leader), nil
 		}
-		if !pause(ctx) {
-			return nil, err
-		}
-	}
+		sources = append(sources, leader)
+		return nil
+	})
+	return sources, err
 }

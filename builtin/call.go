@@ -8,6 +8,7 @@ package builtin
 // taken back or overtaken while they wait.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,11 +59,10 @@ type call struct {
 
 	number uint64
 	// size of the request, in bytes.
-	size    int
+	size int
+	// started is when it was started first: repetitions keep it, and so share the time that one call may take, or a
+	// server that is busy would be asked for ever.
 	started backend.Instant
-	// first is when the call was started of which it is the repetition; zero: it is none. Repetitions share the time
-	// that one call may take, or a server that is busy would be asked for ever.
-	first backend.Instant
 	// on is the connection that has it in its queue, or on which it was sent; nil: it waits for one.
 	on *conn
 	// sent is just before it was sent on that connection; zero: not yet. What the answer proves counts from here.
@@ -96,38 +96,29 @@ const mostBytes = 256 << 10
 // copies, because the first one may still be in a connection's queue.
 func (d *Driver) start(c *call) {
 	d.last++
-	c.number, c.started, c.done = d.last, d.clock.Now(), make(chan struct{})
+	c.number, c.started, c.done = d.last, cmp.Or(c.started, d.clock.Now()), make(chan struct{})
 	c.on, c.sent = nil, 0
 	d.calls[c.number] = c
-	if c.size = proto.Size(c.request); c.size > mostBytes {
-		err := kit.InvalidOption("request", fmt.Sprintf("of %d bytes", c.size),
+	c.size = proto.Size(c.request)
+	err := d.past.lost
+	switch {
+	case c.size > mostBytes:
+		err = kit.InvalidOption("request", fmt.Sprintf("of %d bytes", c.size),
 			fmt.Sprintf("the server takes no more than %d", mostBytes))
 		if c.request.GetAcquireAll() != nil {
 			err = fmt.Errorf("%w: in one step: %v", backend.ErrUnsupported, err) // but one after the other
 		}
+	case err == nil && c.session != nil && c.session.Ended() && !c.attaches:
+		err = errSessionEnded
+	}
+	if err != nil {
 		d.finish(c, nil, err)
-		return
-	}
-	if d.past.lost != nil {
-		d.finish(c, nil, d.past.lost)
-		return
-	}
-	if c.session != nil && c.session.Ended() && !c.attaches {
-		d.finish(c, nil, errSessionEnded)
 		return
 	}
 	d.route(c)
 	if d.conn == nil {
 		d.want()
 	}
-}
-
-// began is when the caller first asked for it, over all repetitions. The caller holds d.mu.
-func (c *call) began() backend.Instant {
-	if c.first != 0 {
-		return c.first
-	}
-	return c.started
 }
 
 // route gives c to the connection, if there is one and the session of c is attached to it. The server refuses what a
@@ -153,15 +144,7 @@ func (d *Driver) want() {
 		d.running = true
 		d.lines.Go(d.maintain)
 	}
-	signal(d.wake)
-}
-
-// signal fills a channel that has room for one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	d.wake.Ring()
 }
 
 // finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in which
@@ -188,13 +171,19 @@ func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 //	a setting is wrong                    the error as it is (backend.ErrMisconfigured)
 //	otherwise                             backend.ErrUnavailable: nothing was done
 func (c *call) unanswered(err error) error {
-	if (c.doubt || c.sent != 0) && !c.looks {
-		return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
-	}
-	if errors.Is(err, backend.ErrMisconfigured) {
+	doubt := (c.doubt || c.sent != 0) && !c.looks
+	if !doubt && errors.Is(err, backend.ErrMisconfigured) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	return fmt.Errorf("%w: %w", noAnswer(doubt), err)
+}
+
+// noAnswer is the class of a call without an answer. doubt: it may have been carried out.
+func noAnswer(doubt bool) error {
+	if doubt {
+		return backend.ErrUnknown
+	}
+	return backend.ErrUnavailable
 }
 
 // await waits for the answer. When ctx ends first, c is given up: an answer that comes later meets nobody. The error
@@ -240,17 +229,11 @@ const (
 //	other errors     returned, as replyError says
 //
 // Each round is a call of its own with the same sequence, so the server carries out one of them. doubt stays with all
-// later rounds: an UNKNOWN is not undone by an UNAVAILABLE after it. A sequence is settled when ask returns, with or
-// without an answer: nobody waits for it then, and the server may forget it.
+// later rounds: an UNKNOWN is not undone by an UNAVAILABLE after it.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
-	if c.sequence != 0 {
-		defer d.settle(c.session, c.sequence)
-	}
-	doubt := false
 	for {
 		each := c
-		each.doubt = doubt
 		d.mu.Lock()
 		d.start(&each)
 		d.mu.Unlock()
@@ -259,55 +242,46 @@ func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 			return nil, err
 		}
 		wire := reply.GetError()
-		if wire == nil {
+		switch {
+		case wire == nil:
 			return reply, nil
-		}
-		switch wire.Code {
-		case lockpb.Code_CODE_UNKNOWN:
-			doubt = true
-			if c.once {
-				return nil, fmt.Errorf("%w: %w", backend.ErrUnknown, replyError(wire))
-			}
-		case lockpb.Code_CODE_UNAVAILABLE:
-		default:
+		case !isBusy(wire):
 			return nil, replyError(wire)
 		}
-		err = replyError(wire)
-		if d.clock.Now().Sub(began) < busyTime {
-			if end := d.pause(ctx, busyPause); end == nil {
-				continue
-			} else {
-				err = fmt.Errorf("%w: %v", end, err)
-			}
+		c.doubt = c.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
+		err = fmt.Errorf("%w: %s", noAnswer(c.doubt), wire.Message)
+		if c.doubt && c.once || d.clock.Now().Sub(began) >= busyTime {
+			return nil, err
 		}
-		if doubt {
-			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
-		} else if !errors.Is(err, backend.ErrUnavailable) {
-			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		if end := d.pause(ctx, busyPause); end != nil {
+			return nil, fmt.Errorf("%w: %w", err, end)
 		}
-		return nil, err
 	}
 }
 
-// settle notes that the caller needs no answer to the sequence any more: it has one, or has given up.
-func (d *Driver) settle(s *session, sequence uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s.settled(sequence)
+// isBusy reports whether the server could not serve, or could not tell whether it did: the request may be sent again.
+func isBusy(e *lockpb.Error) bool {
+	return e != nil && (e.Code == lockpb.Code_CODE_UNAVAILABLE || e.Code == lockpb.Code_CODE_UNKNOWN)
+}
+
+// later runs f under d.mu after busyPause, unless the driver is closed before. It is work of the gate. f must not
+// block, and has to look whether what it was meant for still stands.
+func (d *Driver) later(f func()) {
+	d.background(func() {
+		if d.pause(d.ctx, busyPause) != nil {
+			return
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		f()
+	})
 }
 
 // pause waits for a random time around t. It is cut short by ctx, with its error, and by Close, with backend.ErrClosed.
 func (d *Driver) pause(ctx context.Context, t time.Duration) error {
-	timer := time.NewTimer(spread(t))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-d.ctx.Done():
-		return backend.ErrClosed
-	}
+	bound, free := d.gate.Bind(ctx)
+	defer free()
+	return kit.Sleep(bound, spread(t))
 }
 
 // spread returns a random time around t, from a half to one and a half of it: clients that lost a leader at one moment

@@ -110,23 +110,24 @@ func (a admin) wipe(t testing.TB) {
 	})
 }
 
-// compact makes so many events that the server forgets those of before: it keeps a number of them.
+// compact makes so many events that the server forgets those of before: it keeps a number of them. On a slow machine that
+// takes minutes, so each round of them has its own time.
 func (a admin) compact(t testing.TB, _ string) {
 	t.Helper()
+	var since uint64
 	within(t, func(ctx context.Context) error {
-		since, err := a.driver.Look(ctx, "compaction")
-		if err != nil {
-			return err
-		}
-		for {
-			if err := a.churn(ctx, 8000); err != nil {
-				return err
-			}
-			if done, err := a.compacted(ctx, since.Revision); done || err != nil {
-				return err
-			}
-		}
+		state, err := a.driver.Look(ctx, "compaction")
+		since = state.Revision
+		return err
 	})
+	for done := false; !done; {
+		within(t, func(ctx context.Context) (err error) {
+			if err = a.churn(ctx, 1600); err == nil {
+				done, err = a.compacted(ctx, since)
+			}
+			return err
+		})
+	}
 }
 
 // churn takes and releases n locks.

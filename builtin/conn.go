@@ -7,15 +7,18 @@ package builtin
 // outlive it. install hands them to a new connection, and uninstall takes them back.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into Driver.conn,
@@ -35,11 +38,12 @@ type conn struct {
 	d       *Driver
 	stream  Stream
 	address string
+	welcome *lockpb.Welcome // what the server told of itself
 	// ctx ends with the stream, which is bound to it, and with Driver.lineCtx.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// wake has room for one: something is queued. It is never closed; write ends with ctx.
-	wake chan struct{}
+	// wake rings when something is queued; write ends with ctx.
+	wake bell.Bell
 
 	// The following fields are protected by Driver.mu.
 
@@ -52,8 +56,6 @@ type conn struct {
 	pushed uint64
 	// watchdog runs while something is not answered, and is nil otherwise.
 	watchdog *time.Timer
-	// ended: uninstall has run, so that a timer or a writer that comes late does nothing.
-	ended bool
 }
 
 // The bounds of one message: far from what a server takes, and more than what makes a difference.
@@ -69,7 +71,7 @@ const (
 // moment.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
-	signal(c.wake)
+	c.wake.Ring()
 }
 
 // write sends what is queued: what is ready together travels together. It needs no timer for that: while one message is
@@ -106,7 +108,7 @@ func (c *conn) take() *lockpb.ClientMessage {
 	d := c.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(c.queue) == 0 || c.ended {
+	if len(c.queue) == 0 {
 		return nil
 	}
 	now := d.clock.Now()
@@ -135,7 +137,7 @@ func (c *conn) take() *lockpb.ClientMessage {
 	if c.queue = c.queue[n:]; len(c.queue) == 0 {
 		c.queue = nil
 	} else {
-		signal(c.wake)
+		c.wake.Ring()
 	}
 	if len(m.Requests) == 0 {
 		return nil
@@ -161,8 +163,8 @@ func (c *conn) watch() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c.watchdog = nil
-	if c.ended {
-		return
+	if d.conn != c {
+		return // it came late
 	}
 	var oldest backend.Instant
 	for _, x := range d.calls {
@@ -233,7 +235,8 @@ var errPushLost = errors.New("a push of the server got lost")
 //  2. the revision          if the past is lost, no answer may be believed any more
 //  3. the count of pushes   a renewal does not count that may rest on a loss which did not come
 //  4. renewed               the session is proved, from the instant before the request was sent
-//  5. the answer itself
+//  5. SESSION_ENDED         the session ends, with all of its calls
+//  6. the answer itself
 func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	if r.Number == 0 {
 		d.pushed(c, r)
@@ -258,10 +261,15 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 		c.cancel(errPushLost)
 		return // what the reply proves may rest on what is not known here
 	}
-	if r.Renewed && x.session != nil {
-		x.session.proved = max(x.session.proved, x.sent)
+	if s := x.session; s != nil {
+		if r.Renewed {
+			s.proved = max(s.proved, x.sent)
+		}
+		if r.GetError().GetCode() == lockpb.Code_CODE_SESSION_ENDED {
+			s.end(backend.ReasonSessionExpired)
+		}
 	}
-	d.finish(x, r, nil)
+	d.finish(x, r, nil) // does nothing if x has ended with its session
 }
 
 // pushed takes what nobody asked for. What concerns sessions is counted, as the server counts it; events and the
@@ -279,7 +287,9 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 		c.pushed++
 		d.lost(p.Lost)
 	case *lockpb.Reply_Events:
-		d.happened(p.Events)
+		if w := d.followed[p.Events.Watch]; w != nil { // it has not ended, nor begun anew under another number
+			w.happened(p.Events)
+		}
 	case *lockpb.Reply_Goodbye:
 		d.leader = p.Goodbye.LeaderAddress
 		c.cancel(fmt.Errorf("the server ends the connection: %v: %s", p.Goodbye.Code, p.Goodbye.Message))
@@ -289,11 +299,12 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 // install makes c the connection. The requests that wait for an answer are sent in the order in which they were
 // started, those of a session once it is attached.
 //
-// Watches that wait for a slow caller stay away: they begin again when their caller has caught up.
+// Watches that wait for a slow caller stay away: they begin again when their caller has caught up. The addresses that
+// the last leader told are forgotten: some may belong to members that were removed.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.conn = c
+	d.conn, d.leader, d.members = c, c.address, c.welcome.MemberAddresses
 	for _, x := range d.inOrder() {
 		d.route(x)
 	}
@@ -318,7 +329,6 @@ func (d *Driver) uninstall(c *conn) {
 	cause := context.Cause(c.ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c.ended = true
 	d.conn = nil
 	if c.watchdog != nil {
 		c.watchdog.Stop()
@@ -344,12 +354,7 @@ func (d *Driver) uninstall(c *conn) {
 // inOrder returns the calls that wait, as they were started: on a new connection the server must see them in the order
 // in which the callers made them. The caller holds d.mu.
 func (d *Driver) inOrder() []*call {
-	all := make([]*call, 0, len(d.calls))
-	for _, x := range d.calls {
-		all = append(all, x)
-	}
-	slices.SortFunc(all, func(a, b *call) int { return int(a.number) - int(b.number) })
-	return all
+	return slices.SortedFunc(maps.Values(d.calls), func(a, b *call) int { return cmp.Compare(a.number, b.number) })
 }
 
 // serve runs c until it ends. Nobody reads or writes it any more when it returns, so that two connections are never in

@@ -3,7 +3,9 @@ package builtin
 // How a driver reaches a server: a Stream, over gRPC or within the process. Everything above it knows no transport.
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"net"
 
 	"google.golang.org/grpc"
@@ -45,6 +47,7 @@ const maxReplyBytes = 64 << 20
 // Nothing tries again behind the driver's back, and no proxy or setting from elsewhere comes between: the driver knows
 // which request may be sent twice, and which member is to be asked next.
 func dialOptions(o *Options) []grpc.DialOption {
+	o = cmp.Or(o, &Options{})
 	creds := insecure.NewCredentials()
 	if o.TLS != nil {
 		creds = credentials.NewTLS(o.TLS)
@@ -62,6 +65,19 @@ func dialOptions(o *Options) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyBytes)),
 	}
 }
+
+// inProcess connects to a server in this process, whatever the address.
+func inProcess(connect func(context.Context) Stream) dialer {
+	return func(ctx context.Context, _ string) (Stream, error) {
+		if stream := connect(ctx); stream != nil {
+			return stream, nil
+		}
+		return nil, errNoStream
+	}
+}
+
+// errNoStream: the function given to Attach returned nil.
+var errNoStream = errors.New("the server in this process gives no stream")
 
 // networkDialer speaks gRPC over TCP or TLS. Each stream has a connection of its own: a connection that hangs is given
 // up together with its stream.

@@ -12,7 +12,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net"
 	"slices"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 const driverName = "builtin"
@@ -78,8 +78,8 @@ type Driver struct {
 	hangUp  context.CancelFunc
 	// lines counts the goroutines that end with lineCtx: maintain, and greetings.
 	lines sync.WaitGroup
-	// wake has room for one: a connection is wanted. It is never closed.
-	wake chan struct{}
+	// wake rings when a connection is wanted.
+	wake bell.Bell
 
 	mu      sync.Mutex // protects the following fields, and those of sessions, calls and attempts
 	running bool       // maintain runs
@@ -120,9 +120,6 @@ var (
 // I/O: what is wrong shows in Ping or in the first call. A server that is not durable grants without tokens, which
 // fencelock.ForCorrectness cannot know yet: the first acquire then fails with ErrTier. Open tells at once.
 func New(addrs []string, o *Options) *Driver {
-	if o == nil {
-		o = &Options{}
-	}
 	d := newDriver(slices.Clone(addrs), networkDialer(o), o)
 	switch {
 	case len(addrs) == 0:
@@ -141,15 +138,7 @@ func New(addrs []string, o *Options) *Driver {
 //
 // attach is called each time the driver needs a connection, from any goroutine. nil says that there is none for now.
 func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
-	if o == nil {
-		o = &Options{}
-	}
-	d := newDriver([]string{"in-process"}, func(ctx context.Context, _ string) (Stream, error) {
-		if stream := attach(ctx); stream != nil {
-			return stream, nil
-		}
-		return nil, errNoStream
-	}, o)
+	d := newDriver([]string{"in-process"}, inProcess(attach), o)
 	if attach == nil {
 		d.unfit = kit.InvalidOption("attach", "nil", "want what connects to a server in this process")
 	}
@@ -171,18 +160,12 @@ type Member struct {
 // socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before
 // the member.
 func AttachMember(m Member, o *Options) *Driver {
-	if o == nil {
-		o = &Options{}
-	}
-	network := networkDialer(o)
+	member, network := inProcess(m.Connect), networkDialer(o)
 	d := newDriver([]string{m.Address}, func(ctx context.Context, address string) (Stream, error) {
-		if address != m.Address {
-			return network(ctx, address)
+		if address == m.Address {
+			return member(ctx, address)
 		}
-		if stream := m.Connect(ctx); stream != nil {
-			return stream, nil
-		}
-		return nil, errNoStream
+		return network(ctx, address)
 	}, o)
 	d.forming = m.Forming
 	switch {
@@ -194,25 +177,18 @@ func AttachMember(m Member, o *Options) *Driver {
 	return d
 }
 
-// errNoStream: the function given to Attach returned nil.
-var errNoStream = errors.New("the server in this process gives no stream")
-
 // newDriver is what all constructors share. It does no I/O and starts no goroutine: maintain runs from the first call
 // on, so a driver that is made and not used need not be closed.
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
+	o = cmp.Or(o, &Options{})
 	d := &Driver{
-		gate: kit.NewGate(), dialer: dial, addresses: addrs, clock: o.Clock, log: o.Logger,
-		wake:  make(chan struct{}, 1),
+		gate: kit.NewGate(), dialer: dial, addresses: addrs,
+		clock: cmp.Or(o.Clock, backend.SystemClock()), log: cmp.Or(o.Logger, slog.Default()),
+		wake:  bell.New(),
 		calls: map[uint64]*call{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 	}
-	if d.clock == nil {
-		d.clock = backend.SystemClock()
-	}
 	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
-	if d.log == nil {
-		d.log = slog.Default()
-	}
 	d.described.Store(&backend.Description{
 		Name: driverName, Capabilities: capabilities | backend.CapFencing,
 		Clock: d.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
@@ -239,34 +215,23 @@ func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 // may change with the next connection; the token space does not, because a driver refuses another one.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
-// enter counts a call in; it is refused after Close.
-//
-// After nil the caller has to call gate.Leave. A driver that is unfit, or whose cluster has forgotten something,
-// refuses everything but Close.
-func (d *Driver) enter() error {
+// fences reports whether the server's tokens fence, as far as is known: one that is not durable starts them anew.
+func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
+
+// begin is what every call does first: it counts the call in. After Close it is backend.ErrClosed; a driver that is
+// unfit, or whose cluster has forgotten something, refuses everything but Close. An ended ctx is refused before
+// anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
+func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err
 	}
 	d.mu.Lock()
-	err := cmp.Or(d.unfit, d.past.lost)
+	err := cmp.Or(d.unfit, d.past.lost, ctx.Err())
 	d.mu.Unlock()
 	if err != nil {
 		d.gate.Leave()
 	}
 	return err
-}
-
-// begin is what every call does first. An ended ctx is refused before anything is sent, so its error is ctx's alone.
-// After nil the caller has to call gate.Leave.
-func (d *Driver) begin(ctx context.Context) error {
-	if err := d.enter(); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		d.gate.Leave()
-		return err
-	}
-	return nil
 }
 
 // background runs f, which ends with d.ctx. Close waits for it. After Close has waited, it is not run.

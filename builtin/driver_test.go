@@ -246,6 +246,47 @@ func TestEndedSessionIsTold(t *testing.T) {
 	})
 }
 
+// Whatever the service answers with it: a session that has ended is lost with all that hung on it, and never used again.
+func TestAnyAnswerMayEndTheSession(t *testing.T) {
+	for what, ask := range map[string]func(t *testing.T, d *Driver, g backend.Grant) error{
+		"acquire": func(t *testing.T, d *Driver, _ backend.Grant) error {
+			_, err := d.Acquire(t.Context(), request("y"))
+			return err
+		},
+		"renew": func(t *testing.T, d *Driver, g backend.Grant) error {
+			return d.Renew(t.Context(), []backend.Grant{g})[0].Err
+		},
+		"release": func(t *testing.T, d *Driver, g backend.Grant) error { return d.Release(t.Context(), g) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			run(t, func(t *testing.T, f *fake, d *Driver) {
+				told := make(chan backend.Reason, 8)
+				r := request("x")
+				r.Lost = func(reason backend.Reason) { told <- reason }
+				g := take(t, d, r)
+				first := asked[*lockpb.Request_OpenSession](f)[0].Session
+				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+					return errorReply(lockpb.Code_CODE_SESSION_ENDED), string(q.Session) == string(first)
+				})
+				err := ask(t, d, g)
+				var gone *backend.NotHeldError
+				expired := errors.As(err, &gone) && gone.Reason == backend.ReasonSessionExpired
+				if what == "acquire" && err != nil || what != "acquire" && !expired {
+					t.Errorf("%s: %v", what, err)
+				}
+				take(t, d, request("z"))
+				synctest.Wait()
+				if n := len(told); n != 1 || <-told != backend.ReasonSessionExpired {
+					t.Errorf("the holder was told %d times", n)
+				}
+				if n := len(asked[*lockpb.Request_OpenSession](f)); n != 2 {
+					t.Errorf("%d sessions were opened, want another one", n)
+				}
+			})
+		})
+	}
+}
+
 func TestWaiterQueuesAgainWhenItsSessionEnds(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
@@ -298,14 +339,19 @@ func TestGrantThatNobodyHeardOfIsFound(t *testing.T) {
 	}
 }
 
+// waiter starts an acquire that waits for x. leave ends its context, and returns once the acquire has.
+func waiter(t *testing.T, d *Driver) (o *outcome, leave func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	o = acquire(ctx, d, waiting("x"))
+	synctest.Wait()
+	return o, func() { cancel(); <-o.done }
+}
+
 func TestWaiterThatLeftLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
-		ctx, cancel := context.WithCancel(t.Context())
-		o := acquire(ctx, d, waiting("x"))
-		synctest.Wait()
-		cancel()
-		<-o.done
+		o, leave := waiter(t, d)
+		leave()
 		if !errors.Is(o.err, context.Canceled) || errors.Is(o.err, backend.ErrUnknown) {
 			t.Errorf("acquire: %v, want context.Canceled alone", o.err)
 		}
@@ -328,15 +374,33 @@ func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
 			}
 			return busy(p, q)
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		o := acquire(ctx, d, waiting("x"))
-		synctest.Wait()
-		cancel()
-		<-o.done
+		_, leave := waiter(t, d)
+		leave()
 		time.Sleep(ttl / 2)
 		synctest.Wait()
 		if all := asked[*lockpb.Request_Release](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
 			t.Errorf("releases %v, want the same one twice", all)
+		}
+	})
+}
+
+// A clean-up that waits for the service ends with its session: it keeps nobody connecting who wants nothing.
+func TestLeftoverEndsWithItsSession(t *testing.T) {
+	run(t, func(t *testing.T, f *fake, d *Driver) {
+		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
+		o, leave := waiter(t, d)
+		f.change(func(f *fake) { f.refuses = true })
+		f.disconnect()
+		leave()
+		if !errors.Is(o.err, backend.ErrUnknown) {
+			t.Errorf("acquire that could not be taken back: %v, want ErrUnknown", o.err)
+		}
+		time.Sleep(4 * ttl)
+		synctest.Wait()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if len(d.calls) != 0 || len(d.byID) != 0 {
+			t.Errorf("%d calls and %d sessions are left", len(d.calls), len(d.byID))
 		}
 	})
 }

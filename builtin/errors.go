@@ -133,9 +133,15 @@ func reasonOf(r lockpb.Reason) backend.Reason {
 
 // callError names the call and the name. It is the last step of every call of the contract: errors of this package's
 // own must not leave it, and become ErrUnavailable, since all of them say that trying again is right.
+//
+// That the service has forgotten what it acknowledged is an error about a lost hold too, for the calls that are about
+// one: the core ends the lease by that at once, and does not wait for its deadline.
 func (d *Driver) callError(call, name string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if errors.Is(err, backend.ErrHistoryLost) && (call == "renew" || call == "release" || call == "expire") {
+		err = fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)
 	}
 	var held *backend.HeldError
 	if errors.As(err, &held) {

@@ -3,8 +3,7 @@ package builtin
 // The service's past: whether the cluster that answers still knows what was acknowledged to this driver.
 
 import (
-	"errors"
-	"fmt"
+	"cmp"
 	"strconv"
 	"time"
 
@@ -45,7 +44,7 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 	case p.cluster != w.ClusterId:
 		d.forgotten("cluster id", p.cluster, w.ClusterId)
 	case p.restore != w.History:
-		d.forgotten("restore of a backup", orNone(p.restore), orNone(w.History))
+		d.forgotten("restore of a backup", cmp.Or(p.restore, "none"), cmp.Or(w.History, "none"))
 	}
 	if p.lost != nil {
 		return p.lost
@@ -66,14 +65,6 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 	}
 	d.described.Store(&now)
 	return nil
-}
-
-// orNone is text for people.
-func orNone(text string) string {
-	if text == "" {
-		return "none"
-	}
-	return text
 }
 
 // forgotten ends everything: the service has forgotten what it acknowledged. There is no way back for this driver: what
@@ -146,13 +137,4 @@ func (d *Driver) sawGrants(grants []*lockpb.Grant) {
 	for _, g := range grants {
 		d.saw(fencing.Token(g.Token).Order())
 	}
-}
-
-// notHeld makes err an error about a lost hold, if err says that the service has forgotten what it acknowledged. The
-// core ends a lease by that at once, and does not wait for its deadline.
-func notHeld(err error) error {
-	if errors.Is(err, backend.ErrHistoryLost) {
-		return fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)
-	}
-	return err
 }

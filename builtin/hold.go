@@ -3,6 +3,7 @@ package builtin
 // Holds: what counts as granted, and how its holder learns that it is lost.
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -64,8 +65,9 @@ func (d *Driver) drop(k key, h *hold) {
 	}
 }
 
-// tellLost has the holder told, once d.mu is unlocked by unlockAndTell. The caller holds d.mu.
-func (d *Driver) tellLost(h *hold, reason backend.Reason) {
+// lose drops a hold and has its holder told, once d.mu is unlocked by unlockAndTell. The caller holds d.mu.
+func (d *Driver) lose(k key, h *hold, reason backend.Reason) {
+	d.drop(k, h)
 	if h.lost != nil {
 		d.tell = append(d.tell, func() { h.lost(reason) })
 	}
@@ -103,12 +105,7 @@ func (d *Driver) lost(l *lockpb.Lost) {
 		l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
 		return
 	}
-	reason := reasonOf(l.Reason)
-	if reason == "" {
-		reason = backend.ReasonEvicted
-	}
-	d.drop(k, h)
-	d.tellLost(h, reason)
+	d.lose(k, h, cmp.Or(reasonOf(l.Reason), backend.ReasonEvicted))
 }
 
 // waitLost is the error of a waiter that lost its place. errAgain has it queue again; but if another client has taken

@@ -21,10 +21,22 @@ import (
 // Other errors are ErrMisconfigured (another protocol), ErrHistoryLost and ErrClosed, or wrap ctx's error. Without a
 // ctx that ends sooner it takes up to 10 seconds while nobody leads.
 func (d *Driver) Ping(ctx context.Context) error {
-	_, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
-		GetHolder: &lockpb.GetHolder{Name: driverName},
-	}})
+	_, err := d.nameState(ctx, driverName)
 	return d.callError("ping", "", err)
+}
+
+// nameState asks who holds a name.
+func (d *Driver) nameState(ctx context.Context, name string) (*lockpb.NameState, error) {
+	if err := backend.ValidateName(name); err != nil {
+		return nil, err
+	}
+	reply, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
+		GetHolder: &lockpb.GetHolder{Name: name},
+	}})
+	if err == nil && reply.GetName() == nil {
+		err = errNoAnswer
+	}
+	return reply.GetName(), err
 }
 
 // look asks for something that changes nothing: sent again it does no harm, and without an answer nothing is in doubt.
@@ -44,31 +56,17 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 // Holder.Since is by the leader's wall clock and is for people. Errors wrap backend.ErrInvalidName, ErrUnavailable,
 // ErrHistoryLost, ErrClosed, or ctx's.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	err := backend.ValidateName(name)
-	var reply *lockpb.Reply
-	if err == nil {
-		reply, err = d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
-			GetHolder: &lockpb.GetHolder{Name: name},
-		}})
-	}
-	if err == nil && reply.GetName() == nil {
-		err = errNoAnswer
-	}
+	n, err := d.nameState(ctx, name)
 	if err != nil {
 		return backend.State{}, d.callError("holder", name, err)
 	}
-	info := d.infoOf(reply.GetName())
-	info.Name = name
-	return info, nil
+	state := stateOf(n, d.fences())
+	state.Name = name
+	return state, nil
 }
 
 // errNoAnswer: the server does not keep to the protocol.
 var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
-
-// infoOf is stateOf for a driver that knows whether its server's tokens fence.
-func (d *Driver) infoOf(n *lockpb.NameState) backend.State {
-	return stateOf(n, d.Describe().Capabilities.Has(backend.CapFencing))
-}
 
 // stateOf is a name in the words of the contract. Tokens of a server that is not durable are left out: they do not
 // fence.
@@ -143,7 +141,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 			}
 			page := reply.GetNames()
 			for _, n := range page.Names {
-				if len(n.Holders) > 0 && !yield(d.infoOf(n), nil) {
+				if len(n.Holders) > 0 && !yield(stateOf(n, d.fences()), nil) {
 					return
 				}
 			}

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // protocol is the version of the protocol that is spoken here: see Welcome in lock.proto.
@@ -91,7 +93,7 @@ func (d *Driver) maintain() {
 				leaderless = began
 			}
 		}
-		if d.hang(retry) {
+		if kit.Sleep(d.lineCtx, spread(retry)) != nil { // not pause: connections outlive the beginning of Close
 			return
 		}
 		d.mu.Lock()
@@ -107,7 +109,7 @@ func (d *Driver) maintain() {
 // awaitDemand returns true once a connection is needed, and false when the driver is closed.
 //
 // A driver whose last session has ended keeps its connection, and asks for another one only when it is needed again.
-// wake may hold a signal that is out of date, which costs one look.
+// wake may have rung for what was done since, which costs one look.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -120,19 +122,6 @@ func (d *Driver) awaitDemand() bool {
 		case <-d.wake:
 		case <-d.lineCtx.Done():
 		}
-	}
-}
-
-// hang pauses, and reports whether the driver was closed meanwhile. Not pause: connections outlive the beginning of
-// Close, which ends sessions on them.
-func (d *Driver) hang(t time.Duration) bool {
-	timer := time.NewTimer(spread(t))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return false
-	case <-d.lineCtx.Done():
-		return true
 	}
 }
 
@@ -163,7 +152,7 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, x := range d.inOrder() {
-		if x.started > began || x.patient || d.clock.Now().Sub(x.began()) < hope {
+		if x.started > began || x.patient || d.clock.Now().Sub(x.started) < hope {
 			continue
 		}
 		d.finish(x, nil, x.unanswered(err))
@@ -184,12 +173,10 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is what one member answered: conn and welcome, or err. findLeader, which receives it, returns conn or
-// cancels it.
+// greeting is what one member answered: conn, or err. findLeader, which receives it, returns conn or cancels it.
 type greeting struct {
-	conn    *conn
-	welcome *lockpb.Welcome
-	err     error
+	conn *conn
+	err  error
 }
 
 // findLeader asks all members, one after the other, the next one when the one before does not answer at once, and
@@ -231,16 +218,15 @@ func (d *Driver) findLeader() (*conn, error) {
 			switch {
 			case g.err != nil:
 				errs = append(errs, g.err)
-			case !g.welcome.Leader || found != nil:
+			case !g.conn.welcome.Leader || found != nil:
 				electing = true
 				g.conn.cancel(errDeposed)
-				hint := g.welcome.LeaderAddress
+				hint := g.conn.welcome.LeaderAddress
 				if found == nil && hint != "" && !slices.Contains(asked, hint) {
 					asked, pending = append(asked, hint), slices.Insert(pending, 0, hint)
 				}
 			default:
 				found = g.conn
-				d.follow(g)
 				cancel() // the others need not answer any more
 			}
 			next.Reset(0)
@@ -253,15 +239,6 @@ func (d *Driver) findLeader() (*conn, error) {
 		return nil, errors.Join(append(errs, errElecting)...)
 	}
 	return nil, errors.Join(errs...)
-}
-
-// follow remembers what the leader tells. The addresses that the last leader told are forgotten: some may belong to
-// members that were removed.
-func (d *Driver) follow(g greeting) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leader = g.conn.address
-	d.members = g.welcome.MemberAddresses
 }
 
 // greet connects to one member and says hello. round bounds that; the connection outlives it. Each greeting is received
@@ -284,8 +261,10 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 		cancel(err)
 		return greeting{err: fmt.Errorf("%s: %w", address, err)}
 	}
-	c := &conn{d: d, stream: stream, address: address, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1)}
-	return greeting{conn: c, welcome: welcome}
+	return greeting{conn: &conn{
+		d: d, stream: stream, address: address, welcome: welcome,
+		ctx: ctx, cancel: cancel, wake: bell.New(),
+	}}
 }
 
 // hello opens a stream and has the member introduce itself. A member of another protocol, or of another cluster, is

@@ -4,11 +4,13 @@ package builtin
 // in the service.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
 // lateGrace is how long a call outlives its context in order to leave nothing behind. The contract allows 50 ms.
@@ -22,9 +24,8 @@ const lateGrace = 25 * time.Millisecond
 //
 // Driver.mu protects it. There is one for a key at most, in session.leftovers:
 //
-//	leave ─► due in one TTL ─► remove ─► run ─► answered: forgotten
-//	giveBack ───────────────────►┘       │
-//	                                     └─ overtaken, or the session ended: forgotten
+//	leave ─► due in one TTL ─► remove ─► answered: over
+//	giveBack ───────────────────►┘       └─ overtaken, or the session ended: over
 //
 // CancelWait of the protocol is not used: a release with a target does the same for a wait, ends a hold as well, and
 // stops an acquire that has not arrived yet.
@@ -35,8 +36,8 @@ type leftover struct {
 	target uint64 // sequence of the acquire that was given up; zero if it is not known
 	due    backend.Instant
 
-	call *call         // the release; nil before it is due
-	done chan struct{} // closed when the service has answered, or nothing is left to ask
+	call *call         // the release, or its last repetition; nil before it is due
+	done chan struct{} // closed by over: the service has answered, or nothing is left to ask
 	none bool          // the service has nothing of the request; valid once done is closed
 }
 
@@ -55,7 +56,7 @@ type leftover struct {
 func (s *session) giveUp(a *attempt, why error) error {
 	d := s.d
 	d.mu.Lock()
-	if a.decided() {
+	if a.decided {
 		d.mu.Unlock()
 		return nil
 	}
@@ -91,17 +92,15 @@ func (s *session) giveUp(a *attempt, why error) error {
 //
 // The releases go on after that; only the caller's wait is bounded.
 func (d *Driver) left(all []*leftover) bool {
-	grace := time.NewTimer(lateGrace)
-	defer grace.Stop()
+	ctx, cancel := context.WithTimeout(d.ctx, lateGrace)
+	defer cancel()
 	for _, l := range all {
 		select {
 		case <-l.done:
 			if !l.none {
 				return false
 			}
-		case <-grace.C:
-			return false
-		case <-d.ctx.Done():
+		case <-ctx.Done():
 			return false
 		}
 	}
@@ -135,20 +134,22 @@ func (s *session) clear(now backend.Instant) {
 	}
 }
 
-// remove sends the release, in the background. What another client has taken over by the same request id is that
-// client's. The caller holds d.mu.
+// remove sends the release. What another client has taken over by the same request id is that client's. The caller
+// holds d.mu.
 func (l *leftover) remove() {
 	s := l.s
-	l.call = &call{request: ownReleaseOf(l.k, l.token, l.target), session: s, sequence: s.number()}
+	l.call = &call{
+		request: ownReleaseOf(l.k, l.token, l.target), session: s, sequence: s.number(), patient: true,
+		then: l.answered,
+	}
 	s.d.start(l.call)
-	s.d.background(l.run)
 }
 
 // overtake forgets a leftover. Its release is not sent again on a later connection: there it would meet what comes now.
 // The caller holds d.mu.
 //
-// A release that is on its way is not taken back: on the same connection it comes before what is asked for now. Its run
-// notices that it was overtaken.
+// A release that is on its way is not taken back: on the same connection it comes before what is asked for now. Its
+// answer finds that it was overtaken.
 func (s *session) overtake(k key) {
 	if l := s.leftovers[k]; l != nil {
 		if l.call != nil {
@@ -158,50 +159,36 @@ func (s *session) overtake(k key) {
 	}
 }
 
-// run repeats the release until it is answered, or overtaken, or the session has ended. It is work of the gate: one
-// goroutine for each release that is under way, which ends with d.ctx at the latest. Before it ends it settles the
-// sequence and closes done.
-func (l *leftover) run() {
-	s, d := l.s, l.s.d
-	for {
-		reply, err := d.await(d.ctx, l.call)
-		if err == nil {
-			if wire := reply.GetError(); wire != nil {
-				err = replyError(wire)
-			}
-		}
-		again := errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown)
-		if again && d.pause(d.ctx, busyPause) == nil && l.repeat() {
-			continue
-		}
-		d.mu.Lock()
-		if s.leftovers[l.k] == l {
-			delete(s.leftovers, l.k)
-		}
-		s.settled(l.call.sequence)
-		l.none = reply.GetDone() != nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, errSessionEnded)
-		close(l.done)
-		if errors.Is(err, errSessionEnded) {
-			s.end(backend.ReasonSessionExpired)
-		}
-		d.unlockAndTell()
+// answered takes the answer to the release. While the service cannot serve the release is sent again after a pause,
+// unless it was overtaken; the sequence is the same, so the server carries out one of them. It outlasts a time in which
+// nobody leads (patient), and ends with the session, or with the driver. The caller holds d.mu.
+func (l *leftover) answered(r *lockpb.Reply, err error) {
+	s := l.s
+	if wire := r.GetError(); wire != nil {
+		err = replyError(wire)
+	}
+	if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
+		l.over(r.GetDone() != nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, errSessionEnded))
 		return
 	}
+	s.d.later(func() {
+		if s.leftovers[l.k] != l {
+			l.over(false)
+			return
+		}
+		next := *l.call
+		next.doubt = true
+		l.call = &next
+		s.d.start(l.call)
+	})
 }
 
-// repeat sends the release once more, unless it was overtaken.
-//
-// The sequence is the same, so the server carries out one of them.
-func (l *leftover) repeat() bool {
-	d := l.s.d
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if l.s.Ended() || l.s.leftovers[l.k] != l {
-		return false
+// over ends the leftover, once. none: the service has nothing of the request. The caller holds d.mu.
+func (l *leftover) over(none bool) {
+	if l.s.leftovers[l.k] == l {
+		delete(l.s.leftovers, l.k)
 	}
-	next := *l.call
-	next.doubt = true
-	l.call = &next
-	d.start(l.call)
-	return true
+	l.s.settled(l.call.sequence)
+	l.none = none
+	close(l.done)
 }

@@ -60,23 +60,13 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 // again in another.
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
-	d.mu.Lock()
-	c := call{request: releaseOf(k, g.Token, 0), session: s, sequence: s.number()}
-	d.mu.Unlock()
-	_, err := d.ask(ctx, c)
-	d.mu.Lock()
-	defer d.unlockAndTell()
-	switch {
-	case errors.Is(err, errSessionEnded):
-		s.end(backend.ReasonSessionExpired)
-		return err
-	case err != nil && !errors.Is(err, backend.ErrNotHeld):
+	if err := s.carryOut(ctx, releaseOf(k, g.Token, 0), k, nil); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		return err
 	}
-	s.overtake(k)
+	d.mu.Lock()
+	defer d.unlockAndTell()
 	if h := d.holds[k]; h != nil && h.token == g.Token {
-		d.drop(k, h)
-		d.tellLost(h, backend.ReasonEvicted)
+		d.lose(k, h, backend.ReasonEvicted)
 	}
 	return nil
 }
@@ -109,10 +99,5 @@ func (s *session) move(ctx context.Context, k key, token uint64, granted func(*l
 		},
 	}
 	_, err := s.d.ask(ctx, c)
-	if errors.Is(err, errSessionEnded) {
-		s.d.mu.Lock()
-		s.end(backend.ReasonSessionExpired)
-		s.d.unlockAndTell()
-	}
 	return sent, err
 }

@@ -27,21 +27,22 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 // about the hold: the release is sent by another. If the hold hung on it the hold is gone.
 func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
-		return notHeld(err)
+		return err
 	}
 	defer d.gate.Leave()
 	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
 		return err
 	}
+	k, token := key{g.Name, g.RequestID}, incarnation(g)
 	for {
-		s, h, err := d.sessionOf(ctx, g)
+		s, h, err := d.sessionOf(ctx, k, token, g.TTL)
 		if err != nil {
-			return notHeld(err)
+			return err
 		}
-		err = s.release(ctx, g, h)
+		err = s.carryOut(ctx, releaseOf(k, token, 0), k, h)
 		s.Leave(1)
 		if !errors.Is(err, errSessionEnded) {
-			return notHeld(err)
+			return err
 		}
 		if h != nil {
 			d.mu.Lock()
@@ -61,16 +62,13 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 //
 // The hold, if it is returned, is busy: carryOut undoes that. Any session will do for a hold of another process; the
 // one of the grant's TTL is preferred, and none is opened if there is another.
-func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *hold, error) {
-	k, token := key{g.Name, g.RequestID}, incarnation(g)
+func (d *Driver) sessionOf(ctx context.Context, k key, token uint64, ttl time.Duration) (*session, *hold, error) {
 	d.mu.Lock()
 	if h := d.holds[k]; h != nil && (token == 0 || token == h.token) {
-		h.busy++
-		h.session.Add(1)
+		h.use()
 		d.mu.Unlock()
 		return h.session, h, nil
 	}
-	ttl := g.TTL
 	if _, found := d.sessions.Find(ttl); !found {
 		for _, other := range d.byID {
 			ttl = other.ttl
@@ -81,27 +79,31 @@ func (d *Driver) sessionOf(ctx context.Context, g *backend.Grant) (*session, *ho
 	return s, nil, err
 }
 
-// release ends a hold, or what a request has. h is the hold if it is one of this session.
-func (s *session) release(ctx context.Context, g *backend.Grant, h *hold) error {
-	d, k := s.d, key{g.Name, g.RequestID}
-	d.mu.Lock()
-	c := call{request: releaseOf(k, incarnation(g), 0), session: s, sequence: s.number()}
-	d.mu.Unlock()
-	return s.carryOut(ctx, c, k, h)
+// use counts a caller among those that end or move the hold, and among the users of its session: carryOut undoes the
+// first, and the caller the second. The caller holds d.mu.
+func (h *hold) use() {
+	h.busy++
+	h.session.Add(1)
 }
 
-// carryOut sends the release c, and forgets h, which may be nil, unless the outcome is open: then the hold is still
-// known, and releasing it once more is not refused here.
+// carryOut sends a release, and forgets h, which may be nil, unless the outcome is open: then the hold is still known,
+// and releasing it once more is not refused here.
 //
 //	done                     the hold is dropped, and its request's leftover is forgotten
 //	ErrNotHeld               the same: it is gone
 //	the session ended        all of its holds are lost, this one too
 //	other errors             the hold stays
-func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
+//
+// The sequence is settled in every case: nobody waits for an answer any more.
+func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, h *hold) error {
 	d := s.d
+	d.mu.Lock()
+	c := call{request: release, session: s, sequence: s.number()}
+	d.mu.Unlock()
 	_, err := d.ask(ctx, c)
 	d.mu.Lock()
-	defer d.unlockAndTell()
+	defer d.mu.Unlock()
+	s.settled(c.sequence)
 	if h != nil {
 		h.busy--
 	}
@@ -110,9 +112,6 @@ func (s *session) carryOut(ctx context.Context, c call, k key, h *hold) error {
 		if h != nil {
 			d.drop(k, h)
 		}
-	}
-	if errors.Is(err, errSessionEnded) {
-		s.end(backend.ReasonSessionExpired)
 	}
 	return err
 }
@@ -130,23 +129,21 @@ func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 // taken over meanwhile stays.
 func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
-		return notHeld(err)
+		return err
 	}
 	defer d.gate.Leave()
-	k := key{g.Name, g.RequestID}
 	d.mu.Lock()
 	h := d.holdOf(g)
+	if h != nil {
+		h.use()
+	}
+	d.mu.Unlock()
 	if h == nil { // it has wandered, or is over
-		d.mu.Unlock()
 		return &backend.NotHeldError{Name: g.Name}
 	}
-	s := h.session
-	h.busy++
-	s.Add(1)
-	c := call{request: ownReleaseOf(k, h.token, 0), session: s, sequence: s.number()}
-	d.mu.Unlock()
-	defer s.Leave(1)
-	return notHeld(s.carryOut(ctx, c, k, h))
+	defer h.session.Leave(1)
+	k := key{g.Name, g.RequestID}
+	return h.session.carryOut(ctx, ownReleaseOf(k, h.token, 0), k, h)
 }
 
 // releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has. target

@@ -31,7 +31,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	out := make([]backend.Renewal, len(grants))
 	if err := d.begin(ctx); err != nil {
 		for i, g := range grants {
-			out[i].Err = d.callError("renew", g.Name, notHeld(err))
+			out[i].Err = d.callError("renew", g.Name, err)
 		}
 		return out
 	}
@@ -48,19 +48,21 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	d.mu.Unlock()
 	var work sync.WaitGroup
-	for _, i := range moves {
-		work.Go(func() { out[i] = d.moveTo(ctx, &grants[i]) })
+	move := func(members []int) {
+		for _, i := range members {
+			work.Go(func() {
+				sent, err := d.moveTo(ctx, &grants[i])
+				out[i] = backend.Renewal{SentAt: sent, TTL: grants[i].TTL, Err: err}
+			})
+		}
 	}
+	move(moves)
 	for s, members := range bySession {
-		work.Go(func() {
-			for _, i := range s.renew(ctx, grants, members, out) {
-				work.Go(func() { out[i] = d.moveTo(ctx, &grants[i]) })
-			}
-		})
+		work.Go(func() { move(s.renew(ctx, grants, members, out)) })
 	}
 	work.Wait()
 	for i, g := range grants {
-		out[i].Err = d.callError("renew", g.Name, notHeld(out[i].Err))
+		out[i].Err = d.callError("renew", g.Name, out[i].Err)
 	}
 	return out
 }
@@ -113,49 +115,38 @@ func (s *session) renew(
 //
 // A hold that this driver does not know is moved too: it may be the grant of another process that acts for the same
 // client. The service decides by name, request id and token. Nobody listens for the loss of such a hold here.
-func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
+func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) (backend.Instant, error) {
 	token := incarnation(g)
 	if token == 0 {
-		return backend.Renewal{Err: &backend.NotHeldError{}}
+		return 0, &backend.NotHeldError{}
 	}
 	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
-		return backend.Renewal{Err: err}
+		return 0, err
 	}
 	s, err := d.sessionFor(ctx, g.TTL)
 	if err != nil {
-		return backend.Renewal{Err: err}
+		return 0, err
 	}
 	defer s.Leave(1)
 	d.mu.Lock()
 	h := d.holdOf(g)
+	var lost func(backend.Reason)
 	if h != nil {
 		h.busy++
+		lost = h.lost
 	}
 	d.mu.Unlock()
-	sent, err := s.move(ctx, key{g.Name, g.RequestID}, token, func(granted *lockpb.Grant) {
-		var lost func(backend.Reason)
-		if h != nil {
-			lost = h.lost
-		}
-		d.hold(s, granted, lost)
-	})
+	k := key{g.Name, g.RequestID}
+	sent, err := s.move(ctx, k, token, func(granted *lockpb.Grant) { d.hold(s, granted, lost) })
+	if h == nil {
+		return sent, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if h != nil {
-		h.busy--
-		h.unsure = err != nil
+	h.busy--
+	h.unsure = err != nil
+	if errors.Is(err, backend.ErrNotHeld) {
+		d.drop(k, h)
 	}
-	switch {
-	case errors.Is(err, errSessionEnded):
-		// The session to move to has ended, not the hold's.
-		return backend.Renewal{Err: err}
-	case errors.Is(err, backend.ErrNotHeld):
-		if h != nil {
-			d.drop(key{g.Name, g.RequestID}, h)
-		}
-		return backend.Renewal{Err: err}
-	case err != nil:
-		return backend.Renewal{Err: err}
-	}
-	return backend.Renewal{SentAt: sent, TTL: s.ttl}
+	return sent, err // errSessionEnded is about the session to move to, not the hold's
 }

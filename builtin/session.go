@@ -159,8 +159,7 @@ func (s *session) end(reason backend.Reason) {
 	s.reason = reason
 	for k, h := range s.d.holds {
 		if h.session == s {
-			s.d.drop(k, h)
-			s.d.tellLost(h, reason)
+			s.d.lose(k, h, reason)
 		}
 	}
 	for _, all := range s.attempts {
@@ -168,6 +167,11 @@ func (s *session) end(reason backend.Reason) {
 			a.decide(nil, errSessionEnded)
 		}
 	}
+	s.finishCalls()
+}
+
+// finishCalls ends the calls of a session that has ended: none of them will be answered. The caller holds d.mu.
+func (s *session) finishCalls() {
 	for _, x := range s.d.inOrder() {
 		if x.session == s {
 			s.d.finish(x, nil, errSessionEnded)
@@ -211,7 +215,7 @@ func (s *session) settled(sequence uint64) {
 // next one begins with an attachment.
 //
 //	nil                   the session lived when the request was sent; s.proved says when that was
-//	errSessionEnded       it is gone: end has been called, and holders have been told
+//	errSessionEnded       it is gone: end has been called, and its holders are told
 //	other errors          nothing is known, and the session may live or not
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
@@ -224,11 +228,8 @@ func (s *session) prove(ctx context.Context) error {
 		return nil
 	}
 	s.d.mu.Lock()
-	defer s.d.unlockAndTell()
-	switch {
-	case errors.Is(err, errSessionEnded):
-		s.end(backend.ReasonSessionExpired)
-	case errors.Is(err, errConflict) && s.on != nil:
+	defer s.d.mu.Unlock()
+	if errors.Is(err, errConflict) && s.on != nil {
 		s.on.cancel(errPushLost) // the server does not know where to push
 	}
 	return err
@@ -242,7 +243,7 @@ func (s *session) prove(ctx context.Context) error {
 //
 // due is a twentieth of the TTL before that third is over, so that a timer which fires a little early still renews.
 // What proves the session meanwhile (each acquire does) moves the next renewal, so a busy session sends no keepalives
-// of its own. After a failure the next try comes after a twentieth of the TTL, between 25 ms and a second.
+// of its own. After a failure the next try comes after kit.RetryPause.
 func (s *session) keepAlive() {
 	d := s.d
 	timer := time.NewTimer(0)
@@ -259,11 +260,13 @@ func (s *session) keepAlive() {
 		now := d.clock.Now()
 		due := s.proved.Add(s.ttl/3 - s.ttl/20)
 		s.clear(now)
-		retire := d.sessions.Retire(s, s.ttl)
+		retired := d.sessions.Retire(s, s.ttl)
+		if retired {
+			s.retire()
+		}
 		d.mu.Unlock()
 		switch {
-		case retire:
-			s.retire()
+		case retired:
 			return
 		case now >= due:
 			// Also beyond the TTL: whether the session has ended, the service alone knows.
@@ -271,7 +274,7 @@ func (s *session) keepAlive() {
 			err := s.prove(ctx)
 			cancel()
 			if err != nil {
-				timer.Reset(spread(min(max(s.ttl/20, 25*time.Millisecond), time.Second)))
+				timer.Reset(kit.RetryPause(s.ttl))
 				continue
 			}
 		}
@@ -289,18 +292,13 @@ func (s *session) next() time.Duration {
 	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
 }
 
-// retire closes a session that has retired. It does not wait longer than the TTL, after which the service has ended it.
-// Nobody can join it any more, so the request comes behind all that was ever said of it.
+// retire closes a session that has retired. Nobody waits for the answer: without keepalives it ends by itself. Nobody
+// can join it any more, so the request comes behind all that was ever said of it. Calls that wait are clean-ups: what
+// they were to remove ends with the session. The caller holds d.mu.
 func (s *session) retire() {
-	d := s.d
-	d.mu.Lock()
 	s.forget()
-	x := s.closing()
-	d.start(x)
-	d.mu.Unlock()
-	ctx, cancel := context.WithTimeout(d.ctx, s.ttl)
-	defer cancel()
-	_, _ = d.await(ctx, x) // without keepalives it ends by itself
+	s.finishCalls()
+	s.d.start(s.closing())
 }
 
 // closing is the call that ends the session in the service. Not attached, since it is the last thing that is said of

@@ -75,13 +75,10 @@ func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleSta
 // the search, as backend.ErrUnsupported: that is to be seen, and not to be hidden by another member's answer.
 func (a *Admin) askStale(
 	ctx context.Context, addresses []string, q *lockpb.LookStaleRequest,
-) (answer *lockpb.LookStaleReply, address string, err error) {
+) (*lockpb.LookStaleReply, string, error) {
 	var silent error
 	for _, address := range addresses {
-		err := a.at(ctx, address, statusTime, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
-			answer, err = c.LookStale(ctx, q)
-			return err
-		})
+		answer, err := askAt(ctx, a, address, statusTime, lockpb.AdminServiceClient.LookStale, q)
 		switch {
 		case err == nil:
 			return answer, address, nil

@@ -3,7 +3,6 @@ package builtin
 // Watches: events of names, as the server pushes them, across connections.
 
 import (
-	"cmp"
 	"context"
 	"iter"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // watch follows one name across connections: each begins where the one before ended.
@@ -20,8 +20,8 @@ import (
 type watch struct {
 	d    *Driver
 	name string
-	// wake has room for one: there are events, or an end, or the caller is to look again. It is never closed.
-	wake chan struct{}
+	// wake rings when there are events, or an end, or the caller is to look again.
+	wake bell.Bell
 
 	// The following fields are protected by Driver.mu.
 
@@ -84,19 +84,12 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := d.begin(ctx); err != nil {
 		return err
 	}
-	w := &watch{d: d, name: name, since: since, wake: make(chan struct{}, 1)}
+	d.gate.Leave()
+	w := &watch{d: d, name: name, since: since, wake: bell.New()}
 	d.mu.Lock()
-	if d.ctx.Err() != nil {
-		d.mu.Unlock()
-		return backend.ErrClosed
-	}
-	if err := cmp.Or(d.unfit, d.past.lost); err != nil {
-		d.mu.Unlock()
-		return err
-	}
 	d.watches[w] = struct{}{}
 	w.start()
 	d.mu.Unlock()
@@ -168,7 +161,11 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 		w.since = max(w.since, r.GetWatching().Revision)
 	case wire != nil && wire.Code == lockpb.Code_CODE_UNAVAILABLE:
 		this := w.call
-		w.d.background(func() { w.startLater(this) })
+		w.d.later(func() {
+			if _, on := w.d.watches[w]; on && w.call == this { // it has not begun meanwhile on another connection
+				w.start()
+			}
+		})
 	case wire != nil && wire.Code == lockpb.Code_CODE_INVALID && wire.Field == "since" && w.since <= w.call.seen:
 		d := w.d
 		d.forgotten("revision", strconv.FormatUint(w.call.seen, 10), "less than "+strconv.FormatUint(w.since, 10))
@@ -179,34 +176,12 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	}
 }
 
-// startLater begins the watch again after a pause, unless it has begun meanwhile on another connection. It is work of
-// the gate, and ends with d.ctx.
-func (w *watch) startLater(before *call) {
-	d := w.d
-	if d.pause(d.ctx, busyPause) != nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, on := d.watches[w]; on && w.call == before {
-		w.start()
-	}
-}
-
 // end lets the caller know that no more events come, after those that are here. The caller holds d.mu.
 func (w *watch) end(err error) {
 	w.err = err
 	delete(w.d.watches, w)
 	delete(w.d.followed, w.call.number)
-	signal(w.wake)
-}
-
-// happened takes the events of one push to their watch. A push for a watch that has ended, or began anew under another
-// number, is dropped. The caller holds d.mu.
-func (d *Driver) happened(m *lockpb.Events) {
-	if w := d.followed[m.Watch]; w != nil {
-		w.happened(m)
-	}
+	w.wake.Ring()
 }
 
 // happened takes the events of one push. Those up to since are repetitions, from the connection before. A caller that
@@ -236,7 +211,7 @@ func (w *watch) happened(m *lockpb.Events) {
 		w.paused = true
 		w.unwatch()
 	}
-	signal(w.wake)
+	w.wake.Ring()
 }
 
 // unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way meet no watch. The
@@ -268,7 +243,7 @@ func (w *watch) take() ([]backend.Change, error) {
 		w.start()
 	}
 	if w.paused {
-		signal(w.wake)
+		w.wake.Ring()
 	}
 	return events, w.err
 }
@@ -295,7 +270,7 @@ var eventTypes = map[lockpb.EventType]backend.ChangeType{
 func (d *Driver) eventOf(e *lockpb.Event) (backend.Change, bool) {
 	typ, ok := eventTypes[e.Type]
 	event := backend.Change{Type: typ, Name: e.Name, Owner: e.Owner, Reason: e.Reason, Revision: e.Revision}
-	if d.Describe().Capabilities.Has(backend.CapFencing) {
+	if d.fences() {
 		event.Token = fencing.Token(e.Token)
 	}
 	return event, ok

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 
 // memoryHarness is everything that a store of its own offers.
 func memoryHarness(testing.TB) conformance.Harness {
-	store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})
+	store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
 	return conformance.Harness{
 		New: func(testing.TB) backend.Driver { return store.Driver() },
 		Linked: func(testing.TB) (backend.Driver, fault.Link) {

@@ -19,34 +19,35 @@ import (
 // An acquire, from the call to the grant. acquire validates, and repeats once until that succeeds, is answered for
 // good, or is no longer wanted. Every repetition writes the same keys. So there is one key for each request, however
 // many repetitions are carried out, and its create revision, which is the token, comes from the first. once gets a
-// session and then goes one of three ways: try for a name without waiting, waitFor with waiting (queue.go), tryAll for
-// several (multi.go). All three write through txn, and end in granted.
+// session and then goes one of two ways: waitFor with waiting (queue.go), take without, for one name as for several.
+// Both write through txn, and end in granted.
 //
 // The common case is one transaction: "nothing that keeps me out stands there" as the comparison, the key as what is
 // written. What a comparison of ranges cannot express takes a second transaction: how many permits are left, what is a
-// foreign key, whether the request itself stands there already. insist does that.
+// foreign key, whether the request itself stands there already. Its comparison comes from a reading of the queue, by
+// sinceRead.
 //
 // What an error says of what was left behind is the hard part of the contract (ErrUnavailable, ErrUnknown, or the bare
 // end of the context). The fields sent, unknown, failed and left of an attempt keep what is needed for it, and giveUp
 // decides.
 
-// tries is how often an attempt without Wait is made when its answer got lost. The client sends each to the next
+// tries is how many tries an attempt without Wait has when their answers get lost. The client sends each to the next
 // endpoint, so that three reach every member of a usual cluster. With Wait there is no bound but ctx.
 const tries = 3
 
 // Acquire takes a lock, with a token that is greater than all that the name ever had. Without Wait it makes one
-// attempt, which is repeated twice if the answer gets lost. With Wait the request stands in the name's queue, and etcd
-// tells it when its turn comes; when ctx ends the place is given up, in the background. The same RequestID again gets
-// the same hold, as long as that stands. A TTL is in whole seconds from 1 s to 30 days; Grant.TTL says what the server
-// made of it.
+// attempt, of up to three tries if answers get lost. With Wait the request stands in the name's queue, and etcd tells
+// it when its turn comes; when ctx ends the place is given up, in the background. The same RequestID again gets the
+// same hold, as long as that stands. A TTL is in whole seconds from 1 s to 30 days; Grant.TTL says what the server made
+// of it.
 //
 // Errors wrap backend.ErrHeld; ErrLimitMismatch; ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported for
 // what cannot be asked; ErrUnavailable (nothing was sent); ErrUnknown (what the request may have taken could not be
 // given back); ErrHistoryLost (another cluster answers); ErrClosed; or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	grants, err := d.acquire(ctx, []backend.Request{r})
+	grants, err := d.AcquireAll(ctx, []backend.Request{r})
 	if err != nil {
-		return backend.Grant{}, d.callError("acquire", r.Name, err)
+		return backend.Grant{}, err
 	}
 	return grants[0], nil
 }
@@ -102,7 +103,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// attempt is one Acquire or AcquireAll, over all repetitions. It belongs to the goroutine of its caller.
+// attempt is one Acquire or AcquireAll, over all its tries. It belongs to the goroutine of its caller.
 type attempt struct {
 	d      *Driver
 	wishes []wish // one, or those of a set
@@ -113,7 +114,7 @@ type attempt struct {
 	// A request left and was not answered. An answer to a later one ends that: it tells what the keys are now, and what
 	// comes after it is removed by sweep.
 	unknown bool
-	// The session of the last repetition, whose loop is told when a request goes unanswered.
+	// The session of the last try, whose loop is told when a request goes unanswered.
 	session *session
 	// Somebody else was in the way: Grant.Queued.
 	queued bool
@@ -128,13 +129,13 @@ type attempt struct {
 // driver's request turns out to have that key, see resettle.
 type wish struct {
 	r        backend.Request
-	claim    claim
+	use      use
 	dir, key string
 	// How often somebody else's key stood there: the next choice is made among more.
 	taken int
 	// The request may have a key that this driver does not know of: see seek.
 	unsought bool
-	// The create revision of the key, once it is granted: the token.
+	// The create revision of the key: the token, once it is granted. Until then 0, unless the key was found standing.
 	revision int64
 }
 
@@ -144,7 +145,7 @@ func (d *Driver) attempt(rs []backend.Request) *attempt {
 	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs))}
 	for i, r := range rs {
 		w := &a.wishes[i]
-		*w = wish{r: r, claim: claim(kit.UseOf(r)), dir: d.dir(r.Name)}
+		*w = wish{r: r, use: use(kit.UseOf(r)), dir: d.dir(r.Name)}
 		known := d.settle(w)
 		w.unsought = !r.Fresh && !known
 	}
@@ -158,7 +159,7 @@ func decided(err error) bool {
 		errors.Is(err, backend.ErrUnsupported)
 }
 
-// giveUp adds to err what is known about what the attempts left.
+// giveUp adds to err what is known about what the tries left.
 //
 //   - A final answer, or the end of the driver, left nothing: Close revokes the lease, and the key goes with it.
 //   - A request that went unanswered may have left a key, or may yet. That is ErrUnknown, and the core decides: the
@@ -192,13 +193,12 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// once makes an attempt on a session, of which the caller of a successful one is a user afterwards, once for each name.
+// once makes one try on a session, of which the caller of a successful one is a user afterwards, once for each name.
 func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	// Without a session nothing can be written, and a lease alone closes no name: its failure is plain unavailability.
 	// But the end of the context in it counts as unknown, unless an earlier failure said that no connection stood.
 	s, err := a.d.sessionFor(ctx, a.ttl)
 	if err != nil {
-		a.d.trouble()
 		switch {
 		case errors.Is(err, backend.ErrHistoryLost):
 		case !kit.IsContext(err):
@@ -213,12 +213,10 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	err = a.seek(ctx)
 	switch w := &a.wishes[0]; {
 	case err != nil:
-	case len(a.wishes) > 1:
-		err = a.tryAll(ctx, s)
 	case a.wait:
 		w.revision, err = a.waitFor(ctx, s, w)
 	default:
-		w.revision, err = a.try(ctx, s, w)
+		err = a.take(ctx, s)
 	}
 	if err == nil {
 		// The validity rests on the lease: a proof that is old would give a short one.
@@ -260,7 +258,7 @@ func (a *attempt) seek(ctx context.Context) error {
 }
 
 // granted notes the holds and returns their grants. The session may have ended since it was proved, before it knew of
-// these holds: nobody has been told then, so the attempt fails instead.
+// these holds: nobody has been told then, so the try fails instead.
 func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	grants := make([]backend.Grant, len(a.wishes))
 	for i := range a.wishes {
@@ -289,7 +287,7 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 func (a *attempt) txn(
 	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {
-	// A flight of its own, which ends when it is answered or attemptTime has passed, whatever becomes of this call.
+	// A flight of its own, which ends when it is answered or callTime has passed, whatever becomes of this call.
 	f, err := a.d.launch(ctx, a.session, a.wishes, cmps, then, otherwise)
 	if err != nil {
 		return nil, err
@@ -320,7 +318,6 @@ func (a *attempt) txn(
 // now on, and the session looks for what the request may yet write. Refusals leave nothing, and neither do requests
 // that never left.
 func (a *attempt) note(err error) {
-	a.d.trouble()
 	if !unsent(err) && !refused(err) && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
 		a.unknown = true
 		if a.session != nil {
@@ -329,96 +326,93 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// try takes the name if nothing keeps the claim out, and returns the create revision of the key. It reads the queue in
-// the same transaction where the comparison fails, so that "held" costs no second round trip. If an earlier attempt of
-// this request waits in the queue, it is taken out again: a try has no place there.
-func (a *attempt) try(ctx context.Context, s *session, w *wish) (int64, error) {
-	// One transaction takes the name or reads who has it, both at one revision.
-	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
-	resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{w.put(s.id)}, []clientv3.Op{look})
-	if err != nil {
-		return 0, err
+// take writes the keys of all wishes in one transaction, and notes their create revisions. It reads the queues in the
+// same transaction where the comparison fails, so that "held" costs no second round trip. It repeats only if somebody
+// came at the same moment or a comparison failed for nothing, so that there is progress among all who try.
+func (a *attempt) take(ctx context.Context, s *session) error {
+	var since []clientv3.Cmp
+	var looks []clientv3.Op
+	for i := range a.wishes {
+		w := &a.wishes[i]
+		w.revision = 0
+		since = append(since, w.use.free(w.dir, w.key)...)
+		looks = append(looks, clientv3.OpGet(w.dir, clientv3.WithPrefix()))
 	}
-	if resp.Succeeded {
-		return resp.Header.Revision, nil
-	}
-	queue, at, err := a.insist(ctx, s, w, resp, func(queue []entry) error {
-		if len(w.claim.blockers(queue)) > 0 {
-			return heldError(w.r.Name, queue)
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	// An earlier attempt of this request queued, with Wait: a try has no place there.
-	if len(w.claim.blockers(queue[:at])) > 0 {
-		return 0, cmp.Or(a.d.clear(ctx, w.key, anything), heldError(w.r.Name, queue))
-	}
-	return queue[at].revision, nil
-}
-
-// insist returns the queue with our key in it, on our lease, and the key's place. resp is the answer to the first
-// request, whose comparisons may have failed for nothing: they know neither how many permits are left nor foreign keys,
-// nor that the key stands that the request has. insist writes the key as soon as the queue, as it was read, says
-// nothing against it and has not grown since. refuse says what is against it, besides a kind that does not mix.
-//
-// Each turn of the loop is one transaction, and another one is needed only if somebody came at the same moment, so that
-// there is progress among all who insist.
-func (a *attempt) insist(
-	ctx context.Context, s *session, w *wish, resp *clientv3.TxnResponse, refuse func(queue []entry) error,
-) (queue []entry, at int, err error) {
-	look := clientv3.OpGet(w.dir, clientv3.WithPrefix())
 	for {
-		kvs, wrote := lastRead(resp)
-		queue = a.d.entriesOf(kvs)
-		if at = indexOfRequest(queue, w.r.RequestID); at >= 0 {
-			a.d.settleAt(w, queue[at].key)
-			if wrote && queue[at].lease == s.id {
-				return queue, at, nil
-			}
-			// It is written again also where it stands on our lease: a deletion that is on its way must not find it as
-			// it was read.
-			stands := []clientv3.Cmp{asRead(w.key, queue[at].modified)}
-			resp, err = a.txn(ctx, stands, []clientv3.Op{w.put(s.id), look}, []clientv3.Op{look})
-			if err != nil {
-				return nil, 0, err
-			}
-			continue
+		// Every key is written, also one that stands, so that all are on this lease.
+		puts := make([]clientv3.Op, len(a.wishes))
+		for i := range puts {
+			puts[i] = a.wishes[i].put(s.id)
 		}
-		if wrote {
-			return nil, 0, errSessionLost
+		resp, err := a.txn(ctx, since, puts, looks)
+		if len(puts) > 1 && isOneOf(err, rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge) {
+			// The core goes on with one name after the other.
+			return fmt.Errorf("%d names in one transaction: %w: %w", len(puts), backend.ErrUnsupported, err)
 		}
-		if err = w.claim.mismatch(w.r.Name, queue); err != nil {
-			return nil, 0, err
-		}
-		if err = refuse(queue); err != nil {
-			return nil, 0, err
-		}
-		// kvs is the whole directory, so what is not among it is vacant as long as nothing is created, which unchanged
-		// compares.
-		for a.taken(w, kvs) {
-			a.d.resettle(w)
-		}
-		// Nothing was created since the queue was read, so what it says still holds: what went meanwhile only made
-		// room.
-		since := []clientv3.Cmp{unchanged(w.dir, resp.Header.Revision)}
-		resp, err = a.txn(ctx, since, []clientv3.Op{w.put(s.id), look}, []clientv3.Op{look})
 		if err != nil {
-			return nil, 0, err
+			return err
+		}
+		if resp.Succeeded {
+			for i := range a.wishes {
+				a.wishes[i].revision = cmp.Or(a.wishes[i].revision, resp.Header.Revision)
+			}
+			return nil
+		}
+		if since, err = a.judge(ctx, resp); err != nil {
+			return err
 		}
 	}
 }
 
-// lastRead returns what a transaction has read at its end, and whether it wrote. The read is the last operation of
-// either branch, of the inner transaction where there is one.
-func lastRead(resp *clientv3.TxnResponse) (kvs []*mvccpb.KeyValue, wrote bool) {
-	last := resp.Responses[len(resp.Responses)-1]
-	if inner := last.GetResponseTxn(); inner != nil {
-		kvs, _ = lastRead((*clientv3.TxnResponse)(inner))
-		return kvs, inner.Succeeded
+// judge says from the queues of all names, as resp tells them, under which comparisons the wishes can be written. If
+// one name is refused none is kept, not even what an earlier attempt or try of the same requests has left: a place in
+// the queue, for example, if that one waited.
+func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
+	var stand []string
+	for i := range a.wishes {
+		w := &a.wishes[i]
+		same, before := a.sinceRead(w, resp.Responses[i].GetResponseRange().Kvs, resp.Header.Revision)
+		since = append(since, same)
+		if w.revision != 0 {
+			stand = append(stand, w.key)
+		}
+		if refusal == nil {
+			refusal = w.use.mismatch(w.r.Name, before)
+		}
+		if refusal == nil && len(w.use.blockers(before)) > 0 {
+			refusal = heldError(w.r.Name, before)
+		}
 	}
-	return last.GetResponseRange().Kvs, resp.Succeeded
+	if refusal == nil {
+		return since, nil
+	}
+	for _, key := range stand {
+		if err := a.d.clear(ctx, key, anything); err != nil {
+			return nil, err
+		}
+	}
+	return nil, refusal
+}
+
+// sinceRead returns, of a directory that was read whole at a revision, what stands before a wish's key, and the
+// comparison under which that key can be written and nothing else comes before it. A key that the request has goes on
+// standing: it is written as it was read, and wish.revision is where it was created. It is written also where it stands
+// on our lease: a deletion that is on its way must not find it as it was read. A new one comes last, as long as nothing
+// is created meanwhile; what went only made room. If somebody else's key stands where it would, it gets another place.
+func (a *attempt) sinceRead(
+	w *wish, kvs []*mvccpb.KeyValue, revision int64,
+) (same clientv3.Cmp, before []entry) {
+	before = a.d.entriesOf(kvs)
+	if at := indexOfRequest(before, w.r.RequestID); at >= 0 {
+		a.d.settleAt(w, before[at].key)
+		w.revision = before[at].revision
+		return asRead(w.key, before[at].modified), before[:at]
+	}
+	for a.taken(w, kvs) {
+		a.d.resettle(w)
+	}
+	w.revision = 0
+	return unchanged(w.dir, revision), before
 }
 
 // taken reports whether somebody else's key stands where ours would: another driver has chosen the same station, or the

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -24,7 +25,7 @@ import (
 //   - begin counts it in at the gate, and the first call asks who answers at all (probe.go, space.go, history.go).
 //   - An acquire gets a place, which is a key of the name (place.go, entry.go), and a session, which is an etcd lease
 //     with a keepalive loop (session.go, proof.go, stream.go). It writes the key in one transaction (acquire.go,
-//     claim.go, multi.go), which may travel with those of other callers (flight.go), and waits for its turn if it has
+//     use.go), which may travel with those of other callers (flight.go), and waits for its turn if it has
 //     to (queue.go).
 //   - Renew proves the session and looks for the keys on it (renew.go). Release deletes the key (release.go). What
 //     requests leave that nobody waits for any more is removed by removeOne (queue.go) and by sweep (sweep.go).
@@ -84,11 +85,9 @@ type Driver struct {
 	// What answers have told of the cluster. All of it may be read and written by any goroutine.
 	history history
 	single  atomic.Bool // the cluster has one member
-	checked atomic.Bool // its servers were asked for their versions
+	checked sync.Once   // its servers were asked for their versions
 	// An Instant. Until then requests ask for a leader, see request.
 	troubled atomic.Int64
-	// How often opsPerTxn was halved for this server, see inParts. It never falls.
-	halvings atomic.Int32
 
 	// Steps on their way to the server: see flight.go.
 	departures departures
@@ -96,8 +95,8 @@ type Driver struct {
 	// Who is inside, and what lives on which lease.
 	gate *kit.Gate       // calls in flight and background work
 	ctx  context.Context // ends with Close
-	// By the seconds that were asked for. Those that were outgrown have been replaced, and live until they are unused.
-	sessions *kit.Sessions[int64, *session]
+	// By the TTL that was asked for. Those that were outgrown have been replaced, and live until they are unused.
+	sessions *kit.Sessions[time.Duration, *session]
 
 	mu sync.Mutex // protects the following fields
 	// The keys that requests of this driver have or may come to have, and the latest key of each such request.
@@ -149,20 +148,12 @@ func New(client *clientv3.Client, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		gate: kit.NewGate(), client: client, prefix: o.KeyPrefix, clock: o.Clock, log: o.Logger,
+		gate: kit.NewGate(), client: client, prefix: cmp.Or(o.KeyPrefix, "fencelock/"),
+		clock: cmp.Or(o.Clock, backend.SystemClock()), log: cmp.Or(o.Logger, slog.Default()),
 		places: map[string]*place{}, requests: map[string]string{},
 		station: randomStation(0), departures: departures{most: mostTogether},
 	}
-	if d.prefix == "" {
-		d.prefix = "fencelock/"
-	}
-	if d.clock == nil {
-		d.clock = backend.SystemClock()
-	}
-	d.sessions = kit.NewSessions[int64, *session](d.clock)
-	if d.log == nil {
-		d.log = slog.Default()
-	}
+	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
 	if client == nil || client.KV == nil || client.Lease == nil || client.Watcher == nil ||
 		client.ActiveConnection() == nil {
 		d.unfit = &backend.InvalidError{
@@ -344,8 +335,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	if !first {
 		return d.callError("close", "", err)
 	}
-	d.dropHolds()
 	for _, s := range d.sessions.Live() {
+		d.forget(s) // without telling the holders
 		if revokeErr := s.revoke(ctx); err == nil {
 			err = revokeErr
 		}

@@ -109,8 +109,8 @@ func leaseOf(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
 // mustPut writes the key of a request, as a transaction does that nobody waits for any more.
 func mustPut(t testing.TB, d *Driver, r backend.Request, station string, lease clientv3.LeaseID) {
 	t.Helper()
-	c := claim{r.Kind, r.Permits, r.Limit}
-	w := wish{r: r, claim: c, dir: d.dir(r.Name), key: d.dir(r.Name) + c.part() + station}
+	c := use{r.Kind, r.Permits, r.Limit}
+	w := wish{r: r, use: c, dir: d.dir(r.Name), key: d.dir(r.Name) + c.part() + station}
 	if _, err := d.client.Do(t.Context(), w.put(lease)); err != nil {
 		t.Fatal(err)
 	}

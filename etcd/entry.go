@@ -25,7 +25,7 @@ import (
 //	fencelock/+locks/gpu/+permits/8/2/c4   two of eight permits
 //
 // What follows the prefix begins with "+", which no part of a prefix does: so no prefix reaches into another. The keys
-// of one directory, by create revision, are the queue: the first ones hold the lock (claim.go), and the create revision
+// of one directory, by create revision, are the queue: the first ones hold the lock (use.go), and the create revision
 // is the fencing token. It is the revision of the whole store, so that it is greater than that of every key before,
 // deleted or not. Names are escaped as in a URL path, so that no name's directory lies in another's, and a name may
 // have any bytes that ValidateName lets pass.
@@ -68,8 +68,8 @@ const valueBegin = `{"fencelock":3,"request":"`
 
 // entry is a key of the queue, as it was read. It is never changed afterwards.
 type entry struct {
-	key   string
-	claim claim
+	key string
+	use use
 	// The create revision, by which the queue is ordered, and that of the last write, which asRead compares.
 	revision int64
 	modified int64
@@ -86,11 +86,11 @@ func (d *Driver) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	}
 	_, within, _ := strings.Cut(strings.TrimPrefix(e.key, d.locksDir()), "/")
 	part, _ := splitKey(within)
-	e.claim = claimOf(part)
+	e.use = useOf(part)
 	return e, kv.Lease != 0 && json.Unmarshal(kv.Value, &e.value) == nil && e.value.Format == 3
 }
 
-// splitKey splits the part of a key that is below its name's directory: the directories of its claim, and its station.
+// splitKey splits the part of a key that is below its name's directory: the directories of its use, and its station.
 func splitKey(within string) (part, station string) {
 	at := strings.LastIndexByte(within, '/') + 1
 	return within[:at], within[at:]
@@ -130,11 +130,11 @@ func asRead(key string, modified int64) clientv3.Cmp {
 // put returns the operation that writes the key of a wish on a lease. On a key that exists it keeps the create
 // revision, and with it the place and the token, and moves the key to the lease: this is what makes an acquire
 // idempotent.
-func (w *wish) put(lease clientv3.LeaseID, options ...clientv3.OpOption) clientv3.Op {
+func (w *wish) put(lease clientv3.LeaseID) clientv3.Op {
 	text, _ := json.Marshal(value{ // of text only, which can be encoded
 		Format: 3, Request: w.r.RequestID, Owner: w.r.Owner, HoldID: w.r.HoldID, Metadata: w.r.Metadata,
 	})
-	return clientv3.OpPut(w.key, string(text), append(options, clientv3.WithLease(lease))...)
+	return clientv3.OpPut(w.key, string(text), clientv3.WithLease(lease))
 }
 
 // grantOf returns the grant of a wish that holds on s. Its incarnation is the create revision of the key, an "@", and

@@ -17,13 +17,13 @@ import (
 
 // What etcd and gRPC say, in the words of the contract. Three questions are asked of an error. Did the request leave
 // (unsent)? If it left, did the server say that it has not been done (refused)? What is neither may have been done, and
-// may yet be. And may another attempt do better (transient)? The answers are not each other's opposites: a lease that
-// is not there is refused and transient, a user without rights refused and not.
+// may yet be. And may another try do better (transient)? The answers are not each other's opposites: a lease that is
+// not there is refused and transient, a user without rights refused and not.
 //
 // Errors of this package that only say "not now" wrap backend.ErrUnavailable where they are made, so that every
 // question about them has its answer.
 
-// errWatch: a watch could not be set up or was cut off. The state is read again, by a new watch or a new attempt.
+// errWatch: a watch could not be set up or was cut off. The state is read again, by a new watch or a new try.
 var errWatch = fmt.Errorf("%w: the watch ended", backend.ErrUnavailable)
 
 // callError names the call and the lock's name, and gives etcd's and gRPC's errors their class. gRPC's own Canceled and
@@ -96,16 +96,16 @@ func isOneOf(err error, etcdErrors ...error) bool {
 	return slices.ContainsFunc(etcdErrors, func(e error) bool { return errors.Is(err, e) })
 }
 
-// transient reports whether another attempt may do better. The end of a context counts, since requests have bounds of
-// their own; the caller looks at its own context beside it. The loss of the past never does. gRPC's Unknown counts,
-// because servers answer so what they have no code for, and a repetition writes the same keys.
+// transient reports whether another try may do better. The end of a context counts, since requests have bounds of their
+// own; the caller looks at its own context beside it. The loss of the past never does. gRPC's Unknown counts, because
+// servers answer so what they have no code for, and a repetition writes the same keys.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, backend.ErrHistoryLost):
 		return false
 	case errors.Is(err, backend.ErrUnavailable), fromLearner(err),
 		isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision),
-		kit.IsContext(err): // of the attempt; the caller looks at its own context
+		kit.IsContext(err): // of the request; the caller looks at its own context
 		return true
 	}
 	switch status.Code(err) {

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -26,10 +27,10 @@ import (
 //
 // A flight outlives its caller: it goes on when the caller's context ends, since a request that was cancelled may be
 // carried out nevertheless, and somebody has to know when that can no longer happen. It ends when the server answers or
-// attemptTime has passed; a late write after that is accounted for by landing, on the lease it would write to.
+// callTime has passed; a late write after that is accounted for by landing, on the lease it would write to.
 
-// flight is a step that changes something: until it is answered, or attemptTime has passed. The first group of fields
-// is set before send; the results are written once, before done is closed, and read after that.
+// flight is a step that changes something: until it is answered, or callTime has passed. The first group of fields is
+// set before send; the results are written once, before done is closed, and read after that.
 type flight struct {
 	// The name of the lock; "" for a step that must be a transaction of its own.
 	name            string
@@ -178,6 +179,7 @@ func (d *Driver) withdraw(f *flight) bool {
 	}
 	out.mu.Unlock()
 	if at < 0 {
+		d.trouble()
 		return false
 	}
 	f.err = errUnsent
@@ -186,7 +188,7 @@ func (d *Driver) withdraw(f *flight) bool {
 	return true
 }
 
-// departLocked sends steps together, in a goroutine of their own that ends with the answer or after attemptTime. The
+// departLocked sends steps together, in a goroutine of their own that ends with the answer or after callTime. The
 // others wait for that, but for no longer than unansweredAlone; the timer and the answer both call arrived, which
 // counts once. The caller holds departures.mu.
 func (d *Driver) departLocked(together []*flight) {
@@ -235,68 +237,55 @@ func (d *Driver) arrived() {
 // commitTogether commits steps in one transaction and writes their results. Where that is refused, each of several is
 // tried by itself: the refusal may be for the sake of another one.
 //
-// A step that acquires is nested below a comparison of the token space; in another space it is not done, and the space
-// that is there is read instead. Steps that release stand in both branches. A single release needs none of that, and
-// goes as it is, which costs the server less.
+// The steps are nested below a comparison of the token space. In another space the steps that release are done all the
+// same, and in the place of each that acquires the space that is there is read. A single release needs none of that,
+// and goes as it is, which costs the server less.
 //
 // Values of a caller's context, a trace for example, travel with a step that goes alone. Its deadline and its end never
 // do.
 func (d *Driver) commitTogether(together []*flight) {
-	// Close ends what acquires, and waits for what releases: a transaction with a release in it is not cancelled, and
-	// takes attemptTime at most.
-	values, cancellable, here := d.ctx, true, false
-	for _, f := range together {
-		cancellable = cancellable && f.here
-		here = here || f.here
-	}
+	first, values := together[0], d.ctx
 	if len(together) == 1 {
-		values = together[0].values
+		values = first.values
 	}
 	ctx, cancel := d.bounded(context.WithoutCancel(values))
 	defer cancel()
-	if cancellable {
+	// Close ends what acquires, and waits for what releases: a transaction with a release in it is not cancelled, and
+	// takes callTime at most.
+	if !slices.ContainsFunc(together, func(f *flight) bool { return !f.here }) {
 		defer context.AfterFunc(d.ctx, cancel)()
-	}
-	if f := together[0]; len(together) == 1 && !f.here {
-		f.resp, f.err = d.commit(ctx, f.cmps, f.then, f.otherwise)
+	} else if len(together) == 1 {
+		first.resp, first.err = d.commit(ctx, first.cmps, first.then, first.otherwise)
 		return
 	}
-	var cmps []clientv3.Cmp
 	var then, otherwise []clientv3.Op
-	if here {
-		cmps, otherwise = []clientv3.Cmp{d.sameSpace()}, []clientv3.Op{clientv3.OpGet(d.spaceKey())}
-	}
 	for _, f := range together {
 		step := clientv3.OpTxn(f.cmps, f.then, f.otherwise)
 		then = append(then, step)
-		if !f.here {
-			otherwise = append(otherwise, step)
+		if f.here {
+			step = clientv3.OpGet(d.spaceKey())
 		}
+		otherwise = append(otherwise, step)
 	}
-	resp, err := d.commit(ctx, cmps, then, otherwise)
+	resp, err := d.commit(ctx, []clientv3.Cmp{d.sameSpace()}, then, otherwise)
 	if len(together) > 1 && resp == nil && refused(err) {
 		d.commitEach(together, isOneOf(err, rpctypes.ErrTooManyOps))
 		return
 	}
-	// In another space the answer begins with what stands in its key, and the answers to the releases follow. Otherwise
-	// there is one answer for each step, in order.
-	next := 0
-	if resp != nil && !resp.Succeeded {
-		err, next = d.checkSpace(resp.Responses[0].GetResponseRange().Kvs), 1
-		if err == nil {
-			err = errSameSpace
-		}
-	}
-	for _, f := range together {
-		f.err = err
-		if resp == nil || f.here && !resp.Succeeded {
-			continue
-		}
-		inner := resp.Responses[next].GetResponseTxn()
-		inner.Header = resp.Header
-		f.resp = (*clientv3.TxnResponse)(inner)
-		if next++; !f.here {
-			f.err = nil // it is done also where the past is lost
+	for i, f := range together {
+		switch {
+		case resp == nil:
+			f.err = err
+		case f.here && !resp.Succeeded:
+			// The space cannot be the same in both; if etcd says so, the step was not done and is repeated.
+			f.err = cmp.Or(d.checkSpace(resp.Responses[i].GetResponseRange().Kvs), errChanged)
+		default:
+			inner := resp.Responses[i].GetResponseTxn()
+			inner.Header = resp.Header
+			f.resp = (*clientv3.TxnResponse)(inner)
+			if f.here {
+				f.err = err // a release is done also where the past is lost
+			}
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestStepsTravelTogether(t *testing.T) {
 			var work sync.WaitGroup
 			for n := range names {
 				work.Go(func() {
-					c := []claim{exclusively(), sharing(), taking(2, 3)}[n%3]
+					c := []use{exclusively(), sharing(), taking(2, 3)}[n%3]
 					before := uint64(0)
 					for range rounds {
 						g, err := d.Acquire(t.Context(), c.asks(fmt.Sprint("name/", n), n%2 == 0))

@@ -16,7 +16,7 @@ import (
 // too, as OwnerCmp does.
 func (d *Driver) Key(g backend.Grant) string {
 	if _, station, ok := strings.Cut(g.Incarnation, "@"); ok {
-		return d.dir(g.Name) + claim{g.Kind, g.Permits, g.Limit}.part() + station
+		return d.dir(g.Name) + use{g.Kind, g.Permits, g.Limit}.part() + station
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -135,21 +135,13 @@ func (d *Driver) loseHistory(why *backend.HistoryError) {
 	}
 }
 
-// lossOf is the reason for which a session's holds are lost: the loss of the cluster's past, if that is known, explains
-// any other.
-func (d *Driver) lossOf(otherwise backend.Reason) backend.Reason {
-	if d.history.err() != nil {
-		return backend.ReasonHistoryLost
-	}
-	return otherwise
-}
-
 // get reads linearizably, and compares the answer with what was known before. It returns the answer also beside an
 // error that says that the past is lost, for those who want to see what is there nevertheless.
 func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	since := d.history.mark()
 	resp, err := d.client.Get(ctx, key, options...)
 	if err != nil {
+		d.trouble()
 		return nil, err
 	}
 	return resp, d.hear(resp.Header, since)
@@ -163,6 +155,7 @@ func (d *Driver) commit(
 	since := d.history.mark()
 	resp, err := d.client.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {
+		d.trouble()
 		return nil, err
 	}
 	return resp, d.hear(resp.Header, since)

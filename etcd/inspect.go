@@ -105,8 +105,8 @@ func infoOf(name string, queue []entry, revision int64) backend.State {
 	for _, e := range holders(queue) {
 		info.Held = true
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.claim.Kind, Permits: e.claim.Permits,
-			Token: tokenOf(e.claim.Kind, e.revision), Metadata: e.value.Metadata,
+			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.use.Kind, Permits: e.use.Permits,
+			Token: tokenOf(e.use.Kind, e.revision), Metadata: e.value.Metadata,
 		})
 	}
 	info.Waiters = len(queue) - len(info.Holders)
@@ -121,7 +121,7 @@ const pageSize = 500
 // see Look. An error is yielded last; if etcd is compacted while a long loop goes on, that is one.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
-		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
+		if err := d.list(ctx, prefix, yield); err != nil {
 			yield(backend.State{}, d.callError("list", prefix, err))
 		}
 	}
@@ -129,11 +129,9 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 
 // list reads the range of all names with a prefix and gives each name's keys to yield as one State. The keys of a name
 // are next to each other, so one name is kept in memory at a time, however many there are.
-func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
-	if prefix != "" {
-		if err := backend.ValidateName(prefix); err != nil {
-			return err
-		}
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State, error) bool) error {
+	if err := backend.ValidateName(prefix); err != nil && prefix != "" {
+		return err
 	}
 	ctx, leave, err := d.beginBound(ctx)
 	if err != nil {
@@ -150,7 +148,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	flush := func() bool {
 		queue := d.entriesOf(kvs)
 		kvs = kvs[:0]
-		return len(queue) == 0 || yield(infoOf(name, queue, revision))
+		return len(queue) == 0 || yield(infoOf(name, queue, revision), nil)
 	}
 	for {
 		resp, err := d.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))

@@ -19,10 +19,10 @@ import (
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// asks returns a request of the kind of c.
-func (c claim) asks(name string, wait bool) backend.Request {
+// asks returns a request of the kind of u.
+func (u use) asks(name string, wait bool) backend.Request {
 	r := request(name, wait)
-	r.Kind, r.Permits, r.Limit = c.Kind, c.Permits, c.Limit
+	r.Kind, r.Permits, r.Limit = u.Kind, u.Permits, u.Limit
 	r.TTL = 30 * time.Second // nobody renews: a slow machine loses nothing
 	return r
 }
@@ -383,7 +383,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 // Neither what stands beside our keys nor the trace of a ForceRelease keeps anybody out.
 func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 	d := newDriver(t, server.Addr())
-	for i, c := range []claim{exclusively(), sharing(), taking(1, 2)} {
+	for i, c := range []use{exclusively(), sharing(), taking(1, 2)} {
 		name := fmt.Sprint("beside ", i)
 		dir := d.dir(name)
 		for _, key := range []string{
@@ -429,7 +429,7 @@ func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 // What does not fit a name's holders and waiters is refused without a trace.
 func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 	d := newDriver(t, server.Addr())
-	all := []claim{exclusively(), sharing(), taking(1, 2), taking(1, 3)}
+	all := []use{exclusively(), sharing(), taking(1, 2), taking(1, 3)}
 	for i, used := range all {
 		name := fmt.Sprint("used ", i)
 		held := mustAcquire(t, d, used.asks(name, false))
@@ -472,7 +472,7 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 func TestPermitsOutOfRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	d := New(nil, nil) // is not asked
-	for _, c := range []claim{
+	for _, c := range []use{
 		taking(0, 2), taking(3, 2), taking(-1, 2), taking(0, 0),
 		{backend.KindShared, 1, 2}, {backend.KindExclusive, 0, 2},
 	} {
@@ -487,21 +487,21 @@ func TestPermitsOutOfRangeAreRefused(t *testing.T) {
 // witness sees every hold, from after its grant until before its release.
 type witness struct {
 	mu     sync.Mutex
-	held   map[claim]int
+	held   map[use]int
 	last   fencing.Token // of an exclusive hold
 	grants int
 }
 
-func (w *witness) sees(t testing.TB, c claim, g backend.Grant) {
+func (w *witness) sees(t testing.TB, c use, g backend.Grant) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.grants++
 	w.held[c]++
-	taken, kinds := 0, map[claim]bool{}
+	taken, kinds := 0, map[use]bool{}
 	for h, n := range w.held {
 		if n > 0 {
 			taken += n * h.Permits
-			kinds[claim{Kind: h.Kind, Limit: h.Limit}] = true
+			kinds[use{Kind: h.Kind, Limit: h.Limit}] = true
 		}
 	}
 	if len(kinds) > 1 || taken > c.Limit || c.Kind == backend.KindExclusive && w.held[c] > 1 {
@@ -515,7 +515,7 @@ func (w *witness) sees(t testing.TB, c claim, g backend.Grant) {
 	}
 }
 
-func (w *witness) forgets(c claim) {
+func (w *witness) forgets(c use) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.held[c]--
@@ -524,23 +524,23 @@ func (w *witness) forgets(c claim) {
 // Everybody wants one name, in every kind and with different limits, and many lose patience.
 func contentionOfAllKinds(t *testing.T, server *containers.EtcdServer) {
 	const name, workers, rounds = "wanted", 12, 40
-	uses := [][]claim{
+	uses := [][]use{
 		{exclusively(), sharing(), sharing()}, {taking(1, 3), taking(2, 3), taking(3, 3)}, {taking(1, 2), taking(2, 2)},
 	}
 	drivers := []*Driver{newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())}
 	drivers[1].station = drivers[0].station // they want the same keys
-	seen := &witness{held: map[claim]int{}}
+	seen := &witness{held: map[use]int{}}
 	var work sync.WaitGroup
 	for n := range workers {
 		work.Go(func() {
 			random := rand.New(rand.NewPCG(7, uint64(n)))
 			d := drivers[n%len(drivers)]
 			for round := range rounds {
-				use := uses[round/5%len(uses)] // most agree on one, for a while
+				choice := uses[round/5%len(uses)] // most agree on one, for a while
 				if random.IntN(10) == 0 {
-					use = uses[random.IntN(len(uses))]
+					choice = uses[random.IntN(len(uses))]
 				}
-				c := use[random.IntN(len(use))]
+				c := choice[random.IntN(len(choice))]
 				r := c.asks(name, random.IntN(5) > 0)
 				r.TTL = 30 * time.Second
 				r.Fresh = random.IntN(2) == 0

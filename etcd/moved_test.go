@@ -102,7 +102,7 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 
 // current is the session for a TTL.
 func (d *Driver) current(ttl time.Duration) *session {
-	s, _ := d.sessions.Find(int64(ttl / time.Second))
+	s, _ := d.sessions.Find(ttl)
 	return s
 }
 

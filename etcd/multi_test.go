@@ -44,7 +44,7 @@ func TestAcquireAll(t *testing.T) {
 
 	t.Run("all or none", func(t *testing.T) {
 		for i, c := range []struct {
-			has, asks claim
+			has, asks use
 			want      error
 		}{
 			{exclusively(), exclusively(), backend.ErrHeld}, {sharing(), exclusively(), backend.ErrHeld},
@@ -147,7 +147,7 @@ func TestAcquireAll(t *testing.T) {
 	})
 
 	t.Run("sets that it does not take", func(t *testing.T) {
-		set := func(n int, c claim, wait bool) (rs []backend.Request) {
+		set := func(n int, c use, wait bool) (rs []backend.Request) {
 			for i := range n {
 				rs = append(rs, c.asks(fmt.Sprint("set/", i), wait))
 			}
@@ -202,14 +202,14 @@ func contentionOfSets(t *testing.T, server *containers.EtcdServer) {
 			t.Fatal(err)
 		}
 	}
-	seen := map[string]*witness{"x": {held: map[claim]int{}}, "y": {held: map[claim]int{}}}
+	seen := map[string]*witness{"x": {held: map[use]int{}}, "y": {held: map[use]int{}}}
 	var work sync.WaitGroup
 	for n, names := range [][]string{{"x", "y"}, {"y", "x"}, {"x", "y"}, {"x"}, {"y"}} {
 		d := newDriver(t, server.Addr())
 		work.Go(func() {
 			got := 0
 			for i := 0; i < rounds || got == 0; i++ {
-				c := []claim{exclusively(), sharing()}[(n+i)%2]
+				c := []use{exclusively(), sharing()}[(n+i)%2]
 				var rs []backend.Request
 				for _, name := range names {
 					r := c.asks(name, len(names) == 1)

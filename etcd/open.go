@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
@@ -107,26 +105,9 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	for i, address := range config.Endpoints {
 		config.Endpoints[i] = "https://" + address
 	}
+	// gRPC would expect the name that was dialled, whatever the TLS settings say.
 	if name := u.TLS.ServerName; name != "" {
-		expect := expectName{credentials.NewTLS(u.TLS), name}
-		config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(expect))
+		config.DialOptions = append(config.DialOptions, grpc.WithAuthority(name))
 	}
 	return config, o, nil
-}
-
-// expectName expects a name of its own in the server's certificate. gRPC would expect the one that was dialled,
-// whatever the TLS settings say.
-type expectName struct {
-	credentials.TransportCredentials
-	name string
-}
-
-// ClientHandshake greets a server and expects the name of e.
-func (e expectName) ClientHandshake(ctx context.Context, _ string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return e.TransportCredentials.ClientHandshake(ctx, e.name, c)
-}
-
-// Clone returns the same for another connection.
-func (e expectName) Clone() credentials.TransportCredentials {
-	return expectName{e.TransportCredentials.Clone(), e.name}
 }

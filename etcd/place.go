@@ -106,7 +106,7 @@ func (d *Driver) settle(w *wish) (known bool) {
 	defer d.mu.Unlock()
 	w.key, known = d.requests[w.r.RequestID]
 	if !known {
-		w.key = d.freeKeyLocked(w.dir+w.claim.part(), 0)
+		w.key = d.freeKeyLocked(w.dir+w.use.part(), 0)
 	}
 	d.callLocked(w.key, w.r.RequestID)
 	return known
@@ -122,7 +122,7 @@ func (d *Driver) resettle(w *wish) {
 	key := d.requests[w.r.RequestID]
 	if key == w.key {
 		d.station = randomStation(w.taken)
-		key = d.freeKeyLocked(w.dir+w.claim.part(), w.taken)
+		key = d.freeKeyLocked(w.dir+w.use.part(), w.taken)
 	}
 	d.moveCallLocked(w, key)
 }

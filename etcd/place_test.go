@@ -46,7 +46,7 @@ func everWritten(t testing.TB, d *Driver, name string) map[string]int {
 func TestKeysOfANameAreFew(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	for _, c := range []claim{exclusively(), sharing(), taking(2, 3)} {
+	for _, c := range []use{exclusively(), sharing(), taking(2, 3)} {
 		t.Run(c.Kind.String(), func(t *testing.T) {
 			name := "few/" + c.Kind.String()
 			const drivers, rounds = 4, 25
@@ -76,7 +76,7 @@ func TestKeysOfANameAreFew(t *testing.T) {
 func TestDriversThatWantOneKey(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
+	for _, c := range []use{exclusively(), sharing(), taking(1, 3)} {
 		t.Run(c.Kind.String(), func(t *testing.T) {
 			name := "one/" + c.Kind.String()
 			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
@@ -121,7 +121,7 @@ func TestDriversThatWantOneKey(t *testing.T) {
 func TestForeignKeyOnAPlace(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())
-	for _, c := range []claim{exclusively(), sharing(), taking(1, 3)} {
+	for _, c := range []use{exclusively(), sharing(), taking(1, 3)} {
 		for _, wait := range []bool{true, false} {
 			r := c.asks(fmt.Sprint("foreign/", c.Kind, wait), wait)
 			d.station = 5

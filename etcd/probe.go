@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
@@ -69,12 +69,7 @@ func (d *Driver) askSpace(ctx context.Context) error {
 		return err
 	}
 	// Only one goroutine for each driver, however many calls come first.
-	if d.checked.CompareAndSwap(false, true) && d.enter() == nil {
-		go func() {
-			defer d.gate.Leave()
-			d.checkVersions()
-		}()
-	}
+	d.checked.Do(func() { d.gate.Go(func(context.Context) { d.checkVersions() }) })
 	return nil
 }
 
@@ -94,15 +89,13 @@ func (d *Driver) askMembers(ctx context.Context) error {
 			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
 		}
 	}
-	// A learner has no vote, and cannot lead: a server with a learner is a single one.
-	voting := 0
-	for _, m := range resp.Members {
-		if !m.IsLearner {
-			voting++
-		}
-	}
-	d.single.Store(voting == 1)
+	d.single.Store(len(voters(resp)) == 1)
 	return nil
+}
+
+// voters returns the members that vote. A learner cannot lead either, so a server with learners is a single one.
+func voters(resp *clientv3.MemberListResponse) []*pb.Member {
+	return slices.DeleteFunc(resp.Members, (*pb.Member).GetIsLearner)
 }
 
 // checkVersions asks each endpoint for its version, and warns. A server that does not answer within 2 s is not this
@@ -127,19 +120,14 @@ func (d *Driver) checkVersions() {
 // leaseDefects reports whether a version has the fix for keys that are lost while their lease is renewed (etcd issue
 // 20590), and the version of its line that has it.
 func leaseDefects(version string) (fixed string, ok bool) {
-	var n [3]int
-	for i, part := range strings.SplitN(strings.SplitN(version, "-", 2)[0], ".", 3) {
-		n[i], _ = strconv.Atoi(part)
-	}
+	var major, minor, patch int
+	_, _ = fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch) // what it cannot read is 0
+	first, known := map[int]int{4: 38, 5: 23, 6: 5}[minor]
 	switch {
-	case n[0] > 3 || n[0] == 3 && n[1] > 6:
+	case major > 3 || major == 3 && minor > 6:
 		return "", true
-	case n[0] == 3 && n[1] == 6:
-		return "3.6.5", n[2] >= 5
-	case n[0] == 3 && n[1] == 5:
-		return "3.5.23", n[2] >= 23
-	case n[0] == 3 && n[1] == 4:
-		return "3.4.38", n[2] >= 38
+	case major == 3 && known:
+		return fmt.Sprintf("3.%d.%d", minor, first), patch >= first
 	}
 	return "3.6.5", false
 }
@@ -148,7 +136,8 @@ func leaseDefects(version string) (fixed string, ok bool) {
 // election.
 const troubleLasts = 30 * time.Second
 
-// trouble remembers that something failed just now. Everything that gives a request up calls it; it costs a store.
+// trouble remembers that something failed just now. What sends a request calls it when that fails or is given up: get,
+// commit, withdraw, and a session for its lease and its keepalives. It costs a store.
 func (d *Driver) trouble() { d.troubled.Store(int64(d.clock.Now().Add(troubleLasts))) }
 
 // request returns the context for one request. A server that lost its leader lets requests hang unless they ask it to
@@ -168,8 +157,8 @@ type unhurried struct{ context.Context }
 // Deadline says that there is none.
 func (unhurried) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// bounded returns the context for one request that is repeated if it takes longer than attemptTime, and what frees it.
+// bounded returns the context for one request that is repeated if it takes longer than callTime, and what frees it.
 func (d *Driver) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(d.request(ctx), attemptTime)
+	ctx, cancel := context.WithTimeout(d.request(ctx), callTime)
 	return unhurried{ctx}, cancel
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -94,10 +93,9 @@ func (s *session) prove(ctx context.Context, age time.Duration) error {
 // keepAliveOnce sends one keepalive for everybody who waits in prove, and waits for its proof. done is s.proving, which
 // the caller has just made: it is closed here, after the result was stored, and by nobody else.
 //
-// The time for it is a sixth of the TTL, at least 1 s and at most attemptTime: one that hangs must leave time for
-// another.
+// The time for it is a sixth of the TTL, at least 1 s and at most callTime: one that hangs must leave time for another.
 func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), attemptTime))
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), min(max(s.ttl/6, time.Second), callTime))
 	defer cancel()
 	var sent backend.Instant
 	// Twice, because the first keepalive after an election may be answered by a member that has not yet applied
@@ -128,8 +126,8 @@ func (s *session) keepAliveOnce(ctx context.Context, done chan struct{}) error {
 }
 
 // errOvertaken: the leader that answered a keepalive may have been overtaken by another one before that. It says
-// nothing about the lease. One more attempt follows at once, since it is also what the first keepalive after an
-// election looks like on a member that has not yet applied an entry of the new term.
+// nothing about the lease. One more try follows at once, since it is also what the first keepalive after an election
+// looks like on a member that has not yet applied an entry of the new term.
 var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has answered", backend.ErrUnavailable)
 
 // prolong starts the lease's time anew and returns nil if that is proved, or says why it is not: errSessionLost, after
@@ -154,7 +152,6 @@ var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has ans
 // Watching the holder's own key was rejected: it tells the holder after its rival may hold.
 func (s *session) prolong(ctx context.Context) error {
 	defer s.d.conns.expectAnswer()()
-	since := s.d.history.mark()
 	answer, err := s.keepAlives.ask(ctx, s.id)
 	if err != nil {
 		return err
@@ -162,11 +159,8 @@ func (s *session) prolong(ctx context.Context) error {
 	if err := s.d.hear(answer.Header, nil); err != nil {
 		return err
 	}
-	read, err := s.d.client.Get(ctx, s.d.spaceKey())
+	read, err := s.d.get(ctx, s.d.spaceKey())
 	if err != nil {
-		return err
-	}
-	if err := s.d.hear(read.Header, since); err != nil {
 		return err
 	}
 	if err := s.d.checkSpace(read.Kvs); err != nil {
@@ -204,8 +198,8 @@ func (s *session) alone(ctx context.Context, answers ...*pb.ResponseHeader) bool
 	if err != nil || s.d.hear(resp.Header, nil) != nil {
 		return false
 	}
-	voters := slices.DeleteFunc(resp.Members, func(m *pb.Member) bool { return m.IsLearner })
-	return len(voters) == 1 && voters[0].ID == s.granter
+	vote := voters(resp)
+	return len(vote) == 1 && vote[0].ID == s.granter
 }
 
 // missing is called when etcd refused a write because it does not know the lease. It ends the session, unless what is
@@ -243,7 +237,7 @@ func (s *session) keep(ctx context.Context) error {
 	if !s.isOutgrown() {
 		return s.prove(ctx, s.ttl/3-s.ttl/20)
 	}
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), attemptTime)
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), callTime)
 	defer cancel()
 	return s.prolong(ctx)
 }

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -15,10 +16,10 @@ import (
 )
 
 // Waiting. The keys of a name are its queue, in the order of their create revisions, and a request holds as soon as
-// nothing before its own key excludes it (claim.go). A waiter writes its key, watches the key that keeps it out, and
-// when that goes reads again: not the whole queue, but its own key and the nearest ones that may exclude it, so that
-// what a hand-over sends does not grow with the queue. A release wakes one waiter. It costs 6 messages a grant, where a
-// queue by hand takes 7 (bench handoff16).
+// nothing before its own key excludes it (use.go). A waiter writes its key, watches the key that keeps it out, and when
+// that goes reads again: not the whole queue, but its own key and the nearest ones that may exclude it, so that what a
+// hand-over sends does not grow with the queue. A release wakes one waiter. It costs 6 messages a grant, where a queue
+// by hand takes 7 (bench handoff16).
 //
 // A watch can be lost without a sign, so every waiter looks for itself now and then. And a waiter may lose its place
 // while it waits: its lease ends, or somebody deletes its key. Nothing is granted by the event that woke it, only by
@@ -33,119 +34,114 @@ const (
 	lookEvery = time.Minute // 200 waiters ask for less than 4 looks a second
 )
 
-// neighbours is what a waiter needs to know of the queue. It is a snapshot of one revision.
-type neighbours struct {
-	// Our key stands, on our lease, where it was put.
-	own bool
-	// What keeps it out, see claim.blockers. If there is nothing, it holds.
-	before []entry
-}
-
 // waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that
-// key. If the key has gone it fails with errSessionLost: the place is lost, and the next attempt enters anew at the
-// end.
+// key. If the key has gone it fails with errSessionLost: the place is lost, and the next try enters anew at the end.
 func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, error) {
-	revision, n, err := a.enter(ctx, s, w)
-	for {
-		if err != nil {
-			return 0, err
-		}
-		if !n.own {
-			// Our key has gone: the lease ended, or somebody deleted it. Nobody holds the lock by this attempt.
-			return 0, errSessionLost
-		}
-		if len(n.before) == 0 {
-			return revision, nil
-		}
+	revision, before, err := a.enter(ctx, s, w)
+	for err == nil && len(before) > 0 {
 		// Only now: a request that got its turn in the transaction that wrote its key has not waited.
 		a.queued = true
-		if err = a.watch(ctx, s, w, revision, n.before); err != nil {
-			return 0, err
+		if err = a.watch(ctx, s, w, revision, before); err == nil {
+			// What woke us does not count. The state does, read with our own key in it: that also proves that the key
+			// and the lease are there.
+			before, err = a.ahead(ctx, s, w, revision)
 		}
-		// What woke us does not count. The state does, read with our own key in it: that also proves that the key and
-		// the lease are there.
-		n, err = a.neighbours(ctx, s, w, revision)
 	}
+	return revision, err
 }
 
-// enter puts the key, unless the name is in use otherwise, and learns its place in the same transaction. The
-// transaction is two comparisons deep: free is "nothing keeps me out", which is all that an uncontended wait needs;
+// enter puts the key, unless the name is in use otherwise, and returns its create revision and what keeps it out, of
+// which the same transaction tells. If there is nothing, it holds.
+//
+// The transaction is two comparisons deep: free is "nothing keeps me out", which is all that an uncontended wait needs;
 // inside its other branch stands "what is there mixes with me, and my key is vacant", which puts the key and reads what
 // is ahead of it. Writing first and reading in a second request would cost everybody who has to wait another round
 // trip.
-func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, neighbours, error) {
+func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, []entry, error) {
 	for {
-		// The key is put with the lease of this attempt. If it stands already, from an earlier attempt of this request
-		// or as somebody else's, vacant fails, and what was read decides below.
+		// The key is put with the lease of this try. If it stands already, from an earlier try of this request or as
+		// somebody else's, vacant fails, and what was read decides below.
 		put, look := w.put(s.id), clientv3.OpGet(w.dir, clientv3.WithPrefix())
-		mixes := append(w.claim.mixes(w.dir), vacant(w.key))
+		mixes := append(w.use.mixes(w.dir), vacant(w.key))
 		// Ours is the last one then, and only what may keep it out matters.
-		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.claim.ahead(w.dir, 0)}, []clientv3.Op{look})
-		resp, err := a.txn(ctx, w.claim.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{enter})
+		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.use.ahead(w.dir, 0)}, []clientv3.Op{look})
+		resp, err := a.txn(ctx, w.use.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{enter})
 		if err != nil {
-			return 0, neighbours{}, err
+			return 0, nil, err
 		}
-		if revision := resp.Header.Revision; resp.Succeeded {
-			return revision, neighbours{own: true}, nil
-		} else if entered := resp.Responses[0].GetResponseTxn(); entered.Succeeded {
+		revision := resp.Header.Revision
+		if resp.Succeeded {
+			return revision, nil, nil
+		}
+		entered := resp.Responses[0].GetResponseTxn()
+		if entered.Succeeded {
 			before, hidden := a.before(w, entered.Responses[1].GetResponseRange().Kvs, revision)
 			if hidden {
-				n, err := a.neighbours(ctx, s, w, revision)
-				return revision, n, err
+				before, err = a.ahead(ctx, s, w, revision)
 			}
-			return revision, neighbours{own: true, before: before}, nil
+			return revision, before, err
 		}
-		// Somebody else's key stands where ours would: another place, and again. The loop ends, since each turn chooses
-		// among four times as many.
-		if kvs, _ := lastRead(resp); a.taken(w, kvs) {
-			a.d.resettle(w)
-			continue
+		key := w.key
+		same, before := a.sinceRead(w, entered.Responses[0].GetResponseRange().Kvs, revision)
+		if w.revision == 0 {
+			// Somebody else's key stands where ours would: another place, and again, without asking that nobody else
+			// comes. The loop ends, since each turn chooses among four times as many.
+			if w.key != key {
+				continue
+			}
+			if err := w.use.mismatch(w.r.Name, before); err != nil {
+				return 0, nil, err
+			}
 		}
-		queue, at, err := a.insist(ctx, s, w, resp, func([]entry) error { return nil })
+		resp, err = a.txn(ctx, []clientv3.Cmp{same}, []clientv3.Op{w.put(s.id)}, nil)
 		if err != nil {
-			return 0, neighbours{}, err
+			return 0, nil, err
 		}
-		return queue[at].revision, neighbours{own: true, before: w.claim.blockers(queue[:at])}, nil
+		if resp.Succeeded {
+			return cmp.Or(w.revision, resp.Header.Revision), w.use.blockers(before), nil
+		}
+		// Somebody came, or wrote our key, at the same moment: again.
 	}
 }
 
-// before returns what keeps a key out that was created at revision, from what claim.ahead read. hidden is true if a
-// foreign key was among that: claim.ahead asks for the nearest few keys only, and a foreign one takes the place of one
+// before returns what keeps a key out that was created at revision, from what use.ahead read. hidden is true if a
+// foreign key was among that: use.ahead asks for the nearest few keys only, and a foreign one takes the place of one
 // that counts. The caller then reads the whole queue.
 func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (before []entry, hidden bool) {
 	entries := a.d.entriesOf(kvs)
 	hidden = len(entries) < len(kvs)
 	entries = slices.DeleteFunc(entries, func(e entry) bool { return e.revision >= revision })
-	return w.claim.blockers(entries), hidden
+	return w.use.blockers(entries), hidden
 }
 
-// neighbours reads our key and what keeps it out, both at one revision, from a majority of the cluster. The revision
-// that is given is where our key was created: a key of the same name that was created later is another request's.
-func (a *attempt) neighbours(ctx context.Context, s *session, w *wish, revision int64) (neighbours, error) {
+// ahead reads our key and returns what keeps it out, both at one revision, from a majority of the cluster. The revision
+// that is given is where our key was created: a key of the same name that was created later is another request's. If
+// our key has gone, since the lease ended or somebody deleted it, it fails with errSessionLost: nobody holds by this
+// try.
+func (a *attempt) ahead(ctx context.Context, s *session, w *wish, revision int64) ([]entry, error) {
 	bounded, cancel := a.d.bounded(ctx)
 	defer cancel()
-	resp, err := a.d.commit(bounded, nil, []clientv3.Op{clientv3.OpGet(w.key), w.claim.ahead(w.dir, revision)}, nil)
+	resp, err := a.d.commit(bounded, nil, []clientv3.Op{clientv3.OpGet(w.key), w.use.ahead(w.dir, revision)}, nil)
 	if err != nil {
-		a.d.trouble()
-		return neighbours{}, err
+		return nil, err
 	}
-	var n neighbours
 	// Ours only if it was created where we put it and stands on the lease that we prove. On another lease it is not
-	// proved by this session, and the next attempt moves it.
+	// proved by this session, and the next try moves it.
 	own := a.d.entriesOf(resp.Responses[0].GetResponseRange().Kvs)
-	n.own = len(own) == 1 && own[0].revision == revision && own[0].lease == s.id
-	before, hidden := a.before(w, resp.Responses[1].GetResponseRange().Kvs, revision)
-	// A foreign key was among the few that were read: the whole queue tells.
-	if hidden {
-		queue, err := a.read(ctx, w)
-		if err != nil {
-			return neighbours{}, err
-		}
-		queue = slices.DeleteFunc(queue, func(e entry) bool { return e.revision >= revision })
-		before = w.claim.blockers(queue)
+	if len(own) != 1 || own[0].revision != revision || own[0].lease != s.id {
+		return nil, errSessionLost
 	}
-	n.before = before
-	return n, nil
+	before, hidden := a.before(w, resp.Responses[1].GetResponseRange().Kvs, revision)
+	if !hidden {
+		return before, nil
+	}
+	// A foreign key was among the few that were read: the whole queue tells.
+	queue, err := a.read(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	queue = slices.DeleteFunc(queue, func(e entry) bool { return e.revision >= revision })
+	return w.use.blockers(queue), nil
 }
 
 // watch returns nil when what keeps us out may have gone, or our own key, and an error if the wait cannot go on.
@@ -162,7 +158,7 @@ func (a *attempt) neighbours(ctx context.Context, s *session, w *wish, revision 
 func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64, before []entry) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	key, end := w.claim.watched(w.dir, before)
+	key, end := w.use.watched(w.dir, before)
 	deleted, err := a.follow(ctx, cancel, key, end)
 	if err != nil {
 		return err
@@ -170,13 +166,13 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 	// still reads the queue and reports whether the watch is on what keeps us out. If it is not, the wait is over, or
 	// has to begin anew on another key.
 	still := func() (bool, error) {
-		n, err := a.neighbours(ctx, s, w, revision)
-		if err != nil || !n.own || len(n.before) == 0 {
+		now, err := a.ahead(ctx, s, w, revision)
+		if err != nil || len(now) == 0 {
 			return false, err
 		}
-		before = n.before
-		now, _ := w.claim.watched(w.dir, before)
-		return now == key, nil
+		before = now
+		on, _ := w.use.watched(w.dir, before)
+		return on == key, nil
 	}
 	if same, err := still(); !same {
 		return err
@@ -233,17 +229,17 @@ func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
 }
 
 // follow watches for the deletion of a key, or of keys up to end, and returns when the server has confirmed the watch.
-// Until then an event may be missed, and the caller must not have made its last look. cancel ends an attempt that takes
-// longer than attemptTime, together with the caller's other watches; the library would wait for as long as no server
+// Until then an event may be missed, and the caller must not have made its last look. cancel ends a try that takes
+// longer than callTime, together with the caller's other watches; the library would wait for as long as no server
 // answers.
 func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, end string) (clientv3.WatchChan, error) {
-	late := time.AfterFunc(attemptTime, cancel)
+	late := time.AfterFunc(callTime, cancel)
 	defer late.Stop()
 	ch := a.d.client.Watch(ctx, key, clientv3.WithRange(end), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	select {
 	case resp, open := <-ch:
 		if !open || resp.Err() != nil {
-			return nil, a.calm(ctx, errWatch)
+			return nil, cmp.Or(ctx.Err(), errWatch) // the end of ctx closes the channel too
 		}
 		return ch, nil
 	case <-ctx.Done():
@@ -251,19 +247,13 @@ func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, en
 	}
 }
 
-// calm pauses after a watch that failed, so that a broken server is not asked in a tight loop. It returns nil if the
-// caller shall read again, and otherwise what ends the wait.
+// calm pauses after a watch that failed, so that a broken server is not asked in a tight loop. Then the caller reads
+// again, unless the wait has ended.
 func (a *attempt) calm(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ended := kit.Sleep(ctx, kit.RetryPause(a.ttl)); ended != nil {
-		return ended
-	}
-	if errors.Is(err, errWatch) {
-		return err
-	}
-	return nil // read again
+	return kit.Sleep(ctx, kit.RetryPause(a.ttl))
 }
 
 // remove deletes the keys of wishes that nobody waits for any more, in the background, each until it is known to be
@@ -314,7 +304,7 @@ func (d *Driver) removeOne(key, requestID string) {
 		case err == nil || !transient(err):
 			return
 		}
-		if kit.Sleep(d.ctx, kit.RetryPause(attemptTime)) != nil {
+		if kit.Sleep(d.ctx, kit.RetryPause(callTime)) != nil {
 			return
 		}
 	}

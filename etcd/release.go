@@ -75,7 +75,6 @@ func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant)
 	if key == "" {
 		resp, err := d.get(unhurried{d.request(ctx)}, d.dir(g.Name), clientv3.WithPrefix())
 		if resp == nil {
-			d.trouble()
 			return err
 		}
 		queue := d.entriesOf(resp.Kvs)
@@ -99,7 +98,6 @@ func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.
 	for {
 		resp, err := d.get(unhurried{d.request(ctx)}, key)
 		if resp == nil {
-			d.trouble()
 			return err
 		}
 		if len(resp.Kvs) == 0 || !may(resp.Kvs[0]) {
@@ -137,14 +135,11 @@ func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp)
 	select {
 	case <-f.done:
 	case <-ctx.Done():
-		if !d.withdraw(f) {
-			d.trouble()
-		}
+		d.withdraw(f)
 		return ctx.Err()
 	}
 	switch {
 	case f.resp == nil:
-		d.trouble()
 		return f.err
 	case !f.resp.Succeeded:
 		return backend.ErrNotHeld
@@ -176,25 +171,22 @@ func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 	if h == nil || h.adopted {
 		e.Reason = backend.ReasonSessionExpired
 	}
-	if e.Reason = d.lossOf(e.Reason); e.Reason == backend.ReasonHistoryLost {
-		return e
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	resp, err := d.commit(ctx, nil,
-		[]clientv3.Op{clientv3.OpGet(d.forcedKey(g.Name)), clientv3.OpGet(d.spaceKey())}, nil)
-	if err == nil {
-		err = d.checkSpace(resp.Responses[1].GetResponseRange().Kvs)
-	}
-	if err != nil {
-		e.Reason = d.lossOf(e.Reason)
-		return e
-	}
-	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) == 1 {
-		var f forced
-		if json.Unmarshal(kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
-			e.Reason = backend.ReasonForceReleased
+	if d.history.err() == nil {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		resp, err := d.commit(ctx, nil,
+			[]clientv3.Op{clientv3.OpGet(d.forcedKey(g.Name)), clientv3.OpGet(d.spaceKey())}, nil)
+		if err == nil && d.checkSpace(resp.Responses[1].GetResponseRange().Kvs) == nil {
+			var f forced
+			kvs := resp.Responses[0].GetResponseRange().Kvs
+			if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
+				e.Reason = backend.ReasonForceReleased
+			}
 		}
+	}
+	// The loss of the cluster's past explains any other, and may be what has just been found out.
+	if d.history.err() != nil {
+		e.Reason = backend.ReasonHistoryLost
 	}
 	return e
 }

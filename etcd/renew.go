@@ -88,7 +88,7 @@ func (r *renewing) all(ctx context.Context) {
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
 		case h.session.isOutgrown():
 			// Its successor is the session of the TTL that was asked for, whatever the grant says.
-			ttl := h.session.asked()
+			ttl := h.session.asked
 			byTTL[ttl] = append(byTTL[ttl], i)
 		default:
 			bySession[h.session] = append(bySession[h.session], i)
@@ -139,7 +139,7 @@ func (r *renewing) gone(ctx context.Context, i int) {
 // most a third of its TTL old (provedSession), hence two thirds from now on are certain.
 func (h *hold) stays(ttl time.Duration) bool {
 	s := h.session
-	if ttl == s.ttl || ttl/time.Second == time.Duration(s.seconds) {
+	if ttl == s.ttl || ttl.Truncate(time.Second) == s.asked {
 		return true
 	}
 	atLeast := s.d.clock.Now().Add(ttl - ttl/3) // see provedSession
@@ -158,7 +158,7 @@ func (h *hold) promise(until backend.Instant) {
 }
 
 // opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For one that allows fewer
-// (--max-txn-ops) it is halved until they fit, for the rest of the driver's life: see inParts.
+// (--max-txn-ops) see inParts.
 const opsPerTxn = 100
 
 // on renews the grants whose numbers are in members, all on one session. The instant of the proof is read before the
@@ -166,7 +166,7 @@ const opsPerTxn = 100
 func (r *renewing) on(ctx context.Context, s *session, members []int) {
 	err := s.prove(ctx, s.ttl/6)
 	if errors.Is(err, errOutgrown) {
-		r.move(ctx, s.asked(), members)
+		r.move(ctx, s.asked, members)
 		return
 	}
 	sentAt := s.provedAt()
@@ -189,24 +189,20 @@ func (r *renewing) on(ctx context.Context, s *session, members []int) {
 			missing = append(missing, i)
 		}
 	}
-	r.d.inParts(missing, func(part []int) (tooMany bool) { return r.check(ctx, s, sentAt, part) })
+	inParts(missing, opsPerTxn, func(part []int) error { return r.check(ctx, s, sentAt, part) })
 }
 
-// inParts calls do with some of the members at a time, side by side, until all have had their turn. do reports whether
-// they were too many operations for one transaction, of which the server has done none; then that part is halved, and
-// so is what is tried from then on. A part of one is never halved.
-func (d *Driver) inParts(members []int, do func(part []int) (tooMany bool)) {
+// inParts calls do with at most so many of the members at a time, side by side, until all have had their turn. What
+// fails for the sake of a part as a whole has done nothing, and its halves get their turns: where the server allows
+// fewer operations in a transaction, and where one of several keys has changed, which keeps no other from its turn.
+func inParts(members []int, most int, do func(part []int) error) {
 	var work sync.WaitGroup
-	for part := range slices.Chunk(members, opsPerTxn/(1<<d.halvings.Load())) {
+	for part := range slices.Chunk(members, most) {
 		work.Go(func() {
-			if !do(part) || len(part) == 1 {
-				return
+			err := do(part)
+			if len(part) > 1 && (errors.Is(err, errChanged) || isOneOf(err, rpctypes.ErrTooManyOps)) {
+				inParts(part, (len(part)+1)/2, do)
 			}
-			halvings := d.halvings.Load()
-			if opsPerTxn/(1<<halvings) >= len(part) {
-				d.halvings.CompareAndSwap(halvings, halvings+1)
-			}
-			d.inParts(part, do)
 		})
 	}
 	work.Wait()
@@ -238,7 +234,7 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 
 // check reads the keys of the grants whose numbers are in part, and renews those that stand on the session's lease. It
 // also serves clients whose KV has a namespace and whose Lease has not: keys then names all keys differently.
-func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant, part []int) (tooMany bool) {
+func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant, part []int) error {
 	return r.read(ctx, part, func(i int, e entry, found bool) {
 		if found && e.revision == incarnation(r.grants[i]) && e.lease == s.id {
 			r.out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
@@ -290,16 +286,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 	if err := r.adopt(s, members); err != nil {
 		r.fail(members, err)
 	} else {
-		r.d.inParts(members, func(part []int) (tooMany bool) {
-			done, tooMany := r.moveTogether(ctx, s, stand, part)
-			if !done {
-				// One of them has changed since it was read, and keeps no other from moving.
-				for _, i := range part {
-					r.moveTogether(ctx, s, stand, []int{i})
-				}
-			}
-			return tooMany
-		})
+		inParts(members, opsPerTxn, func(part []int) error { return r.moveTogether(ctx, s, stand, part) })
 	}
 	for _, i := range members {
 		// It was adopted for the move, and has not moved.
@@ -314,7 +301,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 // client that has seen a hold, and not its request id, move it.
 func (r *renewing) identify(ctx context.Context, members []int) []entry {
 	stand := make([]entry, len(r.grants))
-	r.d.inParts(members, func(part []int) (tooMany bool) {
+	inParts(members, opsPerTxn, func(part []int) error {
 		return r.read(ctx, part, func(i int, e entry, found bool) {
 			g := r.grants[i]
 			if !found || e.revision != incarnation(g) || r.hold(i) == nil && e.value.Request != g.RequestID {
@@ -328,7 +315,7 @@ func (r *renewing) identify(ctx context.Context, members []int) []entry {
 
 // read reads the keys of the grants whose numbers are in part, in one transaction, and calls see for each. If that
 // fails, so do all of them, and see is not called.
-func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry, found bool)) (tooMany bool) {
+func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry, found bool)) error {
 	ops := make([]clientv3.Op, len(part))
 	for n, i := range part {
 		// Not keys only: some versions leave out the lease then.
@@ -337,7 +324,7 @@ func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry
 	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
 	if err != nil {
 		r.fail(part, err)
-		return isOneOf(err, rpctypes.ErrTooManyOps)
+		return err
 	}
 	for n, i := range part {
 		r.out[i].Err = nil // of a larger part
@@ -349,7 +336,7 @@ func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry
 		}
 		see(i, e, found)
 	}
-	return false
+	return nil
 }
 
 // provedSession is sessionFor with a proof that is at most a third of the TTL old. A session that turns out to be
@@ -391,13 +378,12 @@ func (r *renewing) adopt(s *session, members []int) error {
 // carried out late has moved it; the next renewal finds out.
 var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.ErrUnavailable)
 
-// moveTogether puts grants on a session in one transaction, all or none, if their keys are as they were read. done is
-// false if one of several is not; tooMany is true if the server allows fewer operations. In both cases nothing was
-// written.
+// moveTogether puts grants on a session in one transaction, all or none, if their keys are as they were read. Otherwise
+// it fails with errChanged.
 //
 // The validity rests on the session's last proof before the transaction. It was sent before the keys stood on the
 // lease, and the lease lives at least a TTL from then on.
-func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) (done, tooMany bool) {
+func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) error {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
 	// What the driver knew of each hold before the transaction, so that moveHold sees whether it was given back
 	// meanwhile; nil if it had been.
@@ -412,8 +398,6 @@ func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, 
 	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
 	switch {
 	case err != nil:
-	case !resp.Succeeded && len(part) > 1:
-		return false, false
 	case !resp.Succeeded:
 		err = errChanged
 	case !s.Add(len(part)):
@@ -421,11 +405,11 @@ func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, 
 	}
 	if err != nil {
 		r.fail(part, err)
-		return true, isOneOf(err, rpctypes.ErrTooManyOps)
+		return err
 	}
 	for n, i := range part {
 		r.d.moveHold(r.keys[i], holds[n], s)
 		r.out[i] = backend.Renewal{SentAt: sentAt, TTL: s.ttl}
 	}
-	return true, false
+	return nil
 }

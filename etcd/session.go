@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // A session is an etcd lease with its keepalive loop, and everything that happens to it: it is made when somebody needs
@@ -38,11 +39,12 @@ import (
 // away.
 type session struct {
 	kit.Session
-	d  *Driver
+	d *Driver
+	// Drawn by sessionFor, before the lease is asked for: see create.
 	id clientv3.LeaseID
-	// As granted, and as asked for: the latter is the key in Driver.sessions.
-	ttl     time.Duration
-	seconds int64
+	// As asked for, which is the key in Driver.sessions, and as granted, which is more for TTLs below one and a half
+	// election timeouts.
+	asked, ttl time.Duration
 
 	// The stream that the keepalives go out on. create stops it when the loop has ended.
 	keepAlives *keepAlives
@@ -55,6 +57,9 @@ type session struct {
 	// Closed by Driver.outgrow, at most once, when the lease can no longer be proved. Waiters select on it: they move
 	// to another session without being told by anybody else.
 	outgrown chan struct{}
+	// Tells the loop that a request on this lease went unanswered, so that a key may appear on it that nobody knows:
+	// see sweep. It has room for one signal and is never closed.
+	doubted bell.Bell
 
 	mu sync.Mutex // protects the following fields
 	// Just before the last confirmed request was sent: what the validity of every hold counts from.
@@ -62,21 +67,16 @@ type session struct {
 	// Not nil while a keepalive is in flight. keepAliveOnce closes it when that has ended, with its result below.
 	proving chan struct{}
 	result  error
-
-	// A request on this lease went unanswered, so that a key may appear on it that nobody knows: see sweep. It stays
-	// set for the rest of the session's life. doubted has room for one signal, is never closed, and wakes the loop.
-	doubtful bool
-	doubted  chan struct{}
 }
 
 // errSessionLost: the lease is gone, and with it every key on it. As an answer about a hold it is a loss; as the answer
 // to a request that was to write on the lease it says that nothing was done, and another session may do better.
 var errSessionLost = fmt.Errorf("%w: the etcd lease is gone", backend.ErrUnavailable)
 
-// attemptTime bounds one request that is not bounded more tightly: long enough for an election, whose timeout is 1 s by
+// callTime bounds one request that is not bounded more tightly: long enough for an election, whose timeout is 1 s by
 // default, and short enough to reach the next endpoint within a lease. What it cut off is asked again with the same
 // key, which makes that harmless.
-const attemptTime = 3 * time.Second
+const callTime = 3 * time.Second
 
 // sessionFor returns the session for ttl, in whole seconds, and adds a user to it; the caller takes it away with Leave.
 // If there is none it is created, once for all callers that come meanwhile. Each waits for as long as its own ctx
@@ -84,11 +84,11 @@ const attemptTime = 3 * time.Second
 //
 // No session is made after the cluster's past was lost, or after Close.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
-	seconds := int64(ttl / time.Second)
-	return d.sessions.Join(ctx, seconds, func() *session {
+	ttl = ttl.Truncate(time.Second)
+	return d.sessions.Join(ctx, ttl, func() *session {
 		return &session{
-			Session: d.sessions.New(), d: d, seconds: seconds, keepAlives: newKeepAlives(d),
-			outgrown: make(chan struct{}), doubted: make(chan struct{}, 1),
+			Session: d.sessions.New(), d: d, id: clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64)), asked: ttl,
+			keepAlives: newKeepAlives(d), outgrown: make(chan struct{}), doubted: bell.New(),
 		}
 	}, func(s *session) {
 		// Under no mutex, once for each session. If this fails, everybody who waits for the session gets the error; it
@@ -110,64 +110,51 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 // background because the end of one caller's context must not fail the others. It was counted in at the gate by
 // sessionFor, and leaves when the loop has ended.
 //
-// The id of the lease is drawn here and not by the server, so that a lease whose grant was not answered can be revoked:
-// a TTL may be 30 days, and every repetition would leave another one. The library's Grant offers no such choice, hence
-// the request by hand. The validity counts from sent, which is read before the request leaves.
+// The id of the lease is ours and not the server's, so that a lease whose grant was not answered can be revoked: a TTL
+// may be 30 days, and every repetition would leave another one. The library's Grant offers no such choice, hence the
+// request by hand. The validity counts from sent, which is read before the request leaves.
 //
 // The term is noted before the request is sent and not read from the answer, whose header bears the term that the
 // member had applied when it answered: an election after the grant could have raised it, and the lease would then be
 // believed to be of a later leader than the one who granted it. A term that is too low only costs a move.
 func (s *session) create() {
+	defer s.d.gate.Leave()
+	defer s.keepAlives.stop()
 	sent := s.d.clock.Now()
 	s.term.Store(s.d.history.greatestTerm())
 	since := s.d.history.mark()
-	id := clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), attemptTime)
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(s.d.ctx), callTime)
 	resp, err := pb.NewLeaseClient(s.d.client.ActiveConnection()).LeaseGrant(ctx,
-		&pb.LeaseGrantRequest{TTL: s.seconds, ID: int64(id)})
+		&pb.LeaseGrantRequest{TTL: int64(s.asked / time.Second), ID: int64(s.id)})
 	cancel()
 	granted := err == nil
 	if granted {
-		s.granter = resp.Header.GetMemberId()
+		s.granter, s.ttl, s.proved = resp.Header.GetMemberId(), time.Duration(resp.TTL)*time.Second, sent
 		err = s.d.hear(resp.Header, since)
 	}
-	if err != nil {
-		err = clientv3.ContextError(ctx, err)
-	} else {
-		s.id, s.ttl, s.proved = id, time.Duration(resp.TTL)*time.Second, sent
-	}
-	defer s.keepAlives.stop()
+	err = clientv3.ContextError(ctx, err)
 	if s.d.sessions.Opened(s, err) {
 		s.keepAlive()
 		return
 	}
-	defer s.d.gate.Leave()
 	s.d.trouble()
 	if granted || !unsent(err) && !refused(err) {
-		// Close does not wait for this: a lease without keys hurts nobody, and ends by itself.
-		s.d.discard(id)
+		s.discard()
 	}
 }
 
-// discard revokes a lease that may have been granted, until etcd says that it is gone or the driver is closed. Close
-// does not revoke it: no key stands on it, and it ends by itself.
-func (d *Driver) discard(id clientv3.LeaseID) {
+// discard revokes a lease that may have been granted, and on which no key stands, until etcd says that it is gone or
+// the driver closes. Close waits for the call under way only: such a lease hurts nobody, and ends by itself.
+func (s *session) discard() {
 	for {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), attemptTime)
-		_, err := d.client.Revoke(ctx, id)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.d.ctx), callTime)
+		err := s.revoke(ctx)
 		cancel()
-		if err == nil || !transient(err) || isOneOf(err, rpctypes.ErrLeaseNotFound) {
-			return
-		}
-		if kit.Sleep(d.ctx, kit.RetryPause(attemptTime)) != nil {
+		if err == nil || !transient(err) || kit.Sleep(s.d.ctx, kit.RetryPause(callTime)) != nil {
 			return
 		}
 	}
 }
-
-// asked is the TTL that was asked for, and the key of the session among the driver's. ttl is what the server granted,
-// which is more for TTLs below one and a half election timeouts.
-func (s *session) asked() time.Duration { return time.Duration(s.seconds) * time.Second }
 
 // keepAlive is the loop of an open session. It sends a keepalive a third of the TTL after the last one that was
 // confirmed, and sooner after one that failed; after each it sweeps, if there is anything in doubt. It ends when the
@@ -178,25 +165,19 @@ func (s *session) asked() time.Duration { return time.Duration(s.seconds) * time
 // Waiters would lose their places for nothing, since a cluster without a leader prolongs its leases, and holders do not
 // depend on it: the core stops believing in a hold at its deadline, whatever the session does.
 func (s *session) keepAlive() {
-	defer s.d.gate.Leave()
 	timer := time.NewTimer(s.ttl / 3)
 	defer timer.Stop()
-	// The timer of the looks between keepalives, which runs only after a request went unanswered.
-	look, wait := time.NewTimer(time.Hour), time.Hour
-	look.Stop()
-	defer look.Stop()
+	// How long after the last look for late keys the next one follows; 0 until a request goes unanswered.
+	var look time.Duration
 	for {
 		select {
 		case <-timer.C:
-		// A new doubt begins the looks anew, at their shortest distance.
+		// A new doubt begins the looks anew, at their shortest distance. Many doubts put nothing off: the first one
+		// after a look sets the timer.
 		case <-s.doubted:
-			wait = firstSweep
-			look.Reset(wait)
-			continue
-		case <-look.C:
-			s.sweep()
-			if wait *= 2; wait < s.ttl/3 {
-				look.Reset(wait)
+			if look != firstSweep {
+				look = firstSweep
+				timer.Reset(look)
 			}
 			continue
 		case <-s.Over():
@@ -207,20 +188,19 @@ func (s *session) keepAlive() {
 		// Nobody joins between the look at the users and the end: kit does both under its mutex. The revocation may
 		// fail: without keepalives the lease ends by itself.
 		if s.d.sessions.Retire(s, s.ttl) {
-			ctx, cancel := context.WithTimeout(s.d.ctx, attemptTime)
+			ctx, cancel := context.WithTimeout(s.d.ctx, callTime)
 			_ = s.revoke(ctx)
 			cancel()
 			return
 		}
+		// Between keepalives, when only a look is due, it sends nothing: the proof is young enough.
 		err := s.keep(s.d.ctx)
+		next := s.ttl / 3
 		switch {
 		case err == nil:
-			s.sweep()
-			timer.Reset(max(s.ttl/3-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20))
+			next = max(next-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20)
 		// Only to keep the keys standing until they have moved.
 		case errors.Is(err, errOutgrown):
-			s.sweep()
-			timer.Reset(s.ttl / 3)
 		// prolong has ended the session.
 		case errors.Is(err, errSessionLost):
 			return
@@ -228,7 +208,14 @@ func (s *session) keepAlive() {
 			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their
 			// places.
 			timer.Reset(kit.RetryPause(s.ttl))
+			continue
 		}
+		if look > 0 {
+			s.sweep()
+			look = min(2*look, s.ttl)
+			next = min(next, look)
+		}
+		timer.Reset(next)
 	}
 }
 
@@ -264,23 +251,9 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 	return tell
 }
 
-// dropHolds takes all holds out of a driver that closes. Unlike forget it tells nobody: who closes has asked for the
-// end.
-func (d *Driver) dropHolds() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for key, p := range d.places {
-		p.hold = nil
-		d.tidyLocked(key)
-	}
-}
-
 // revoke ends the lease in etcd; every key on it goes with it. A lease that is gone already, or was never granted, is
 // no error.
 func (s *session) revoke(ctx context.Context) error {
-	if s.id == 0 {
-		return nil
-	}
 	_, err := s.d.client.Revoke(ctx, s.id)
 	if isOneOf(err, rpctypes.ErrLeaseNotFound) {
 		return nil

@@ -3,7 +3,9 @@ package etcd
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -169,16 +171,22 @@ func (c *connections) expectAnswer() (answered func() bool) {
 // too: no harm is done by closing a connection on which it had nothing to say.
 func (c *connections) closeSilent() {
 	before := c.now() - c.bears.Load()/2
+	c.closeIf(func(conn *connection) bool {
+		since := conn.asked.Load()
+		return since != 0 && since < before
+	})
+}
+
+// closeIf closes the connections of which that is true. gRPC then fails what waits on them.
+func (c *connections) closeIf(leave func(*connection) bool) {
 	c.mu.Lock()
-	var silent []*connection
-	for conn := range c.open {
-		if since := conn.asked.Load(); since != 0 && since < before {
-			silent = append(silent, conn)
-		}
-	}
+	open := slices.Collect(maps.Keys(c.open))
 	c.mu.Unlock()
-	for _, conn := range silent {
-		_ = conn.Close()
+	// After c.mu is free, since Close takes it.
+	for _, conn := range open {
+		if leave(conn) {
+			_ = conn.Close()
+		}
 	}
 }
 

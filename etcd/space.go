@@ -112,8 +112,3 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	d.loseHistory(lost)
 	return lost
 }
-
-// errSameSpace: the comparison failed, and the read in the other branch of the same transaction shows the same value.
-// etcd never answers that; it is an error to repeat the step by, and not a silent success.
-var errSameSpace = fmt.Errorf(
-	"%w: the comparison of the token space failed, and it is the same", backend.ErrUnavailable)

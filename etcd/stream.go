@@ -42,7 +42,7 @@ type opened struct {
 
 // openTime bounds the opening of a stream, which is not bounded by the keepalive that wants it: a server that is slow
 // to check a password would be asked to begin anew again and again.
-const openTime = 3 * attemptTime
+const openTime = 3 * callTime
 
 // newKeepAlives returns a stream that is opened by the first keepalive. It asks its server to have a leader.
 func newKeepAlives(d *Driver) *keepAlives {

@@ -8,10 +8,10 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Keys that late requests leave. A request that nobody answered may be carried out long after its caller gave up and
-// after its key was looked for and not found: a node that was cut off hands it on when it is back. The key then stands
-// on a lease that the other locks keep alive, and would close the name for as long as they do: for good, in a busy
-// client (TestRequestThatANodeHandsOnLateClosesNothing). Exclusion and tokens are not in danger.
+// Keys that late requests leave: leftovers. A request that nobody answered may be carried out long after its caller
+// gave up and after its key was looked for and not found: a node that was cut off hands it on when it is back. The key
+// then stands on a lease that the other locks keep alive, and would close the name for as long as they do: for good, in
+// a busy client (TestRequestThatANodeHandsOnLateClosesNothing). Exclusion and tokens are not in danger.
 //
 // So once a request on a session went unanswered, the session's loop looks whether its lease has keys that nobody here
 // knows, and deletes them: soon, since most late requests are late by milliseconds (another node was faster), then
@@ -26,28 +26,16 @@ import (
 // until the keepalives take over.
 const firstSweep = 50 * time.Millisecond
 
-// doubt notes that a request on the session was not answered, and wakes the loop. A signal that is there already is
-// enough.
+// doubt tells the loop that a request on the session was not answered. A signal that is there already is enough.
 func (s *session) doubt() {
-	s.mu.Lock()
-	s.doubtful = true
-	s.mu.Unlock()
-	select {
-	case s.doubted <- struct{}{}:
-	default:
-	}
+	s.doubted.Ring()
 }
 
 // sweep deletes the keys on the lease that nobody here knows. What fails is tried again after the next keepalive. It
 // runs in the session's loop only, and in less time than the next keepalive has.
 func (s *session) sweep() {
-	s.mu.Lock()
-	doubtful := s.doubtful
-	s.mu.Unlock()
-	if !doubtful {
-		return
-	}
-	ctx, cancel := context.WithTimeout(s.d.ctx, min(attemptTime, s.ttl/6)) // the next keepalive waits for it
+	// The next keepalive waits for it.
+	ctx, cancel := context.WithTimeout(s.d.ctx, min(callTime, s.ttl/6))
 	defer cancel()
 	keys, err := s.keys(ctx)
 	if err != nil {

@@ -119,17 +119,8 @@ func (c *connections) leave(q *question) (left bool) {
 	if q.sent > m.left {
 		m.left, m.out = now, min(max(2*m.out, unheardOut), mostUnheardOut)
 	}
-	var open []*connection
-	for other := range c.open {
-		if other.addr == conn.addr {
-			open = append(open, other)
-		}
-	}
 	c.mu.Unlock()
-	// After c.mu is free, since Close takes it. gRPC then fails what waits on the connection.
-	for _, other := range open {
-		_ = other.Close()
-	}
+	c.closeIf(func(other *connection) bool { return other.addr == conn.addr })
 	return true
 }
 

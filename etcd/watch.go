@@ -29,7 +29,7 @@ import (
 // close it. A body that is slow delays nobody else; the client library keeps the events meanwhile.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
-		if err := d.watch(ctx, name, int64(since), func(e backend.Change) bool { return yield(e, nil) }); err != nil {
+		if err := d.watch(ctx, name, int64(since), yield); err != nil {
 			yield(backend.Change{}, d.callError("watch", name, err))
 		}
 	}
@@ -37,7 +37,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 
 // watch follows a name until ctx or the driver ends, or yield returns false. While yield runs the call is not counted
 // in, since the body of the caller's loop may call Close, which waits for all that are.
-func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Change) bool) error {
+func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Change, error) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 	outside := func(e backend.Change) bool {
 		working = false
 		d.gate.Leave()
-		more := yield(e)
+		more := yield(e, nil)
 		working = d.enter() == nil
 		return more
 	}
@@ -221,7 +221,7 @@ func (f *follower) tell(ctx context.Context, e backend.Change) error {
 // event is a change of a hold at a revision.
 func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backend.Change {
 	return backend.Change{
-		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.claim.Kind, e.revision), Revision: revision,
+		Type: typ, Name: f.name, Owner: e.value.Owner, Token: tokenOf(e.use.Kind, e.revision), Revision: revision,
 	}
 }
 

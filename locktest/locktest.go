@@ -53,7 +53,7 @@ type Service struct {
 // New returns a service without holds. Contenders are made with o; nil is the defaults. Everything is closed when tb
 // ends, or, under testing/synctest, the bubble's test.
 func New(tb testing.TB, o *fencelock.Options) *Service {
-	s := &Service{tb: tb, store: memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})}
+	s := &Service{tb: tb, store: memory.NewStore(&memory.Options{Clock: backend.GoClock()})}
 	if o != nil {
 		s.options = *o
 	}

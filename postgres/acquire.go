@@ -329,12 +329,12 @@ const giveUpTime = 30 * time.Millisecond
 
 // giveUp gives back what a request may have when its caller has gone: its place in the queue, or the hold that it was
 // granted meanwhile. It first waits for the answer to the request, since a release that overtakes it would find
-// nothing. What is not known within giveUpTime is ErrUnknown; the release goes on in the background, for attemptTime
-// at most. cause is why the wait ended.
+// nothing. What is not known within giveUpTime is ErrUnknown; the release goes on in the background, for callTime at
+// most. cause is why the wait ended.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
 	d.gate.Go(func(work context.Context) {
-		bounded, cancel := context.WithTimeout(work, attemptTime)
+		bounded, cancel := context.WithTimeout(work, callTime)
 		defer cancel()
 		d.answered(bounded, key{r.Name, r.RequestID})
 		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false)

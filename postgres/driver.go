@@ -26,6 +26,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 const driverName = "postgres"
@@ -87,11 +88,11 @@ type Driver struct {
 	acquires together // calls of Acquire
 	releases together // calls of Release
 
-	// Whether notifications arrive. unheard: the last attempt to listen failed, or has ended. hears: a loop listens,
-	// and has heard a notification of its own. Both are false before the first attempt.
-	unheard atomic.Bool   // notifications do not arrive
-	hears   atomic.Bool   // they do, now
-	polls   chan struct{} // asks for a look at all who wait
+	// Whether notifications arrive. unheard: the last try to listen failed, or has ended. hears: a loop listens, and
+	// has heard a notification of its own. Both are false before the first try.
+	unheard atomic.Bool // notifications do not arrive
+	hears   atomic.Bool // they do, now
+	polls   bell.Bell   // asks for a look at all who wait
 
 	// mu protects the fields below it, and some of each session and hold.
 	mu sync.Mutex
@@ -155,7 +156,7 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: make(chan struct{}, 1),
+		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: bell.New(),
 		id:    backend.NewRequestID()[:16],
 		holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
 		calls: map[string]int{}, asking: map[key]chan struct{}{},
@@ -242,7 +243,7 @@ func (d *Driver) enter(ctx context.Context) error {
 		d.looked.CompareAndSwap(last, int64(d.clock.Now())) {
 		// One call starts it, whichever swaps first. It goes on itself with what the last probe found.
 		d.gate.Go(func(ctx context.Context) {
-			bounded, cancel := context.WithTimeout(ctx, attemptTime)
+			bounded, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
 			_ = d.probe(bounded) // what cannot be asked is asked again
 		})

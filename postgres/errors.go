@@ -46,7 +46,7 @@ var errNotice = errors.New("the server raised a notice while it committed")
 
 // classOf gives PostgreSQL's errors their class, or nil for one that it does not know, which kit.CallError makes
 // ErrUnknown. The end of a context stays as it is: what was sent and not answered has been marked where it was sent
-// (attemptEnded, put), and what was not sent as well (notSent).
+// (callEnded, put), and what was not sent as well (notSent).
 func classOf(err error) error {
 	switch {
 	case unsent(err), rolledBack(err):

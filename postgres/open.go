@@ -40,7 +40,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	// For the connections that Ping makes now and all later ones, up to attemptTime.
+	// For the connections that Ping makes now and all later ones, up to callTime.
 	config.ConnConfig.ConnectTimeout = timeout
 	d := New(nil, o)
 	d.connect(config)

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -119,7 +120,7 @@ const (
 func (d *Driver) listenAll(ctx context.Context) {
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
-	// The operator is told once, and not at every attempt.
+	// The operator is told once, and not at every try.
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)
@@ -143,20 +144,17 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 		config = d.listenAt.Copy()
 	}
 	// An empty payload is the listener's own.
-	arrived := make(chan struct{}, 1)
+	arrived := bell.New()
 	// Called by WaitForNotification and Ping, in this goroutine.
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
 		if n.Payload == "" {
-			select {
-			case arrived <- struct{}{}:
-			default:
-			}
+			arrived.Ring()
 			return
 		}
 		d.notified(n.Payload)
 	}
 	// For connecting and the first notification to ourselves.
-	begin, cancel := context.WithTimeout(ctx, attemptTime)
+	begin, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(begin, config)
 	if err != nil {

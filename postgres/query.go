@@ -110,15 +110,15 @@ func inSchema(sql, schema string) string {
 }
 
 // connect makes the driver's pool out of another one's settings: no connections are kept ready, connecting is bounded
-// by attemptTime, statements are prepared on each new connection, and notices are counted. Hooks that the settings
-// have are called as before.
+// by callTime, statements are prepared on each new connection, and notices are counted. Hooks that the settings have
+// are called as before.
 func (d *Driver) connect(config *pgxpool.Config) {
 	config = config.Copy()
 	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
 	// The settings are the application's, for its own load; connections kept ready twice would be too many.
 	config.MinConns, config.MinIdleConns = 0, 0
-	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > attemptTime {
-		config.ConnConfig.ConnectTimeout = attemptTime
+	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > callTime {
+		config.ConnConfig.ConnectTimeout = callTime
 	}
 	// The pool's own hooks still run: they may set a role, or register types.
 	connected := config.AfterConnect
@@ -131,7 +131,7 @@ func (d *Driver) connect(config *pgxpool.Config) {
 		return d.prepare(ctx, conn)
 	}
 	config.ShouldPing = func(ctx context.Context, _ pgxpool.ShouldPingParams) bool { return ctx.Value(once{}) != nil }
-	config.PingTimeout = attemptTime
+	config.PingTimeout = callTime
 	told := config.ConnConfig.OnNotice
 	config.ConnConfig.OnNotice = func(c *pgconn.PgConn, n *pgconn.Notice) {
 		notices(c, 1)
@@ -157,10 +157,10 @@ func notices(c *pgconn.PgConn, more int) int {
 	return n
 }
 
-// attemptTime bounds one statement: a server that says nothing for so long is asked again, on another connection. It
-// is longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server gives up
-// first and says so.
-const attemptTime = 5 * time.Second
+// callTime bounds one statement: a server that says nothing for so long is asked again, on another connection. It is
+// longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server gives up first
+// and says so.
+const callTime = 5 * time.Second
 
 // query runs one statement and gives its rows to scan. A connection that the pool had, and that has ended meanwhile,
 // is no reason to fail: nothing was sent on it, and the pool has others or makes one. After a restart of the server
@@ -180,7 +180,7 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 }
 
 // queryOnce is query, but for connections that had ended and statements that a pooler mixed up. Waiting for a
-// connection is bounded by ctx alone, since nothing has been asked of a server yet; from then on attemptTime counts.
+// connection is bounded by ctx alone, since nothing has been asked of a server yet; from then on callTime counts.
 //
 // A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, and the answer
 // is not to be believed. scan must therefore only store what it reads, and its caller must look at the error first. An
@@ -191,7 +191,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 		return notSent(ctx, err)
 	}
 	defer conn.Release()
-	bounded, cancel := context.WithTimeout(ctx, attemptTime)
+	bounded, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	// The connection is ours until it is released, so that a notice between here and the end is this statement's.
 	before := notices(conn.Conn().PgConn(), 0)
@@ -199,7 +199,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	// text is found by pgx all the same.
 	rows, err := conn.Query(bounded, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
-		return attemptEnded(ctx, err)
+		return callEnded(ctx, err)
 	}
 	for rows.Next() {
 		if err := scan(rows); err != nil {
@@ -209,7 +209,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	}
 	// Also a commit that failed shows here: the statement is its own transaction.
 	if err := rows.Err(); err != nil {
-		return attemptEnded(ctx, err)
+		return callEnded(ctx, err)
 	}
 	if notices(conn.Conn().PgConn(), 0) != before {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, errNotice)
@@ -258,11 +258,11 @@ func notSent(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }
 
-// attemptEnded tells the end of the caller's context from the end of the attempt. Both leave the outcome unknown; the
-// second must not say that a context has ended, since the caller's has not.
-func attemptEnded(ctx context.Context, err error) error {
+// callEnded tells the end of the caller's context from the end of callTime. Both leave the outcome unknown; the second
+// must not say that a context has ended, since the caller's has not.
+func callEnded(ctx context.Context, err error) error {
 	if ctx.Err() == nil && kit.IsContext(err) {
-		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, attemptTime, err)
+		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, callTime, err)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)

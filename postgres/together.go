@@ -41,8 +41,8 @@ type together struct {
 	waiting []*call
 }
 
-// call is one acquire or release that shares a statement. ended is closed by fly when the statement has its answer;
-// did, answer and err are valid after that.
+// call is one exchange, of an acquire or a release, that shares a statement. ended is closed by fly when the statement
+// has its answer; did, answer and err are valid after that.
 type call struct {
 	args   []any // of the statement of one
 	ended  chan struct{}
@@ -122,8 +122,7 @@ func (t *together) fly(ctx context.Context) {
 			return
 		}
 		t.mu.Unlock()
-		// Bounded by attemptTime, whatever the callers' contexts are: one caller's end must not end the others'
-		// statement.
+		// Bounded by callTime, whatever the callers' contexts are: one caller's end must not end the others' statement.
 		t.send(ctx, calls)
 		for _, c := range calls {
 			close(c.ended)

@@ -8,10 +8,7 @@ import (
 	"context"
 	"fmt"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -22,10 +19,7 @@ const maxAll = maxSteps
 
 // sharded reports whether two names may be on different servers: the client is one of a cluster, or the probe or
 // Options.Assume says that a cluster is behind it.
-func (d *Driver) sharded() bool {
-	_, cluster := d.client.(*goredis.ClusterClient)
-	return cluster || d.batch.lines.sharded.Load()
-}
+func (d *Driver) sharded() bool { return d.lines.sharded.Load() }
 
 // AcquireAll grants all names, of whatever kinds, in one round trip, or none of them. On a cluster it is
 // ErrUnsupported, as it is for more than 128 names. The grants are in the order of the requests. The error says which
@@ -36,22 +30,9 @@ func (d *Driver) sharded() bool {
 // the queues of several names at the same time would close some of them for others while the rest is awaited, or let
 // those sets starve that never find all names free in one instant; names that are taken one after the other in one
 // order do neither, and the core does that.
-func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	at := 0 // whose name to put into the error
-	grants, err := d.acquireAll(ctx, rs, &at)
-	if err != nil {
-		name := ""
-		if at < len(rs) {
-			name = rs[at].Name
-		}
-		return nil, redisconn.CallError(ctx, driverName, "acquire-all", name, err)
-	}
-	return grants, nil
-}
-
-// acquireAll is AcquireAll without the words of its error. at says which request the error is about: the first until
-// the server has named another.
-func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) ([]backend.Grant, error) {
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) (_ []backend.Grant, err error) {
+	a := &setAttempt{d: d, rs: rs}
+	defer func() { err = redisconn.CallError(ctx, driverName, "acquire-all", a.inTheWay(), err) }()
 	if d.sharded() {
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
 	}
@@ -59,97 +40,98 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request, at *int) 
 	if len(rs) > maxAll {
 		return nil, fmt.Errorf("%d names at once, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
 	}
-	a := &allCall{d: d, rs: rs}
-	if err := a.prepare(); err != nil {
+	if err := d.probe.BeginAcquire(ctx, d.Describe(), rs...); err != nil {
 		return nil, err
 	}
-	if err := redisconn.Begin(ctx, rs[0].Wait, d.begin); err != nil {
-		return nil, err
-	}
-	defer d.end()
+	defer d.gate.Leave()
 	// Whether a proxy hides a cluster is known once the first probe has passed, which begin awaits: hence the second
 	// check.
 	if d.sharded() {
 		return nil, fmt.Errorf("several names on a cluster: %w", backend.ErrUnsupported)
 	}
-	grants, err := a.try(ctx, at)
+	for _, r := range rs {
+		a.again = a.again || !r.Fresh
+		a.wishes = append(a.wishes, d.attempt(r))
+	}
+	grants, err := a.acquire(ctx)
 	if err == nil {
 		err = d.confirmed(ctx, grants...)
 	}
-	return grants, err
+	if err != nil {
+		return nil, err
+	}
+	return grants, nil
 }
 
-// allCall is one AcquireAll. Like call it belongs to its caller's goroutine.
-type allCall struct {
-	d     *Driver
-	rs    []backend.Request
-	calls []*call
+// setAttempt is one AcquireAll, over all its tries. Like attempt it belongs to its caller's goroutine.
+type setAttempt struct {
+	d  *Driver
+	rs []backend.Request
+	// One for each name. Only their holds and keys are used: they never ask by themselves.
+	wishes []*attempt
 	// Some request may be in the server already; the script then looks for all of them, each under its own id.
-	again   bool
-	unknown []outcome
+	again     bool
+	leftovers []leftover
+	// Which request the error is about: the first until the server has named another.
+	at int
 }
 
-// prepare refuses a set that cannot be meant, such as one name twice, and makes a call of each request. Only the holds
-// and the keys of these calls are used: they never ask by themselves.
-func (a *allCall) prepare() error {
-	if err := kit.ValidateSet(a.d.Describe(), a.rs); err != nil {
-		return err
+// inTheWay is the name that the error is about; none of an empty set.
+func (a *setAttempt) inTheWay() string {
+	if len(a.rs) == 0 {
+		return ""
 	}
-	for _, r := range a.rs {
-		a.again = a.again || !r.Fresh
-		a.calls = append(a.calls, a.d.call(r))
-	}
-	return nil
+	return a.rs[a.at].Name
 }
 
-// try makes one attempt for the whole set. A fault is tried again, as in call.try. An attempt that lost is an answer,
-// but an earlier one without an outcome may still be delivered and granted, so that what it would leave is tidied up
-// before the answer is returned.
-func (a *allCall) try(ctx context.Context, at *int) ([]backend.Grant, error) {
+// acquire asks for the whole set. A fault is tried again, as in attempt.noWait. A try that lost is an answer, but an
+// earlier one without an outcome may still be delivered and granted, so that what it would leave is tidied up before
+// the answer is returned.
+func (a *setAttempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 	for n := 1; ; n++ {
-		holds := make([]redisscript.Hold, len(a.calls))
-		for i, c := range a.calls {
-			holds[i] = c.hold()
+		holds := make([]redisscript.Hold, len(a.wishes))
+		for i, w := range a.wishes {
+			holds[i] = w.hold()
 		}
 		s := a.step(holds)
-		answer, sentAt, err := a.d.batch.do(ctx, s)
+		answer, sentAt, err := a.d.lines.do(ctx, s)
 		if err == nil {
 			if grants := a.grants(answer, holds, sentAt); grants != nil {
 				return grants, nil
 			}
-			if len(a.unknown) > 0 {
-				a.d.tidy(a.unknown) // an earlier attempt may still be delivered
+			if len(a.leftovers) > 0 {
+				a.d.tidy(a.leftovers) // an earlier try may still be delivered
 			}
-			return nil, a.refused(answer, at)
+			return nil, a.refused(answer)
 		}
 		f := a.failed(s, holds, err)
 		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
-			return nil, a.d.giveUp(a.unknown, err)
+			return nil, a.d.giveUp(a.leftovers, err)
 		}
 	}
 }
 
 // step asks for all holds. The step stands on the first name's keys, and carries the other names' keys beside them: one
 // step, hence one atomic part of the script's call.
-func (a *allCall) step(holds []redisscript.Hold) *step {
-	s := newStep(redisscript.TryAll, a.calls[0].keys)
+func (a *setAttempt) step(holds []redisscript.Hold) *step {
+	s := newStep(redisscript.TryAll, a.wishes[0].keys)
 	again := "0"
 	if a.again {
 		again = "1"
 	}
 	s.Args = append(make([]string, 0, 1+2*len(holds)), again)
-	for i, c := range a.calls {
+	for i, w := range a.wishes {
 		if i > 0 {
-			s.Others = append(s.Others, c.keys)
+			s.Others = append(s.Others, w.keys)
 		}
-		s.Args = append(s.Args, holds[i].Value(), c.r.RequestID)
+		s.Args = append(s.Args, holds[i].Value(), w.r.RequestID)
 	}
 	return s
 }
 
-// grants returns the answers to the callers, or nil for an attempt that lost. A request that has its name already keeps
-// the hold that it has, while the others of the set are granted anew in the same call.
-func (a *allCall) grants(answer any, holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
+// grants returns the answers to the callers, or nil for a try that lost. A request that has its name already keeps the
+// hold that it has, while the others of the set are granted anew in the same call.
+func (a *setAttempt) grants(answer any, holds []redisscript.Hold, sentAt backend.Instant) []backend.Grant {
 	var kept []string
 	if answer != int64(1) {
 		requests := make([]string, len(a.rs))
@@ -162,22 +144,22 @@ func (a *allCall) grants(answer any, holds []redisscript.Hold, sentAt backend.In
 		}
 	}
 	grants := make([]backend.Grant, len(holds))
-	for i, c := range a.calls {
-		grants[i] = c.grant(holds[i], sentAt)
+	for i, w := range a.wishes {
+		grants[i] = w.grant(holds[i], sentAt)
 		if kept != nil && kept[i] != "" {
-			grants[i] = c.grantOf(kept[i], holds[i], sentAt)
+			grants[i] = w.grantOf(kept[i], holds[i], sentAt)
 		}
 	}
 	return grants
 }
 
-// refused reads the answer to an attempt that lost, and sets at to the request that is in the way.
-func (a *allCall) refused(answer any, at *int) error {
+// refused reads the answer to a try that lost, which says who is in the way.
+func (a *setAttempt) refused(answer any) error {
 	r, ok := redisscript.ParseRefused(answer, len(a.rs))
 	if !ok {
 		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
 	}
-	*at = r.Index
+	a.at = r.Index
 	switch {
 	case r.Mismatch:
 		return backend.ErrLimitMismatch
@@ -187,21 +169,21 @@ func (a *allCall) refused(answer any, at *int) error {
 	return redisconn.HeldError(a.rs[r.Index].Name, r.State)
 }
 
-// failed notes an attempt that ended with err and may have left holds. The step carried all of them, but only the first
-// outcome refers to it: whether the server has run the step is signalled once, and tidy awaits every outcome before it
-// removes the first hold.
-func (a *allCall) failed(s *step, holds []redisscript.Hold, err error) *redisconn.Failure {
+// failed notes a try that ended with err and may have left holds. The step carried all of them, but only the first
+// leftover refers to it: whether the server has run the step is signalled once, and tidy awaits every leftover before
+// it removes the first hold.
+func (a *setAttempt) failed(s *step, holds []redisscript.Hold, err error) *redisconn.Failure {
 	f := redisconn.FailureOf(err)
 	if !f.Sent {
 		return f
 	}
 	a.again = true
-	for i, c := range a.calls {
-		o := outcome{keys: c.keys, hold: holds[i]}
+	for i, w := range a.wishes {
+		l := leftover{keys: w.keys, hold: holds[i]}
 		if i == 0 {
-			o = outcomeOf(c.keys, holds[i], s, f) // once: its end may be signalled once
+			l = leftoverOf(w.keys, holds[i], s, f) // once: its end may be signalled once
 		}
-		a.unknown = append(a.unknown, o)
+		a.leftovers = append(a.leftovers, l)
 	}
 	return f
 }

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -34,19 +35,13 @@ const (
 // step is one step on its way to the server and back. The embedded Step is what the line reads and writes.
 type step struct {
 	rediswire.Step
-	b *batcher
+	lines *lines
 	// Memory for the arguments of most steps, so that they need no allocation.
 	few [3]string
 	// How often a cluster's nodes have sent it on; at most maxHops.
 	hops int
-	line *rediswire.Line
-
-	// The instant before the first byte left: what a grant's validity counts from.
-	sentAt backend.Instant
-	answer any
-	err    error
-	// Of a failed step: closed when the server has run it or never will. It may be nil.
-	drained <-chan struct{}
+	// Where it is; a caller that leaves may read it while it is sent on.
+	line atomic.Pointer[rediswire.Line]
 	// Signalled once by Ended. It has room for one: nobody may be listening any more.
 	done chan struct{}
 }
@@ -64,11 +59,10 @@ func newStep(code string, keys redisscript.Keys, args ...string) *step {
 	return s
 }
 
-// again makes a step that has ended ready for another attempt.
+// again makes a step that has ended ready to be sent once more.
 func (s *step) again() {
 	s.Step.Again()
 	s.Asking, s.hops = false, 0
-	s.sentAt, s.answer, s.err, s.drained = 0, nil, nil, nil
 }
 
 // free gives a step back to the pool, after its end was seen. A step that was left behind is never freed: its line may
@@ -79,34 +73,23 @@ func (s *step) free() { steps.Put(s) }
 // goroutine that reads the connection. A step that a cluster sends elsewhere has not ended for its caller: redirect
 // submits it to the other node.
 func (s *step) Ended() {
-	if s.Err != nil && s.b.redirect(s) {
+	if s.Err != nil && s.lines.redirect(s) {
 		return
-	}
-	s.sentAt, s.answer, s.drained = s.SentAt, s.Answer, s.Drained
-	if s.Err != nil {
-		s.err = s.Err
 	}
 	s.done <- struct{}{}
 }
 
-// batcher carries the steps of concurrent calls to the servers. It has no goroutine and no lock of its own: the lines
-// have both.
-type batcher struct {
-	lines *lines
-	hooks *hooks // of a client that was handed in; nil without one
-}
-
 // do runs one step and returns within ctx. A step that was answered goes back to the pool; after a failure with Left
-// set it is still under way, and the caller may only pass it on to outcomeOf.
+// set it is still under way, and the caller may only pass it on to leftoverOf.
 //
 // A step that did nothing because its keys are on the way from one node of a cluster to another is sent again: the
 // nodes answer TRYAGAIN as long as the move lasts. Otherwise calls on such a name would fail for no reason that
 // concerns their callers, releases among them.
-func (b *batcher) do(ctx context.Context, s *step) (answer any, sentAt backend.Instant, err error) {
+func (ls *lines) do(ctx context.Context, s *step) (answer any, sentAt backend.Instant, err error) {
 	for n := 1; ; n++ {
-		err := b.once(ctx, s)
+		err := ls.once(ctx, s)
 		if err == nil {
-			answer, sentAt = s.answer, s.sentAt
+			answer, sentAt = s.Answer, s.SentAt
 			s.free()
 			return answer, sentAt, nil
 		}
@@ -127,50 +110,44 @@ func moving(err error) bool {
 	return errors.As(err, &f) && f.Moving
 }
 
-// once makes one attempt, and shows it to the hooks of a client that was handed in.
-func (b *batcher) once(ctx context.Context, s *step) error {
+// once sends a step once, and shows it to the hooks of a client that was handed in.
+func (ls *lines) once(ctx context.Context, s *step) error {
 	if err := ctx.Err(); err != nil {
 		return &redisconn.Failure{Cause: err, Fatal: true}
 	}
-	if b.hooks != nil {
-		return b.hooks.process(ctx, s.Code, s.Keys.Lock, func(ctx context.Context) error { return b.carry(ctx, s) })
+	if ls.hooks != nil { // and no function is made without them
+		return ls.hooks.process(ctx, s.Code, s.Keys.Lock, func(ctx context.Context) error { return ls.carry(ctx, s) })
 	}
-	return b.carry(ctx, s)
+	return ls.carry(ctx, s)
 }
 
 // carry sends a step and waits for its end. The line gets the caller's deadline: the connection's own deadline takes
 // the place of a timer for each step.
-func (b *batcher) carry(ctx context.Context, s *step) error {
+func (ls *lines) carry(ctx context.Context, s *step) error {
 	s.Deadline, _ = ctx.Deadline()
-	if err := b.submit(ctx, s); err != nil {
-		return err
-	}
-	return await(ctx, s)
-}
-
-// submit sends one step to its line.
-func (b *batcher) submit(ctx context.Context, s *step) error {
-	l, err := b.lines.of(ctx, s.Keys.Lock)
+	l, err := ls.of(ctx, s.Keys.Lock)
 	if err != nil {
 		return err
 	}
-	s.b, s.line = b, l
+	s.lines = ls
+	s.line.Store(l)
 	l.Carry(&s.Step)
-	return nil
+	return await(ctx, s)
 }
 
 // submitAll sends steps together: each line gets its own in one piece, and they leave in one write. Those that have no
 // line have ended when it returns.
-func (b *batcher) submitAll(ctx context.Context, all []*step) {
+func (ls *lines) submitAll(ctx context.Context, all []*step) {
 	together := map[*rediswire.Line][]*rediswire.Step{}
 	for _, s := range all {
-		l, err := b.lines.of(ctx, s.Keys.Lock)
+		l, err := ls.of(ctx, s.Keys.Lock)
 		if err != nil {
-			s.err = err
+			s.Err = redisconn.FailureOf(err)
 			s.done <- struct{}{}
 			continue
 		}
-		s.b, s.line = b, l
+		s.lines = ls
+		s.line.Store(l)
 		together[l] = append(together[l], &s.Step)
 	}
 	for l, steps := range together {
@@ -181,7 +158,7 @@ func (b *batcher) submitAll(ctx context.Context, all []*step) {
 // doAll runs steps together and calls each, in order, with the outcome of every one, on the caller's goroutine. Steps
 // that were moving are repeated without the others. Hooks see the whole as one command, named for the first step.
 // Afterwards the steps are free, but for those left behind, so each must copy what it wants to keep.
-func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *step, err error)) {
+func (ls *lines) doAll(ctx context.Context, all []*step, each func(i int, s *step, err error)) {
 	if len(all) == 0 {
 		return
 	}
@@ -194,7 +171,7 @@ func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *st
 	for n := 1; ; n++ {
 		var again []*step
 		round := func(ctx context.Context) error {
-			b.submitAll(ctx, todo)
+			ls.submitAll(ctx, todo)
 			for i, s := range all {
 				if n > 1 && !moving(errs[i]) {
 					continue
@@ -205,9 +182,9 @@ func (b *batcher) doAll(ctx context.Context, all []*step, each func(i int, s *st
 			}
 			return nil // each has its own
 		}
-		if b.hooks == nil {
+		if ls.hooks == nil {
 			_ = round(ctx) // it has none
-		} else if err := b.hooks.process(ctx, all[0].Code, all[0].Keys.Lock, round); err != nil {
+		} else if err := ls.hooks.process(ctx, all[0].Code, all[0].Keys.Lock, round); err != nil {
 			for i := range errs {
 				errs[i] = err
 			}
@@ -250,7 +227,7 @@ func await(ctx context.Context, s *step) error {
 		return contextFirst(ctx, s)
 	default:
 		if s.Deadline.IsZero() || time.Until(s.Deadline) > redisconn.Soon {
-			s.line.Doubt() // else the connection gives up soon by itself
+			s.line.Load().Doubt() // else the connection gives up soon by itself
 		}
 		return &redisconn.Failure{Cause: ctx.Err(), Sent: true, Left: true}
 	}
@@ -260,12 +237,11 @@ func await(ctx context.Context, s *step) error {
 // over, the context's error is the one to report, with the connection's beside it; on a busy machine the connection may
 // learn that before the context does, see redisconn.Ended.
 func contextFirst(ctx context.Context, s *step) error {
-	if s.err == nil {
+	if s.Err == nil {
 		return nil
 	}
-	ended := redisconn.Ended(ctx)
-	if f := redisconn.FailureOf(s.err); ended != nil && !f.Fatal {
-		return &redisconn.Failure{Cause: fmt.Errorf("%w: %w", ended, s.err), Sent: f.Sent}
+	if ended := redisconn.Ended(ctx); ended != nil && !s.Err.Fatal {
+		return &redisconn.Failure{Cause: fmt.Errorf("%w: %w", ended, s.Err), Sent: s.Err.Sent}
 	}
-	return s.err
+	return s.Err
 }

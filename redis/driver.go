@@ -10,14 +10,15 @@ package redis
 //	probe.go        whether the server is fit; replicas.go: whether its replicas have a hold
 //	list.go         List, ForceRelease; hooks.go: what hooks of the user's client see; open.go: URLs
 //
-// Most exported methods come in two parts: the exported one gives an error the words of the contract
-// (redisconn.CallError), the other does the work. What the script does to the keys is in internal/redisscript/*.lua,
-// and the connections are in internal/rediswire; package redlock uses both on several servers.
+// What the script does to the keys is in internal/redisscript/*.lua, and the connections are in internal/rediswire;
+// package redlock uses both on several servers. What each call does first, and how its error is told, is in
+// internal/redisconn.
 //
 // Locks: lines.mu, push.mu and waiting.mu each protect their own struct for a few lines, and none of them is held while
 // a server is asked.
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -39,7 +40,6 @@ import (
 // driverName is the driver's name in errors and descriptions.
 const driverName = "redis"
 
-// The bounds of a TTL. Below the lower one the round trips eat the validity; the upper one catches mistakes of unit.
 const (
 	// minTTL is where the round trips begin to eat the validity.
 	minTTL = 100 * time.Millisecond
@@ -95,15 +95,14 @@ type Driver struct {
 	client goredis.UniversalClient
 	// Close closes client: Open made it, or fit did.
 	own bool
-	// What New found wrong. Every call answers it, as New does no I/O and has no error of its own.
-	unfit  error
-	prefix string
-	clock  backend.Clock
+	// With defaults for what was not given.
+	o     Options
+	clock backend.Clock
 	// identity names this driver's channel and marks its holds and places. It is random, so that no two drivers share
 	// one, and new for each driver: a process that starts again is another client.
 	identity string
-	// The last nonce, see Driver.nonce.
-	nonces atomic.Int64
+	// How many tries were made.
+	nonces atomic.Uint64
 
 	probe redisconn.Probe
 	// For one probe.
@@ -111,13 +110,9 @@ type Driver struct {
 	// Starts lines.follow, behind Sentinels.
 	follow sync.Once
 
-	evictable bool    // Options.AllowVolatileEviction
-	assumed   *Server // Options.Assume
-	replicas  replicas
-
 	// A backend.Exclusion, as the last probe has found.
 	exclusion atomic.Uint32
-	batch     *batcher
+	lines     *lines
 	// Names that others want, or did within the last second: their requests go to the script at once.
 	wanted  redisconn.Wanted
 	push    push
@@ -158,64 +153,59 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 	fitting, own, unfit := fit(client)
 	d := newDriver(fitting, own, unfit, o)
 	if unfit == nil {
-		d.batch.hooks = newHooks(client)
+		d.lines.hooks = newHooks(client)
 	}
 	return d
 }
 
-// newDriver makes the driver on a client that is fit. What is wrong with the options is kept in unfit; the last check
-// that finds something wins, as each is enough to refuse every call.
+// newDriver makes the driver on a client that is fit, or not: unfit says why. A mistake in the options is told first.
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	d := &Driver{
-		gate: kit.NewGate(), client: client, own: own, unfit: unfit,
-		prefix: o.KeyPrefix, clock: o.Clock, identity: rand.Text()[:13], patience: probeTime,
+		gate: kit.NewGate(), client: client, own: own, o: *o, identity: rand.Text()[:13], patience: probeTime,
 	}
-	if d.prefix == "" {
-		d.prefix = "fencelock:"
+	if err := o.check(); err != nil {
+		unfit = err
 	}
-	if d.clock == nil {
+	d.o.KeyPrefix = cmp.Or(o.KeyPrefix, redisconn.DefaultPrefix)
+	d.o.ReplicaTimeout = cmp.Or(o.ReplicaTimeout, replicaTime)
+	if o.Assume != nil {
+		_, cluster := client.(*goredis.ClusterClient)
+		d.o.Assume = &Server{Version: o.Assume.Version, Cluster: o.Assume.Cluster || cluster}
+	}
+	if d.clock = o.Clock; d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
-	if strings.ContainsAny(d.prefix, "{}") {
-		d.unfit = &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "KeyPrefix", Value: strconv.Quote(d.prefix),
-			Why: "braces are the hash tag of a lock's keys",
-		}
-	}
-	d.batch = &batcher{lines: newLines(client, d.clock, redisscript.Channel(d.prefix, ""), d.suspect)}
+	d.lines = newLines(client, d.clock, redisscript.Channel(d.o.KeyPrefix, ""), d.suspect)
+	d.probe = redisconn.Probe{Gate: d.gate, Unfit: unfit, Look: d.inspect}
 	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
-	d.evictable = o.AllowVolatileEviction
-	d.replicas = replicas{want: o.Replicas, within: o.ReplicaTimeout, disk: o.ReplicaDisk}
-	if d.replicas.within == 0 {
-		d.replicas.within = replicaTime
-	}
-	if err := o.checkReplicas(); err != nil {
-		d.unfit = err
-	}
-	if o.Assume != nil {
-		d.assume(*o.Assume)
-	}
 	d.push.init()
 	d.waiting.init()
 	return d
 }
 
-// assume takes s for the server's own word, so that the probe asks nothing of it.
-func (d *Driver) assume(s Server) {
-	stated, err := redisconn.ParseVersion(s.Version)
-	if err == nil && d.unfit == nil {
-		d.unfit = d.canWait(stated)
+// check refuses options that cannot be meant, such as ways to confirm without a number of replicas that do.
+func (o *Options) check() error {
+	switch {
+	case strings.ContainsAny(o.KeyPrefix, "{}"):
+		return kit.InvalidOption("KeyPrefix", strconv.Quote(o.KeyPrefix), redisconn.NoBraces)
+	case o.Replicas < 0 || o.Replicas > maxReplicas:
+		return kit.InvalidOption("Replicas", strconv.Itoa(o.Replicas), fmt.Sprint("want 0 to ", maxReplicas))
+	case o.ReplicaTimeout < 0:
+		return kit.InvalidOption("ReplicaTimeout", o.ReplicaTimeout.String(), "it is negative")
+	case o.Replicas == 0 && (o.ReplicaTimeout > 0 || o.ReplicaDisk):
+		return kit.InvalidOption("Replicas", "0", "ReplicaTimeout and ReplicaDisk say how replicas confirm")
+	case o.Assume == nil:
+		return nil
 	}
+	stated, err := redisconn.ParseVersion(o.Assume.Version)
 	if err != nil {
-		d.unfit = &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "Assume.Version", Value: strconv.Quote(s.Version), Why: err.Error(),
-		}
-		return
+		return kit.InvalidOption("Assume.Version", strconv.Quote(o.Assume.Version), err.Error())
 	}
-	_, cluster := d.client.(*goredis.ClusterClient)
-	s.Cluster = s.Cluster || cluster
-	d.assumed = &s
+	return o.canWait(stated)
 }
+
+// keys returns the keys of a name.
+func (d *Driver) keys(name string) redisscript.Keys { return redisscript.KeysOf(d.o.KeyPrefix, name) }
 
 // Describe tells what the driver can do with the present server, without asking it. Exclusion is what the last probe
 // found (see the package comment), and that of a volatile server before the first one.
@@ -237,28 +227,6 @@ func (d *Driver) Describe() backend.Description {
 	}
 }
 
-// begin starts every call that acquires: it makes sure that the driver is open and its server fit. The call ends with
-// end, unless begin fails.
-func (d *Driver) begin(ctx context.Context) error { return d.enter(ctx, d.ready) }
-
-// beginKnown starts every other call. The server need only have been fit once.
-func (d *Driver) beginKnown(ctx context.Context) error { return d.enter(ctx, d.known) }
-
-// enter counts a call in and waits until ready lets it pass.
-func (d *Driver) enter(ctx context.Context, ready func(context.Context) error) error {
-	if d.gate.Enter() != nil {
-		return backend.ErrClosed
-	}
-	err := ready(ctx)
-	if err != nil {
-		d.end()
-	}
-	return err
-}
-
-// end counts a call out. Close waits for that.
-func (d *Driver) end() { d.gate.Leave() }
-
 // Acquire takes a lock: one round trip for a free name. With Wait the request stands in the name's queue until it is
 // granted or ctx ends, and leaves nothing there. The same RequestID again gets the same hold; once that was so through
 // two drivers, only a release by one of them, or its time, ends the hold. Validity counts from Grant.SentAt.
@@ -266,24 +234,16 @@ func (d *Driver) end() { d.gate.Leave() }
 // Errors wrap backend.ErrHeld (with the holder's id and the time that its hold has left), ErrUnavailable (nothing was
 // sent), ErrUnknown (what the request may have taken could not be given back yet), ErrMisconfigured, ErrLimitMismatch,
 // ErrClosed, or ctx's error.
-func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	g, err := d.acquire(ctx, r)
-	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
-}
-
-// acquire is Acquire without the words of its error.
-func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := kit.Validate(d.Describe(), r); err != nil {
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Grant, err error) {
+	defer redisconn.Tell(ctx, driverName, "acquire", r.Name, &err)
+	if err := d.probe.BeginAcquire(ctx, d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	if err := redisconn.Begin(ctx, r.Wait, d.begin); err != nil {
-		return backend.Grant{}, err
-	}
-	defer d.end()
-	c := d.call(r)
-	acquire := c.try
+	defer d.gate.Leave()
+	a := d.attempt(r)
+	acquire := a.noWait
 	if r.Wait {
-		acquire = c.wait
+		acquire = a.wait
 	}
 	g, err := acquire(ctx)
 	if err == nil {
@@ -301,23 +261,23 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 // is never made again; where the server did not answer the hold may live on, and the error wraps backend.ErrUnavailable
 // or ErrUnknown. With Options.Replicas a renewal that too few replicas have is a ReplicasError.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return redisconn.Unrenewed(ctx, driverName, grants, err)
 	}
 	answers := make([]backend.Renewal, len(grants))
-	defer d.end()
+	defer d.gate.Leave()
 	now := d.clock.Now()
 	all := make([]*step, 0, len(grants))
 	for _, g := range grants {
-		all = append(all, newStep(codesOf(g.Kind).renew, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g),
+		all = append(all, newStep(codesOf(g.Kind).renew, d.keys(g.Name), redisconn.StartOf(g),
 			redisscript.Millis(redisconn.PXOf(g, now))))
 	}
 	var lost []*backend.NotHeldError // by grant; nil while none is
-	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
+	d.lines.doAll(ctx, all, func(i int, s *step, err error) {
 		g := grants[i]
 		if err == nil { // only then is the step this goroutine's to read
-			if n, ok := s.answer.(int64); ok && n == 1 && g.Incarnation != "" {
-				answers[i] = backend.Renewal{SentAt: s.sentAt, TTL: g.TTL}
+			if n, ok := s.Answer.(int64); ok && n == 1 && g.Incarnation != "" {
+				answers[i] = backend.Renewal{SentAt: s.SentAt, TTL: g.TTL}
 				return
 			}
 			if lost == nil {
@@ -345,25 +305,21 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 // Release gives a hold back if it still is the one that was granted, in one round trip, and offers the lock to the
 // first waiter. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
 // queue. What is not held is backend.ErrNotHeld, and nothing is changed.
-func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
-}
-
-// release is Release without the words of its error. An exclusive hold of a name that nobody is known to want ends by
-// the short script, which does nothing where somebody waits: then the whole script is asked, in a second round trip.
-// Releases by request id, of shares and of minimum holds ask the whole script at once.
-func (d *Driver) release(ctx context.Context, g backend.Grant) error {
+func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
+	defer redisconn.Tell(ctx, driverName, "release", g.Name, &err)
 	if g.Kind > backend.KindPermits {
 		return fmt.Errorf("%v: %w", g.Kind, backend.ErrUnsupported)
 	}
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return err
 	}
-	defer d.end()
-	keys, start := redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g)
+	defer d.gate.Leave()
+	keys, start := d.keys(g.Name), redisconn.StartOf(g)
 	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
+	// An exclusive hold of a name that nobody is known to want ends by the short script, which does nothing where
+	// somebody waits: then the whole script is asked, in a second round trip.
 	if start != "" && g.Kind == backend.KindExclusive && closed == "0" && !d.wanted.Has(keys.Lock) {
-		answer, _, err := d.batch.do(ctx, newStep(redisscript.Free, keys, start))
+		answer, _, err := d.lines.do(ctx, newStep(redisscript.Free, keys, start))
 		if err != nil || answer == int64(1) {
 			return err
 		}
@@ -393,7 +349,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (
 	ended bool, err error,
 ) {
-	answer, _, err := d.batch.do(ctx, newStep(code, keys, args...))
+	answer, _, err := d.lines.do(ctx, newStep(code, keys, args...))
 	if err != nil {
 		return false, err
 	}
@@ -410,22 +366,18 @@ func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys
 // Expire ends a hold as its time would, in one round trip: unlike Release it leaves a hold that another driver was
 // answered with, so that what one of two gateways gives up does not take it from the other. With a minimum hold the
 // name stays closed until that is over. What is not held, or was granted to others too, is backend.ErrNotHeld.
-func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
-	return redisconn.CallError(ctx, driverName, "expire", g.Name, d.expire(ctx, g))
-}
-
-// expire is Expire without the words of its error.
-func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
+func (d *Driver) Expire(ctx context.Context, g backend.Grant) (err error) {
+	defer redisconn.Tell(ctx, driverName, "expire", g.Name, &err)
 	start := redisconn.StartOf(g)
 	if start == "" {
 		return &backend.NotHeldError{Name: g.Name}
 	}
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return err
 	}
-	defer d.end()
+	defer d.gate.Leave()
 	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
-	ended, err := d.endHold(ctx, redisscript.Expire, redisscript.KeysOf(d.prefix, g.Name), start, closed)
+	ended, err := d.endHold(ctx, redisscript.Expire, d.keys(g.Name), start, closed)
 	if err == nil && !ended {
 		err = &backend.NotHeldError{Name: g.Name}
 	}
@@ -435,21 +387,16 @@ func (d *Driver) expire(ctx context.Context, g backend.Grant) error {
 // Look tells who holds a name and how many wait for it, in one round trip, as the server saw it in one moment. Since is
 // not known. A name that nobody holds is a State that is not Held, and no error. Errors wrap backend.ErrUnavailable,
 // ErrMisconfigured, ErrClosed, or ctx's error.
-func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	state, err := d.holder(ctx, name)
-	return state, redisconn.CallError(ctx, driverName, "holder", name, err)
-}
-
-// holder is Look without the words of its error.
-func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
+func (d *Driver) Look(ctx context.Context, name string) (_ backend.State, err error) {
+	defer redisconn.Tell(ctx, driverName, "holder", name, &err)
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
 	}
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return backend.State{}, err
 	}
-	defer d.end()
-	answer, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, name)))
+	defer d.gate.Leave()
+	answer, _, err := d.lines.do(ctx, newStep(redisscript.Inform, d.keys(name)))
 	if err != nil {
 		return backend.State{}, err
 	}
@@ -482,16 +429,14 @@ func stateOf(name string, answer any) (backend.State, error) {
 // allow. It releases no holds, and closes the client only if Open made it. Close may be called again, and beside other
 // calls, which fail with backend.ErrClosed from then on.
 //
-// The order matters: calls and background work end first, since they need the lines; then the timers, the subscription
-// and the lines. If ctx ends before that, the goroutines are left to end with their connections.
+// The order matters: calls and background work end first, since they need the lines; then the timers, and the
+// subscription and the lines side by side. If ctx ends before that, the goroutines end with their connections.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	d.waiting.close()
-	if err == nil {
-		err = errors.Join(d.push.close(ctx), d.batch.lines.close(ctx))
-	} else { // ctx has ended; the goroutines end with their connections
-		_, _ = d.push.close(ctx), d.batch.lines.close(ctx)
+	if ends := append(d.lines.close(), d.push.subscription.Close()); err == nil {
+		err = redisconn.Await(ctx, ends...)
 	}
 	if first && d.own {
 		err = errors.Join(err, d.client.Close())

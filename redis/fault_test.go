@@ -212,7 +212,7 @@ func TestContextThatEndsBeforeSending(t *testing.T) {
 			ctx, cancel = context.WithCancel(t.Context())
 			cancel()
 		}
-		_, _, err := d.batch.do(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
+		_, _, err := d.lines.do(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
 		var f *redisconn.Failure
 		if !errors.Is(err, want) || !errors.As(err, &f) || f.Sent {
 			t.Errorf("%v: %+v, want a failure that sent nothing", want, err)

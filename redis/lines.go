@@ -27,6 +27,9 @@ import (
 // pooling of the client would hide whether a command was sent, which is the difference between ErrUnavailable and
 // ErrUnknown. The client itself finds the nodes, answers INFO, and subscribes.
 type lines struct {
+	// Of a client that was handed in; nil without one.
+	hooks *hooks
+
 	// For every line, without Connect.
 	options rediswire.Options
 	// The one line; nil on a cluster.
@@ -150,14 +153,13 @@ const maxHops = 8
 // It runs on the goroutine that reads the old node's connection. The step is submitted on a goroutine of its own, which
 // ends with that call: submitting may write to the other connection, and two readers that wait for each other's writes
 // would never end.
-func (b *batcher) redirect(s *step) bool {
-	ls := b.lines
+func (ls *lines) redirect(s *step) bool {
 	if ls.cluster == nil {
 		return false
 	}
 	text, answered := serverError(s.Err)
 	if !answered {
-		ls.forget(s.line)
+		ls.forget(s.line.Load())
 		return false
 	}
 	fields := strings.Fields(text)
@@ -169,24 +171,24 @@ func (b *batcher) redirect(s *step) bool {
 		return false
 	}
 	ls.mu.Lock()
-	// A node that does not know its own name answers MOVED without a host, and means the address at which it was asked.
 	opt := ls.node
 	for addr, l := range ls.nodes {
-		if l == s.line && host == "" { // the node does not know its own name
+		if l == s.line.Load() && host == "" { // it does not know its name, and means the address at which it was asked
 			host, _, _ = net.SplitHostPort(addr)
 		}
 	}
 	ls.mu.Unlock()
 	opt.Addr = net.JoinHostPort(host, port)
-	// Again clears what the step carries of its last attempt, and the number of hops has to survive that.
-	hops := s.hops + 1
 	s.Step.Again()
-	s.hops, s.Asking, s.line = hops, fields[0] == "ASK", ls.to(opt)
+	s.hops++
+	to := ls.to(opt)
+	s.Asking = fields[0] == "ASK"
+	s.line.Store(to)
 	if !s.Asking {
-		ls.slots[redisscript.Slot(s.Keys.Lock)].Store(s.line)
+		ls.slots[redisscript.Slot(s.Keys.Lock)].Store(to)
 		ls.cluster.ReloadState(context.Background()) // in the background
 	}
-	go s.line.Submit(&s.Step) // it may write, and this is a reader
+	go to.Submit(&s.Step) // it may write, and this is a reader
 	return true
 }
 
@@ -196,31 +198,18 @@ func serverError(f *redisconn.Failure) (text string, answered bool) {
 	return string(answer), ok
 }
 
-// close ends all lines and returns when they have ended, or with ctx. All are told before any is waited for. A line
-// made later by a step under way is closed by to.
-func (ls *lines) close(ctx context.Context) error {
+// close ends all lines; the channels tell when. A line made later by a step under way is closed by to.
+func (ls *lines) close() (ends []<-chan struct{}) {
 	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	ls.closed = true
-	all := []*rediswire.Line{}
 	if ls.one != nil {
-		all = append(all, ls.one)
+		ends = append(ends, ls.one.Close())
 	}
 	for _, l := range ls.nodes {
-		all = append(all, l)
-	}
-	ls.mu.Unlock()
-	var ends []<-chan struct{}
-	for _, l := range all {
 		ends = append(ends, l.Close())
 	}
-	for _, ended := range ends {
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
+	return ends
 }
 
 // masterEvery is how often the master is looked up behind Sentinels while there are calls. A master that was replaced

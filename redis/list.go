@@ -8,7 +8,6 @@ import (
 	"context"
 	"iter"
 	"strings"
-	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -49,7 +48,6 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	}
 	seen := map[string]bool{} // SCAN may show a key twice
 	for _, node := range nodes {
-		// The cursor is the server's: 0 begins and ends.
 		for cursor := uint64(0); ; {
 			var states []backend.State
 			if states, cursor, err = d.page(ctx, node, prefix, cursor, seen); err != nil {
@@ -70,25 +68,14 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 
 // nodes returns a client of each server that has locks: every master of a cluster, otherwise the one client.
 func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return nil, err
 	}
-	defer d.end()
-	cluster, ok := d.client.(*goredis.ClusterClient)
-	if !ok {
-		return []goredis.Cmdable{d.client}, nil
-	}
+	defer d.gate.Leave()
 	return question(ctx, func(ctx context.Context) ([]goredis.Cmdable, error) {
-		var mu sync.Mutex
-		var nodes []goredis.Cmdable
-		// Called for several masters at once.
-		err := cluster.ForEachMaster(ctx, func(_ context.Context, c *goredis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			nodes = append(nodes, c)
-			return nil
+		return eachMaster(ctx, d.client, func(_ context.Context, c goredis.Cmdable) (goredis.Cmdable, error) {
+			return c, nil
 		})
-		return nodes, err
 	})
 }
 
@@ -127,17 +114,17 @@ func question[T any](ctx context.Context, ask func(context.Context) (T, error)) 
 func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, cursor uint64, seen map[string]bool) (
 	held []backend.State, next uint64, err error,
 ) {
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return nil, 0, err
 	}
-	defer d.end()
+	defer d.gate.Leave()
 	type scanned struct {
 		keys []string
 		next uint64
 	}
 	// SCAN goes by the client and not by a line: it may take long, and everybody's steps would stand behind it.
 	found, err := question(ctx, func(ctx context.Context) (s scanned, err error) {
-		s.keys, s.next, err = node.Scan(ctx, cursor, redisscript.Pattern(d.prefix, prefix), scanCount).Result()
+		s.keys, s.next, err = node.Scan(ctx, cursor, redisscript.Pattern(d.o.KeyPrefix, prefix), scanCount).Result()
 		return s, err
 	})
 	if err != nil {
@@ -146,7 +133,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	var names []string
 	var all []*step
 	for _, key := range found.keys {
-		name, ok := redisscript.NameOf(d.prefix, key)
+		name, ok := redisscript.NameOf(d.o.KeyPrefix, key)
 		// A pattern of SCAN may match more than the prefix: queues, marks, and keys of others.
 		if !ok || seen[name] || !strings.HasPrefix(name, prefix) {
 			continue
@@ -158,7 +145,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	if len(all) == 0 {
 		return nil, found.next, nil
 	}
-	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
+	d.lines.doAll(ctx, all, func(i int, s *step, failed error) {
 		switch {
 		// After the first failure the other answers are passed over: each step must still be seen to end.
 		case err != nil:
@@ -166,7 +153,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 			err = failed
 		default:
 			var state backend.State
-			if state, err = stateOf(names[i], s.answer); err == nil && state.Held {
+			if state, err = stateOf(names[i], s.Answer); err == nil && state.Held {
 				held = append(held, state)
 			}
 		}
@@ -179,23 +166,20 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 // learn backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment,
 // or if the mark that says so was lost; reason is not stored. Until that renewal they believe in their holds, for as
 // long as the TTL at most.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	return redisconn.CallError(ctx, driverName, "force-release", name, d.forceRelease(ctx, name))
-}
-
-// forceRelease marks the holds first and ends them afterwards. The other order would leave a moment in which a victim
-// renews, finds its hold gone, and finds no mark. A mark without an end, when the second step fails, says nothing to
-// anybody: it is read only by those whose hold is gone.
-func (d *Driver) forceRelease(ctx context.Context, name string) error {
+func (d *Driver) ForceRelease(ctx context.Context, name, reason string) (err error) {
+	defer redisconn.Tell(ctx, driverName, "force-release", name, &err)
 	if err := backend.ValidateName(name); err != nil {
 		return err
 	}
-	if err := d.beginKnown(ctx); err != nil {
+	if err := d.probe.BeginKnown(ctx); err != nil {
 		return err
 	}
-	defer d.end()
-	keys := redisscript.KeysOf(d.prefix, name)
-	if _, _, err := d.batch.do(ctx, newStep(redisscript.Mark, keys.Marks())); err != nil {
+	defer d.gate.Leave()
+	keys := d.keys(name)
+	// The holds are marked first and ended afterwards. The other order would leave a moment in which a victim renews,
+	// finds its hold gone, and finds no mark. A mark without an end, when the second step fails, says nothing to
+	// anybody: it is read only by those whose hold is gone.
+	if _, _, err := d.lines.do(ctx, newStep(redisscript.Mark, keys.Marks())); err != nil {
 		return err
 	}
 	ended, err := d.endHold(ctx, redisscript.Force, keys)
@@ -218,18 +202,18 @@ func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*ba
 		if lost[i] == nil || lost[i].Reason != backend.ReasonEvicted || g.Incarnation == "" {
 			continue
 		}
-		marks := redisscript.KeysOf(d.prefix, g.Name).Marks()
+		marks := d.keys(g.Name).Marks()
 		all = append(all, newStep(redisscript.Marked, marks, redisconn.StartOf(g)))
 		asked = append(asked, lost[i])
 	}
 	if len(all) == 0 {
 		return
 	}
-	d.batch.doAll(ctx, all, func(i int, s *step, err error) {
+	d.lines.doAll(ctx, all, func(i int, s *step, err error) {
 		if err != nil {
 			return
 		}
-		if s.answer == int64(1) {
+		if s.Answer == int64(1) {
 			asked[i].Reason = backend.ReasonForceReleased
 		}
 	})

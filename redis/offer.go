@@ -42,7 +42,7 @@ func (d *Driver) settleOffer(keys redisscript.Keys) {
 	defer d.gate.Leave()
 	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
-	answer, _, err := d.batch.do(ctx, newStep(redisscript.Settle, keys))
+	answer, _, err := d.lines.do(ctx, newStep(redisscript.Settle, keys))
 	again := time.Duration(-1)
 	if ms, ok := answer.(int64); ok {
 		again = time.Duration(ms) * time.Millisecond

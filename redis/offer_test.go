@@ -156,6 +156,41 @@ func TestLiveWaitersBehindADeadOne(t *testing.T) {
 	nothingLeft(t, s)
 }
 
+// A look may settle, which offers the name to the very client that looks; that the look takes it is the answer. What
+// stays noted would count against the client's other places.
+func TestLookTakesWhatItBrings(t *testing.T) {
+	t.Parallel()
+	c := startServer(t).admin(t)
+	listenToAll(t, c) // an offer to a client whom nobody hears would go on to the next
+	for what, r := range map[string]backend.Request{
+		"exclusive": request("exclusive", time.Minute, true),
+		"shared":    reading(request("shared", time.Minute, true)),
+		"permits":   taking(request("permits", time.Minute, true), 2, 2),
+	} {
+		keys := redisscript.KeysOf("fencelock:", what)
+		first := redisscript.Hold{
+			PX: time.Minute, Client: "first", Nonce: "0", Request: "request-first", Owner: "o",
+			Permits: r.Permits, Limit: r.Limit,
+		}
+		if answer := run(t, c, []string{
+			what, codesOf(r.Kind).wait, first.Value(), redisscript.Millis(first.PX),
+		})[0]; answer != int64(1) {
+			t.Fatalf("%s: the first one: %v", what, answer)
+		}
+		ghosts(t, c, r, 1, func(int) string { return "me" })
+		if err := c.Del(context.Background(), keys.Lock).Err(); err != nil { // its TTL is over
+			t.Fatal(err)
+		}
+		found, ok := redisscript.ParseLooked(run(t, c, []string{what, redisscript.Look, "me", "0"})[0], 1)
+		if !ok || found.Places[0] != redisscript.PlaceHolds {
+			t.Fatalf("%s: the look = %+v, %v", what, found, ok)
+		}
+		if noted := c.HGetAll(context.Background(), keys.Seen).Val(); len(noted) > 0 {
+			t.Errorf("%s: after the look %v is noted", what, noted)
+		}
+	}
+}
+
 // An offer that is accepted is a hold of the whole TTL, and it is offered to nobody else.
 func TestAcceptedOffer(t *testing.T) {
 	t.Parallel()

@@ -5,7 +5,7 @@ package redis
 // driver does not tell them apart.
 //
 // What is wrong with a URL is said with what to write instead, and as early as it can be known: by reading it, or else
-// by the first look at the server (redisconn.URL.Explain).
+// by the first look at the server (redisconn.URL.Look).
 
 import (
 	"context"
@@ -71,40 +71,38 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	d := newDriver(client, true, nil, o)
 	// The URL's timeout is for the first look, too: without it a URL that leads nowhere would take the default.
 	d.patience = u.Timeout
-	if err := d.Ping(ctx); err != nil {
-		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
-		return nil, u.Explain(err)
+	if err := u.Look(ctx, d); err != nil {
+		return nil, err
 	}
 	return d, nil
 }
 
-// optionsOf reads the options of a URL that are the driver's. The first mistake is the error.
+// optionsOf reads the options of a URL that are the driver's.
 func optionsOf(u *redisconn.URL) (o *Options, err error) {
 	o = &Options{KeyPrefix: u.Options.Get("prefix")}
-	flag := func(name string) (on bool) {
-		text := u.Options.Get(name)
-		if u.Options.Has(name) && text != "true" && text != "false" && err == nil {
-			err = fmt.Errorf("option %s is %q, want true or false", name, text)
+	cluster := false
+	for name, on := range map[string]*bool{
+		"allow-volatile-eviction": &o.AllowVolatileEviction, "replica-disk": &o.ReplicaDisk, "assume-cluster": &cluster,
+	} {
+		if *on, err = u.Bool(name); err != nil {
+			return nil, err
 		}
-		return text == "true"
 	}
-	o.AllowVolatileEviction = flag("allow-volatile-eviction")
-	o.ReplicaDisk = flag("replica-disk")
-	cluster := flag("assume-cluster")
-	if err == nil {
-		o.Replicas, err = u.Int("replicas", 1, maxReplicas)
+	if o.Replicas, err = u.Int("replicas", 1, maxReplicas); err != nil {
+		return nil, err
 	}
-	if err == nil && u.Options.Has("replica-timeout") {
-		o.ReplicaTimeout, err = u.Duration("replica-timeout")
+	if u.Options.Has("replica-timeout") {
+		if o.ReplicaTimeout, err = u.Duration("replica-timeout"); err != nil {
+			return nil, err
+		}
 	}
 	switch {
-	case err != nil:
 	case u.Options.Has("assume-version"):
 		o.Assume = &Server{Version: u.Options.Get("assume-version"), Cluster: cluster}
 	case cluster:
-		err = errors.New("option assume-cluster needs assume-version")
+		return nil, errors.New("option assume-cluster needs assume-version")
 	}
-	return o, err
+	return o, nil
 }
 
 // dial makes the client for a URL. It does no I/O. What a topology has no use for, such as a path with a cluster, is an
@@ -113,7 +111,6 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
 	_, variant, _ := strings.Cut(scheme, "+")
-	// The options of all topologies; those of Sentinels follow.
 	syntax.Options = []string{
 		"allow-volatile-eviction", "assume-version", "assume-cluster", "replicas", "replica-timeout", "replica-disk",
 	}

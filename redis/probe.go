@@ -25,41 +25,11 @@ const probeTime = redisconn.ConnectTime
 // Close. It returns within ctx and may be called beside other calls, which share one look if they come at the same
 // time.
 func (d *Driver) Ping(ctx context.Context) error {
-	err := backend.ErrClosed
-	if !d.gate.Closed() {
-		err = d.ask(ctx)
-	}
-	return redisconn.CallError(ctx, driverName, "ping", "", err)
-}
-
-// known lets a call pass whose driver has seen its server once. It is for calls on what is held: that can be kept and
-// given back whatever became of the server since.
-func (d *Driver) known(ctx context.Context) error {
-	if d.probe.Passed() {
-		return nil
-	}
-	return d.ask(ctx)
-}
-
-// ready lets an acquire pass if the server was fit when it was looked at last, and has a first or a failed look made
-// (again) before.
-func (d *Driver) ready(ctx context.Context) error {
-	if d.unfit != nil {
-		return d.unfit
-	}
-	return d.probe.Ready(ctx, d.gate, d.inspect)
+	return redisconn.CallError(ctx, driverName, "ping", "", d.probe.Ping(ctx, d.inspect))
 }
 
 // suspect has the server looked at again with the next call: it may be another one, or have other settings.
 func (d *Driver) suspect() { d.probe.Suspect(d.clock.Now()) }
-
-// ask joins the look that is under way, or makes one.
-func (d *Driver) ask(ctx context.Context) error {
-	if d.unfit != nil {
-		return d.unfit
-	}
-	return d.probe.Join(ctx, d.gate, d.inspect)
-}
 
 // inspect is one look: it asks the servers and notes what it has found. It runs on a goroutine of the gate's and ends
 // after the driver's patience. The first look behind Sentinels also starts the goroutine that follows the master,
@@ -67,11 +37,10 @@ func (d *Driver) ask(ctx context.Context) error {
 func (d *Driver) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
-	// Not in New, which promises to do no I/O.
 	if isSentinel(d.client) {
 		d.follow.Do(func() {
 			opt := *d.client.(*goredis.Client).Options()
-			d.gate.Go(func(context.Context) { d.batch.lines.follow(d.gate.Closing(), opt) })
+			d.gate.Go(func(context.Context) { d.lines.follow(d.gate.Closing(), opt) })
 		})
 	}
 	err := d.judge(ctx)
@@ -85,22 +54,22 @@ func (d *Driver) inspect(ctx context.Context) error {
 // With Options.Assume nothing is asked but whether the script runs: INFO may be refused or answered by a proxy about
 // itself.
 func (d *Driver) judge(ctx context.Context) error {
-	if d.assumed != nil {
-		d.batch.lines.sharded.Store(d.assumed.Cluster)
+	if d.o.Assume != nil {
+		d.lines.sharded.Store(d.o.Assume.Cluster)
 		return d.tryScript(ctx)
 	}
-	masters, err := d.masters(ctx)
+	masters, err := eachMaster(ctx, d.client, redisconn.ReadServer)
 	if err != nil {
-		return err
+		return redisconn.Unsent(err) // what one that does not answer would say is not known
 	}
 	// Behind Sentinels there are replicas, or will be.
 	cluster, durable, replicas := false, true, isSentinel(d.client)
 	for _, s := range masters {
-		s.Tolerated = d.evictable
+		s.Tolerated = d.o.AllowVolatileEviction
 		if err := s.Fit(); err != nil {
 			return err
 		}
-		if err := d.canWait(s); err != nil {
+		if err := d.o.canWait(s); err != nil {
 			return err
 		}
 		cluster = cluster || s.Cluster
@@ -114,7 +83,7 @@ func (d *Driver) judge(ctx context.Context) error {
 			Why: "the server is a node of a cluster (cluster_enabled:1)",
 		}
 	}
-	d.batch.lines.sharded.Store(cluster)
+	d.lines.sharded.Store(cluster || d.lines.cluster != nil)
 	if !d.probe.Passed() {
 		// A lock is taken without the script, by SET NX, and could not be given back if the script may not run.
 		if err := d.tryScript(ctx); err != nil {
@@ -136,7 +105,7 @@ func (d *Driver) judge(ctx context.Context) error {
 // tryScript sees whether the server runs the script, with a question about a name that nobody needs. A user that may
 // not run it, or a proxy that does not pass it on, shows here and not with the first release.
 func (d *Driver) tryScript(ctx context.Context) error {
-	_, _, err := d.batch.do(ctx, newStep(redisscript.Inform, redisscript.KeysOf(d.prefix, "probe")))
+	_, _, err := d.lines.do(ctx, newStep(redisscript.Inform, d.keys("probe")))
 	if err != nil {
 		return redisconn.Unsent(err)
 	}
@@ -150,28 +119,23 @@ func isSentinel(client goredis.UniversalClient) bool {
 	return ok && c.Options().Addr == "FailoverClient" // what go-redis writes for one
 }
 
-// masters reads INFO of every master. One that does not answer is an error: what it would say is not known.
-func (d *Driver) masters(ctx context.Context) ([]redisconn.Server, error) {
-	cluster, ok := d.client.(*goredis.ClusterClient)
+// eachMaster asks every server that has locks, the masters of a cluster side by side, and returns their answers in no
+// order. It ends with the first error.
+func eachMaster[T any](ctx context.Context, client goredis.UniversalClient,
+	ask func(context.Context, goredis.Cmdable) (T, error)) (all []T, err error) {
+	cluster, ok := client.(*goredis.ClusterClient)
 	if !ok {
-		s, err := redisconn.ReadServer(ctx, d.client)
-		return []redisconn.Server{s}, err
+		one, err := ask(ctx, client)
+		return []T{one}, err
 	}
+	// Each master is asked by a goroutine of the client's: hence the lock.
 	var mu sync.Mutex
-	var all []redisconn.Server
-	// The masters are asked side by side, each by its own goroutine of the client's: hence the lock.
-	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
-		s, err := redisconn.ReadServer(ctx, c)
-		if err != nil {
-			return err
-		}
+	err = cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
+		one, err := ask(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
-		all = append(all, s)
-		return nil
+		all = append(all, one)
+		return err
 	})
-	if err != nil {
-		return nil, redisconn.Unsent(err)
-	}
-	return all, nil
+	return all, err
 }

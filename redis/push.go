@@ -36,7 +36,7 @@ func (p *push) init() { p.up = make(chan struct{}) }
 // With every confirmation, the first and each later one, the server is looked at anew, as it may be another one; and
 // every group looks at once, because pushes may have been lost in between.
 func (p *push) start(d *Driver) (up <-chan struct{}) {
-	p.subscription.Start(d.client, redisscript.Channel(d.prefix, d.identity), redisconn.Listener{
+	p.subscription.Start(d.client, redisscript.Channel(d.o.KeyPrefix, d.identity), redisconn.Listener{
 		Confirmed: func() {
 			// In this order: a waiter that sees the subscription stand may be pushed at once, and the looks find what
 			// was pushed before.
@@ -81,16 +81,6 @@ func (p *push) lost(err error) (refused bool) {
 	return redisconn.FailureOf(err).Fatal
 }
 
-// close ends the subscription and waits for its goroutine, or for ctx.
-func (p *push) close(ctx context.Context) error {
-	select {
-	case <-p.subscription.Close():
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // heard acts on one message. It runs on the goroutine that reads the subscription and must not wait for the server: the
 // answer to an offer that nobody takes is sent from a goroutine of the gate's, which ends after lookTime. Messages that
 // this version does not understand are ignored.
@@ -102,13 +92,13 @@ func (d *Driver) heard(text string) {
 		d.waiting.closed(m.Lock, m.For)
 	case m.Kind == redisscript.PushAsked:
 		d.waiting.asked(m.Lock)
-	// The attempt was abandoned, and the lock is of no use to anybody until it is given back.
+	// The try was abandoned, and the lock is of no use to anybody until it is given back.
 	case !d.waiting.offered(m.Nonce):
 		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
 			// Without an answer it is given back by the end of the offer.
-			_, _, _ = d.batch.do(ctx, newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce))
+			_, _, _ = d.lines.do(ctx, newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce))
 		})
 	}
 }

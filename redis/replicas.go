@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -50,30 +49,6 @@ func (e *ReplicasError) Error() string {
 	return fmt.Sprintf("%d replicas have it%s after %v, %d are asked for", e.Got, where, e.Within, e.Want)
 }
 
-// checkReplicas refuses options that cannot be meant: a negative number or time, and ways to confirm without a number
-// of replicas that do.
-func (o *Options) checkReplicas() error {
-	invalid := func(what, value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
-	}
-	switch {
-	case o.Replicas < 0 || o.Replicas > maxReplicas:
-		return invalid("Replicas", strconv.Itoa(o.Replicas), fmt.Sprint("want 0 to ", maxReplicas))
-	case o.ReplicaTimeout < 0:
-		return invalid("ReplicaTimeout", o.ReplicaTimeout.String(), "it is negative")
-	case o.Replicas == 0 && (o.ReplicaTimeout > 0 || o.ReplicaDisk):
-		return invalid("Replicas", "0", "ReplicaTimeout and ReplicaDisk say how replicas confirm")
-	}
-	return nil
-}
-
-// replicas is what is asked of replicas.
-type replicas struct {
-	want   int // 0: nothing
-	within time.Duration
-	disk   bool
-}
-
 // confirmation asks the replicas of each server once for all that one call was granted there, since WAIT covers
 // whatever the server wrote before. It belongs to one call.
 type confirmation struct {
@@ -85,13 +60,13 @@ type confirmation struct {
 // cluster the replicas of the name's own master count, so that each master is asked for itself, once for each call:
 // what it has answered for one grant holds for all that it was given before.
 func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
-	if c.d.replicas.want == 0 {
+	if c.d.o.Replicas == 0 {
 		return nil
 	}
 	var master goredis.Cmdable = c.d.client
 	if cluster, ok := c.d.client.(*goredis.ClusterClient); ok {
 		var err error
-		if master, err = masterOf(ctx, cluster, redisscript.KeysOf(c.d.prefix, g.Name).Lock); err != nil {
+		if master, err = masterOf(ctx, cluster, c.d.keys(g.Name).Lock); err != nil {
 			return err
 		}
 	}
@@ -123,12 +98,10 @@ func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 // replicated prolongs one hold on master and waits for the replicas to have that, for half of the TTL at most: a grant
 // that took longer would be worth little to its caller.
 func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backend.Grant) error {
-	r := d.replicas
-	// A grant that waited longer than that for its replicas would be of little use.
-	r.within = min(r.within, max(g.TTL/2, time.Millisecond))
-	got, err := question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, r) })
-	if err == nil && got < r.want {
-		err = &redisconn.Failure{Cause: &ReplicasError{Want: r.want, Got: got, Within: r.within, Disk: r.disk}}
+	within := min(d.o.ReplicaTimeout, max(g.TTL/2, time.Millisecond))
+	got, err := question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, within) })
+	if want := d.o.Replicas; err == nil && got < want {
+		err = &redisconn.Failure{Cause: &ReplicasError{Want: want, Got: got, Within: within, Disk: d.o.ReplicaDisk}}
 	}
 	return err
 }
@@ -136,8 +109,10 @@ func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backe
 // waitFor returns how many replicas have what it writes. The write is the script's accept step with a little more time
 // than the hold has, because a prolongation that changes nothing is not replicated. It goes by the client and not by a
 // line: WAIT blocks its connection for as long as the replicas take, and everybody's steps with it.
-func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.Grant, r replicas) (int, error) {
-	keys := redisscript.KeysOf(d.prefix, g.Name)
+func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.Grant, within time.Duration) (
+	int, error,
+) {
+	keys := d.keys(g.Name)
 	sharded := "0"
 	if d.sharded() {
 		sharded = "1"
@@ -145,19 +120,19 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	// The call is the script's own format, written out: one accept step for one name.
 	names := []string{keys.Lock, keys.Queue, keys.Seen}
 	args := []any{
-		redisscript.Channel(d.prefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
+		redisscript.Channel(d.o.KeyPrefix, ""), sharded, codesOf(g.Kind).accept, "2", redisconn.StartOf(g),
 		// More than the hold has left, so that something is written.
 		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond),
 	}
 	// Rounded up to a millisecond: 0 would be for ever.
-	patience := (r.within + time.Millisecond - 1).Milliseconds()
+	patience := (within + time.Millisecond - 1).Milliseconds()
 	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {
 		pipe := master.Pipeline()
 		wrote = write(pipe)
-		if r.disk {
-			waited = pipe.Do(ctx, "waitaof", 0, r.want, patience)
+		if d.o.ReplicaDisk {
+			waited = pipe.Do(ctx, "waitaof", 0, d.o.Replicas, patience)
 		} else {
-			waited = pipe.Do(ctx, "wait", r.want, patience)
+			waited = pipe.Do(ctx, "wait", d.o.Replicas, patience)
 		}
 		_, _ = pipe.Exec(ctx) // each has its own error
 		return wrote, waited
@@ -179,7 +154,7 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	// The script answers for its one step: anything but 1 says that the hold was not there to be prolonged.
 	case len(answers) != 1 || answers[0] != int64(1):
 		return 0, errors.New("the hold was gone before replicas had it")
-	case !r.disk:
+	case !d.o.ReplicaDisk:
 		return waited.Int()
 	}
 	both, err := waited.Int64Slice() // on the server itself, and on replicas
@@ -193,34 +168,34 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 // which leaves a hold that another driver was answered with. What cannot be given back at once is tidied up in the
 // background, and makes the outcome unknown.
 func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) error {
-	var left []outcome
+	var leftovers []leftover
 	var all []*step
 	for _, g := range grants {
-		all = append(all, newStep(redisscript.Expire, redisscript.KeysOf(d.prefix, g.Name), redisconn.StartOf(g), "0"))
+		all = append(all, newStep(redisscript.Expire, d.keys(g.Name), redisconn.StartOf(g), "0"))
 	}
-	d.batch.doAll(ctx, all, func(i int, s *step, failed error) {
-		keys := redisscript.KeysOf(d.prefix, grants[i].Name)
-		// Not given back yet: the hold is tidied up like an attempt without an answer.
+	d.lines.doAll(ctx, all, func(i int, s *step, failed error) {
+		keys := d.keys(grants[i].Name)
+		// Not given back yet: it is a leftover, like that of a try without an answer.
 		if failed != nil {
 			h, _ := redisscript.ParseHold(redisconn.ValueOf(grants[i]))
-			left = append(left, outcome{keys: keys, hold: h})
-		} else if s.answer == int64(redisscript.Offered) {
+			leftovers = append(leftovers, leftover{keys: keys, hold: h})
+		} else if s.Answer == int64(redisscript.Offered) {
 			d.waiting.follow(d, keys)
 		}
 	})
 	f := *redisconn.FailureOf(err)
-	f.Sent = len(left) > 0
+	f.Sent = len(leftovers) > 0
 	if f.Sent {
 		f.Fatal = false
-		d.tidy(left)
+		d.tidy(leftovers)
 	}
 	return &f
 }
 
 // canWait refuses a server that cannot ask its replicas whether they have something on disk: WAITAOF came with Redis
 // 7.2.
-func (d *Driver) canWait(s redisconn.Server) error {
-	if !d.replicas.disk || s.AtLeast(7, 2) {
+func (o *Options) canWait(s redisconn.Server) error {
+	if !o.ReplicaDisk || s.AtLeast(7, 2) {
 		return nil
 	}
 	return &backend.ConfigError{

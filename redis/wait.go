@@ -2,7 +2,7 @@ package redis
 
 // This file is one Acquire that waits. A round of it asks for a place in the name's queue and waits for one of four
 // things: the push that offers the lock, a look that finds the place gone or turned into the hold, the end of the
-// context, or Close. Without a confirmed subscription a round is an attempt and a pause.
+// context, or Close. Without a confirmed subscription a round is a try and a pause.
 //
 // The waiter's goroutine does nothing while it waits: pushes and looks are waiting.go's, which end the wait through
 // waiter.event.
@@ -27,24 +27,24 @@ const (
 // wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
 // become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
 //
-// Without a subscription a round is an attempt that does not wait, and a pause: a free lock must not depend on more
-// than the server's answer, and some servers, proxies and users have no subscriptions at all. Subscribing before the
-// first attempt was rejected for that: an Acquire of a free name took 2.00 s at a server that took no more connections,
-// against 0.36 ms for a TryAcquire.
+// Without a subscription a round is a try that takes no place, and a pause: a free lock must not depend on more than
+// the server's answer, and some servers, proxies and users have no subscriptions at all. Subscribing before the first
+// try was rejected for that: an Acquire of a free name took 2.00 s at a server that took no more connections, against
+// 0.36 ms for a TryAcquire.
 //
 // Faults are repeated with growing pauses as long as the context lasts; what they may have left is given back in the
 // end.
-func (c *call) wait(ctx context.Context) (backend.Grant, error) {
+func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 	for faults, polls := 0, 0; ; {
 		var g backend.Grant
 		var err error
-		if c.d.push.stands() {
-			h := c.hold()
-			w := c.d.waiting.add(c.keys, h) // before the request leaves: the push may overtake the answer
-			g, err = c.round(ctx, h, w)
-			c.d.waiting.remove(w)
-		} else if g, err = c.once(ctx); errors.Is(err, backend.ErrHeld) {
-			err = c.poll(ctx, polls, err)
+		if a.d.push.stands() {
+			h := a.hold()
+			w := a.d.waiting.add(a.keys, h) // before the request leaves: the push may overtake the answer
+			g, err = a.round(ctx, h, w)
+			a.d.waiting.remove(w)
+		} else if g, err = a.once(ctx); errors.Is(err, backend.ErrHeld) {
+			err = a.poll(ctx, polls, err)
 			polls++
 		}
 		if err == nil {
@@ -53,7 +53,7 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		// The server was heard from, so that what went wrong before is no reason to pause.
 		if errors.Is(err, errGone) {
 			faults = 0
-			c.again = true
+			a.again = true
 			continue
 		}
 		if errors.Is(err, errPoll) {
@@ -62,17 +62,16 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 		}
 		var f *redisconn.Failure
 		if !errors.As(err, &f) || f.Fatal {
-			return backend.Grant{}, c.d.giveUp(c.unknown, err)
+			return backend.Grant{}, a.d.giveUp(a.leftovers, err)
 		}
-		// Each fault makes the next pause longer, up to 640 ms.
 		faults++
 		if !redisconn.Pause(ctx, faults) {
-			return backend.Grant{}, c.d.giveUp(c.unknown, err)
+			return backend.Grant{}, a.d.giveUp(a.leftovers, err)
 		}
 		// Close ends a waiter between two rounds too. What it has left is removed before Close returns, as far as
 		// Close's context allows.
-		if c.d.gate.Closed() {
-			return backend.Grant{}, c.d.giveUp(c.unknown, backend.ErrClosed)
+		if a.d.gate.Closed() {
+			return backend.Grant{}, a.d.giveUp(a.leftovers, backend.ErrClosed)
 		}
 	}
 }
@@ -80,12 +79,12 @@ func (c *call) wait(ctx context.Context) (backend.Grant, error) {
 // errPoll says that the lock is held and that it is time to ask again.
 var errPoll = errors.New("held")
 
-// poll pauses until the next attempt. The pause doubles from 50 ms to about a second, with a fifth of jitter so that
+// poll pauses until the next try. The pause doubles from 50 ms to about a second, with a fifth of jitter so that
 // waiters who came together part. It is cut short to just behind the time that the present hold has left, and ends when
 // the subscription stands, since the next round can then take a place.
-func (c *call) poll(ctx context.Context, n int, held error) error {
+func (a *attempt) poll(ctx context.Context, n int, held error) error {
 	// The first poll starts the subscription, so that a driver whose names are always free never makes one.
-	up := c.d.push.start(c.d)
+	up := a.d.push.start(a.d)
 	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
 	var h *backend.HeldError
 	if errors.As(held, &h) && h.RetryAfter > 0 {
@@ -98,7 +97,7 @@ func (c *call) poll(ctx context.Context, n int, held error) error {
 	case <-up:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-c.d.gate.Closing().Done():
+	case <-a.d.gate.Closing().Done():
 		return backend.ErrClosed
 	}
 	return errPoll
@@ -108,18 +107,18 @@ func (c *call) poll(ctx context.Context, n int, held error) error {
 // again, as a request that may have been there.
 var errGone = errors.New("the place in the queue is gone")
 
-// round is one attempt of wait that takes a place. The waiter w was made known before the request left, as the push may
-// overtake the answer. When the context or the driver ends, the place is given back in the background: a place that
-// stays would be offered the lock and keep it closed for a second.
-func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
-	g, won, answer, err := c.attempt(ctx, h, true)
+// round is one try that takes a place. The waiter w was made known before the request left, as the push may overtake
+// the answer. When the context or the driver ends, the place is given back in the background: a place that stays would
+// be offered the lock and keep it closed for a second.
+func (a *attempt) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
+	g, won, answer, err := a.try(ctx, h, true)
 	if won || err != nil {
 		return g, err
 	}
 	if answer != int64(0) {
 		return g, &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
 	}
-	c.d.waiting.queued(c.d, w)
+	a.d.waiting.queued(a.d, w)
 	select {
 	case e := <-w.event:
 		if e.gone {
@@ -127,14 +126,14 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 		}
 		// A look has found that the place is the hold already, and renewed it.
 		if !e.at.IsZero() {
-			return c.grant(h, e.at), nil
+			return a.grant(h, e.at), nil
 		}
-		return c.accept(ctx, h)
+		return a.accept(ctx, h)
 	case <-ctx.Done():
-		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+		a.d.tidy([]leftover{{keys: a.keys, hold: h}})
 		return backend.Grant{}, ctx.Err()
-	case <-c.d.gate.Closing().Done():
-		c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+	case <-a.d.gate.Closing().Done():
+		a.d.tidy([]leftover{{keys: a.keys, hold: h}})
 		return backend.Grant{}, backend.ErrClosed
 	}
 }
@@ -142,19 +141,19 @@ func (c *call) round(ctx context.Context, h redisscript.Hold, w *waiter) (backen
 // accept answers an offer, by which the hold gets its whole TTL. Validity counts from this exchange, not from the push:
 // how long that was under way nobody knows. An answer that the hold is gone means that the offer had ended, which sends
 // the waiter to the end of the queue.
-func (c *call) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
-	code := codesOf(c.r.Kind).accept
+func (a *attempt) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
+	code := codesOf(a.r.Kind).accept
 	for n := 1; ; n++ {
-		answer, sentAt, err := c.d.batch.do(ctx, newStep(code, c.keys, h.Start(), redisscript.Millis(h.PX)))
+		answer, sentAt, err := a.d.lines.do(ctx, newStep(code, a.keys, h.Start(), redisscript.Millis(h.PX)))
 		if err == nil {
 			if answer == int64(1) {
-				return c.grant(h, sentAt), nil
+				return a.grant(h, sentAt), nil
 			}
 			return backend.Grant{}, errGone
 		}
 		f := redisconn.FailureOf(err)
-		if f.Fatal || c.d.gate.Closed() || !redisconn.Pause(ctx, n) {
-			c.d.tidy([]outcome{{keys: c.keys, hold: h}})
+		if f.Fatal || a.d.gate.Closed() || !redisconn.Pause(ctx, n) {
+			a.d.tidy([]leftover{{keys: a.keys, hold: h}})
 			return backend.Grant{}, err
 		}
 	}

@@ -43,9 +43,7 @@ const (
 	restBetween = 10 * time.Second
 	// looksMore is how many looks a second a client may ask for at names of which none is looked at more often than
 	// need be, and namesALook how many names allow one more.
-	looksMore = 3
-	// See looksMore.
-	namesALook = 150
+	looksMore, namesALook = 3, 150
 	// precise is the number of names up to which the end of each hold is settled when it is due. With more, the next
 	// peek finds it up to a second later.
 	precise = 64
@@ -60,7 +58,7 @@ func nextLook(names, places int, peeked bool) time.Duration {
 		d = max(d, redisscript.Jitter(restBetween))
 	}
 	share := time.Duration(names) * time.Second / time.Duration(looksMore+names/namesALook)
-	return max(d, mathrand.N(2*share+1)) // names whose waits began together are apart at once
+	return max(d, mathrand.N(2*share+1))
 }
 
 // waiting knows the waiters of one driver, by nonce for pushes and by name for looks. It has one timer a name, one for
@@ -75,7 +73,7 @@ type waiting struct {
 	mu     sync.Mutex
 	nonces map[string]*waiter
 	groups map[string]*group // by lock key
-	// Attempts that ended without a hold as far as their callers know, and that the server may yet hand one.
+	// Tries that ended without a hold as far as their callers know, and that the server may yet hand one.
 	ended redisconn.Abandoned
 	// By lock key: when to see what became of an offer that this driver has made. See offer.go.
 	offers map[string]*time.Timer
@@ -85,13 +83,13 @@ type waiting struct {
 	shut bool
 }
 
-// waiter is one attempt of one call that has a place, or is about to get one.
+// waiter is an attempt that has a place, or is about to get one, by the nonce of its present try.
 type waiter struct {
 	keys  redisscript.Keys
 	nonce string
 	// What ended the wait. It has room for one: the first event counts, and the teller of a later one must not block.
 	event chan event
-	// The waiters of the same name; nil until the attempt is queued.
+	// The waiters of the same name; nil until it is queued.
 	group *group
 }
 
@@ -99,7 +97,7 @@ type waiter struct {
 // more; or at is the instant from which it is proved to hold already.
 type event struct {
 	gone bool
-	at   backend.Instant // the instant that proves that it holds already, if not zero
+	at   backend.Instant
 }
 
 // group is the waiters of one name. It exists as long as there are any.
@@ -126,7 +124,7 @@ func (w *waiting) init() {
 	w.offers = map[string]*time.Timer{}
 }
 
-// add makes an attempt known, so that a push finds it. It comes before the request leaves.
+// add makes a waiter known, so that a push finds it. It comes before the request leaves.
 func (w *waiting) add(keys redisscript.Keys, h redisscript.Hold) *waiter {
 	x := &waiter{keys: keys, nonce: h.Nonce, event: make(chan event, 1)}
 	w.mu.Lock()
@@ -141,9 +139,8 @@ func (w *waiting) add(keys redisscript.Keys, h redisscript.Hold) *waiter {
 func (w *waiting) queued(d *Driver, x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// The push was faster than the answer, and there is nothing to look after.
 	if len(x.event) > 0 || w.shut {
-		return // the push was here first
+		return // the push was faster than the answer, and there is nothing to look after
 	}
 	g := w.groups[x.keys.Lock]
 	if g == nil {
@@ -192,8 +189,8 @@ func (w *waiting) close() {
 	}
 }
 
-// offered passes a push on. It is false if the attempt was abandoned, and the lock is to be given back. A push for an
-// attempt that is just not known any more is no reason for that: a look was faster, and the attempt may hold the lock.
+// offered passes a push on. It is false if the try was abandoned, and the lock is to be given back. A push for an try
+// that is just not known any more is no reason for that: a look was faster, and the try may hold the lock.
 func (w *waiting) offered(nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,12 +295,12 @@ func (d *Driver) peekAt(all []*group) (found []*group) {
 	}
 	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
-	d.batch.doAll(ctx, steps, func(i int, s *step, err error) {
+	d.lines.doAll(ctx, steps, func(i int, s *step, err error) {
 		if err != nil {
 			return // the next one is soon
 		}
 		chunk := all[i*redisscript.MaxPeek : min((i+1)*redisscript.MaxPeek, len(all))]
-		worth, _ := redisscript.ParsePeeked(s.answer, len(chunk))
+		worth, _ := redisscript.ParsePeeked(s.Answer, len(chunk))
 		for _, n := range worth {
 			found = append(found, chunk[n])
 		}
@@ -375,7 +372,7 @@ func (d *Driver) tick(g *group) {
 // settle lets the server hand over after a hold has run out, and plans the next settlement by what the present hold has
 // left.
 func (d *Driver) settle(ctx context.Context, g *group) {
-	answer, _, err := d.batch.do(ctx, newStep(redisscript.Settle, g.keys))
+	answer, _, err := d.lines.do(ctx, newStep(redisscript.Settle, g.keys))
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -388,9 +385,8 @@ func (d *Driver) settle(ctx context.Context, g *group) {
 	switch {
 	case ms >= 0 && !w.rough(g):
 		g.settleAfter(time.Duration(ms) * time.Millisecond)
-	// Nobody holds and nobody waits: our places are gone, which a look makes known to their waiters.
 	case ms == -2:
-		g.soon(0) // nobody holds and nobody waits: our places are gone
+		g.soon(0) // nobody holds and nobody waits: our places are gone, which a look tells their waiters
 	}
 }
 
@@ -409,7 +405,7 @@ func (g *group) soon(d time.Duration) {
 func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 	s := newStep(redisscript.Look, g.keys)
 	s.Args = append([]string{d.identity}, nonces...)
-	answer, sentAt, err := d.batch.do(ctx, s)
+	answer, sentAt, err := d.lines.do(ctx, s)
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -426,7 +422,6 @@ func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
 	}
 	for i, nonce := range nonces {
 		x := g.waiters[nonce]
-		// It has ended meanwhile.
 		if x == nil {
 			continue // ended meanwhile
 		}

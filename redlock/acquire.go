@@ -1,8 +1,8 @@
 package redlock
 
-// This file is one Acquire, as far as it does not wait: rounds of votes (vote.go) until the lock is granted, somebody
-// else has a majority, or too many rounds have met faults. contend.go is the part that waits, debt.go what gives back
-// the votes of rounds that were not won.
+// This file is one Acquire, as far as it does not wait: tries, each a round of votes (vote.go), until the lock is
+// granted, somebody else has a majority, or too many rounds have met faults. contend.go is the part that waits,
+// leftover.go what gives back the votes of rounds that were not won.
 //
 // Two things tell a Redlock attempt from one on a single server. Votes can split, so that nobody has the lock although
 // no server is free; such a round is repeated after a random pause. And an answer that comes late may be worthless: the
@@ -13,17 +13,15 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// call is one Acquire. It belongs to the goroutine of its caller.
-type call struct {
+// attempt is one Acquire, over all its tries. It belongs to the goroutine of its caller.
+type attempt struct {
 	d    *Driver
 	r    backend.Request
 	keys redisscript.Keys
@@ -32,7 +30,7 @@ type call struct {
 	// Servers may have seen the request, in an earlier round or before this Acquire: they are asked to look for it
 	// first.
 	again bool
-	// Why it is not known what a round left somewhere; nil if it is. It makes the outcome of the call unknown.
+	// Why it is not known what a round left somewhere; nil if it is. It makes the outcome of the attempt unknown.
 	unsure error
 }
 
@@ -43,87 +41,60 @@ type call struct {
 //
 // Errors wrap backend.ErrHeld (with the holder that a majority has named, if one has), ErrUnavailable (no majority
 // answered, nothing is left), ErrUnknown (something may be left), ErrMisconfigured, ErrClosed, or ctx's error.
-func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	g, err := d.acquire(ctx, r)
-	return g, redisconn.CallError(ctx, driverName, "acquire", r.Name, err)
-}
-
-// acquire is Acquire without the words of its error.
-func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := d.valid(r); err != nil {
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Grant, err error) {
+	defer redisconn.Tell(ctx, driverName, "acquire", r.Name, &err)
+	if err := d.probe.BeginAcquire(ctx, d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	if err := redisconn.Begin(ctx, r.Wait, d.begin); err != nil {
-		return backend.Grant{}, err
-	}
-	defer d.end()
-	c := &call{
-		d: d, r: r, keys: redisscript.KeysOf(d.o.KeyPrefix, r.Name), again: !r.Fresh,
+	defer d.gate.Leave()
+	a := &attempt{
+		d: d, r: r, keys: d.keys(r.Name), again: !r.Fresh,
 		patience: d.nodeTimeout(r.TTL),
 	}
 	if r.Wait {
-		return c.wait(ctx)
+		return a.wait(ctx)
 	}
-	return c.try(ctx)
+	return a.noWait(ctx)
 }
 
-// valid refuses what the core has refused already, for those who use the driver directly, and minimum holds longer than
-// MaxTTL: a server that restarts has no vote for MaxTTL, and one that closed the name for longer would vote before it
-// has ended.
-func (d *Driver) valid(r backend.Request) error {
-	if err := kit.Validate(d.Describe(), r); err != nil {
-		return err
-	}
-	if r.MinHold < 0 || r.MinHold > d.o.MaxTTL {
-		return &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "MinHold", Value: r.MinHold.String(),
-			Why: fmt.Sprintf("it is negative, or longer than MaxTTL %v, for which a restarted server has no vote",
-				d.o.MaxTTL),
-		}
-	}
-	return nil
+// hold returns the hold that the next try asks for. Tries have nonces of their own, so that giving one back does not
+// take from the next: the leftovers of the last round may still be under way when the next one has the lock.
+func (a *attempt) hold() redisscript.Hold {
+	return redisconn.HoldOf(a.r, a.d.identity, a.d.nonces.Add(1))
 }
 
-// hold returns the hold that the next attempt asks for. Attempts have nonces of their own, so that giving one back does
-// not take from the next: the debts of the last round may still be under way when the next one has the lock.
-func (c *call) hold() redisscript.Hold {
-	// The nonces of Redlock are a plain counter: nobody reads them, and they need not be unique beyond this driver.
-	return redisconn.HoldOf(c.r, c.d.identity, strconv.FormatUint(c.d.nonces.Add(1), 10))
-}
-
-// ask returns the code and arguments of an attempt's first step: once, or again if the request may be in the server
-// already.
-func (c *call) ask(h redisscript.Hold, before bool, once, again string) (code string, args []string) {
+// ask returns the code and arguments of a try's first step: once, or again if the request may be in the server already.
+func (a *attempt) ask(h redisscript.Hold, before bool, once, again string) (code string, args []string) {
 	if before {
-		return again, []string{h.Value(), redisscript.Millis(h.PX), c.r.RequestID}
+		return again, []string{h.Value(), redisscript.Millis(h.PX), a.r.RequestID}
 	}
 	return once, []string{h.Value(), redisscript.Millis(h.PX)}
 }
 
-// once makes one attempt without waiting. If it won, the servers that it has not asked follow later (later.go). What it
+// once makes one try without waiting. If it won, the servers that it has not asked follow later (later.go). What it
 // left otherwise is given back, also by a majority that answered so late that nothing of the validity is left: won is
 // false then, and v.yes says that there was a majority.
-func (c *call) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
-	v = c.poll(ctx, c.hold())
-	if v.yes >= c.d.quorum {
-		if g, won = c.grant(v.h, nth(v.proved, c.d.quorum)); won {
-			c.d.voteLater(c, v, g)
+func (a *attempt) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
+	v = a.poll(ctx, a.hold())
+	if v.yes >= a.d.quorum {
+		if g, won = a.grant(v.h, nth(v.proved, a.d.quorum)); won {
+			a.d.voteLater(a, v, g)
 			return g, true, v
 		}
 	}
-	c.giveBack(v.h, v.left())
-	if v.fault != nil && v.fault.Sent && c.unsure == nil {
-		c.unsure = v.fault.Cause
+	a.giveBack(v.h, v.left())
+	if v.fault != nil && v.fault.Sent && a.unsure == nil {
+		a.unsure = v.fault.Cause
 	}
 	return backend.Grant{}, false, v
 }
 
 // grant is the answer to the caller, whose validity counts from sentAt; false if that is over. The margin for clock
 // drift and the resolution of Redis' expiry is part of Describe().Validity.
-func (c *call) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
-	now := c.d.clock.Now()
-	g := redisconn.Grant(c.r, h, sentAt, now)
-	return g, now < sentAt.Add(c.d.Describe().Validity(g.TTL))
+func (a *attempt) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
+	now := a.d.clock.Now()
+	g := redisconn.Grant(a.r, h, sentAt, now)
+	return g, now < sentAt.Add(a.d.Describe().Validity(g.TTL))
 }
 
 const (
@@ -133,77 +104,77 @@ const (
 	splitTries = 12
 )
 
-// try makes one attempt without waiting. Faults are tried again, since the script makes that harmless; split votes too,
-// since an answer that the lock is held would be wrong: nobody holds it.
+// noWait acquires without waiting. Faults are tried again, since the script makes that harmless; split votes too, since
+// an answer that the lock is held would be wrong: nobody holds it.
 //
 // A round whose refusals alone rule out a majority was split, whatever faults it has met beside. Only a round that more
 // answers could have decided counts as a fault.
-func (c *call) try(ctx context.Context) (backend.Grant, error) {
+func (a *attempt) noWait(ctx context.Context) (backend.Grant, error) {
 	for faults, splits := 0, 0; ; {
-		g, won, v := c.once(ctx)
+		g, won, v := a.once(ctx)
 		switch {
 		case won:
 			return g, nil
 		// A majority has voted, but so late that the grant would be over. The request has left votes, so the outcome is
 		// unknown.
-		case v.yes >= c.d.quorum:
+		case v.yes >= a.d.quorum:
 			return backend.Grant{}, &redisconn.Failure{Cause: errLate, Sent: true}
 		// A majority names one holder: the lock is held.
-		case v.top >= c.d.quorum:
+		case v.top >= a.d.quorum:
 			return backend.Grant{}, v.held
 		// More refusals than a majority could do without: no answer that is missing could have decided the round.
-		case v.fault == nil || v.no > len(c.d.nodes)-c.d.quorum:
+		case v.fault == nil || v.no > len(a.d.nodes)-a.d.quorum:
 			splits++
 			if splits == splitTries || ctx.Err() != nil || !redisconn.PauseFor(ctx, splitPause(splits)) {
-				return backend.Grant{}, c.refused(ctx, v)
+				return backend.Grant{}, a.refused(ctx, v)
 			}
 		default:
 			faults++
-			// A fault that trying again cannot help ends the call at once, one of the network after three rounds.
+			// A fault that trying again cannot help ends the attempt at once, one of the network after three rounds.
 			if v.fault.Fatal || faults == tries || !redisconn.Pause(ctx, faults) {
-				return backend.Grant{}, c.giveUp(ctx, v.fault)
+				return backend.Grant{}, a.giveUp(ctx, v.fault)
 			}
 		}
 	}
 }
 
-// refused is the error of an attempt that met other contenders only: who has most of the votes, if anybody was named.
-func (c *call) refused(ctx context.Context, v *vote) error {
+// refused is the error of an attempt that met others only: who has most of the votes, if anybody was named.
+func (a *attempt) refused(ctx context.Context, v *vote) error {
 	switch {
 	case ctx.Err() != nil:
-		return c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Sent: v.fault != nil && v.fault.Sent})
+		return a.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Sent: v.fault != nil && v.fault.Sent})
 	case v.held != nil:
 		return v.held
 	}
-	return &backend.HeldError{Name: c.r.Name}
+	return &backend.HeldError{Name: a.r.Name}
 }
 
 // giveUp returns f with the context's error, as an unknown outcome if any round may have left something.
-func (c *call) giveUp(ctx context.Context, f *redisconn.Failure) error {
+func (a *attempt) giveUp(ctx context.Context, f *redisconn.Failure) error {
 	cause := f.Cause
 	if err := ctx.Err(); err != nil && !errors.Is(cause, err) {
 		cause = fmt.Errorf("%w: %w", err, cause)
 	}
-	return &redisconn.Failure{Cause: cause, Sent: f.Sent || c.unsure != nil, Fatal: f.Fatal && c.unsure == nil}
+	return &redisconn.Failure{Cause: cause, Sent: f.Sent || a.unsure != nil, Fatal: f.Fatal && a.unsure == nil}
 }
 
-// giveBack removes in the background what one attempt left, or will leave, on nodes. The caller does not wait: its
-// outcome does not depend on it. The nonce is abandoned first, so that a push which offers one of these nodes' votes is
+// giveBack removes in the background what one try left, or will leave, on nodes. The caller does not wait: its outcome
+// does not depend on it. The nonce is abandoned first, so that a push which offers one of these nodes' votes is
 // declined.
-func (c *call) giveBack(h redisscript.Hold, nodes set) {
+func (a *attempt) giveBack(h redisscript.Hold, nodes set) {
 	if nodes == 0 {
 		return
 	}
-	c.d.waiters.ended.Note(h.Nonce)
-	for i, n := range c.d.nodes {
+	a.d.waiters.ended.Note(h.Nonce)
+	for i, n := range a.d.nodes {
 		if nodes.has(i) {
-			n.owe(debt{keys: c.keys, start: h.Start()})
+			n.leave(leftover{keys: a.keys, start: h.Start()})
 		}
 	}
 }
 
 // splitPause is how long to wait after the n-th split vote: 1 ms and up to 128 ms more, growing with n, so that of many
-// contenders one is likely to be alone for a round trip. A fixed pause would keep those together who came together.
+// attempts one is likely to be alone for a round trip. A fixed pause would keep those together who came together.
 func splitPause(n int) time.Duration {
 	return time.Millisecond + mathrand.N(4*time.Millisecond<<min(n, 5))
 }

@@ -1,12 +1,12 @@
 package redlock
 
-// This file is one Acquire that waits. After a first attempt it becomes a contender: it stands in the queue of one
-// server, the leader, and asks the others for their votes when the leader has given its own. look.go holds what a
-// contender does by time, waiters.go how pushes find it.
+// This file is one Acquire that waits. After a first try it becomes a waiter: it stands in the queue of one server, the
+// leader, and asks the others for their votes when the leader has given its own. look.go holds what a waiter does by
+// time, waiters.go how pushes find it.
 //
-// Everything that happens to a contender passes through one goroutine, its caller's, in the loop of contend: answers
-// come from sink, pushes from events, and one timer is set to what is due next. So a contender needs no lock. The loop
-// ends with a grant, a fault, a split vote, ctx, or Close, and gives back whatever any server may have.
+// Everything that happens to a waiter passes through one goroutine, its caller's, in the loop of contend: answers come
+// from sink, pushes from events, and one timer is set to what is due next. So a waiter needs no lock. The loop ends
+// with a grant, a fault, a split vote, ctx, or Close, and gives back whatever any server may have.
 //
 // The promise is exclusion, and an order that is that of arrival as a rule. Exclusion is what majority counts; the
 // order is worth only as much machinery as keeps votes from splitting.
@@ -21,9 +21,9 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// A contender checks its places and votes as often as redisscript says, and more often once it has a vote.
+// A waiter checks its places and votes as often as redisscript says, and more often once it has a vote.
 const (
-	// reachLook is for a contender that has the leader's vote and lacks others: what it waits for is on its way.
+	// reachLook is for a waiter that has the leader's vote and lacks others: what it waits for is on its way.
 	reachLook = 40 * time.Millisecond
 	// reachEvery, or a third of the TTL, is between its later looks: a look keeps the votes alive that it has.
 	reachEvery = 500 * time.Millisecond
@@ -31,65 +31,64 @@ const (
 	patientFor = 2
 )
 
-// wait acquires, however long that takes. The first thing is an attempt like any other, as a free lock must not depend
-// on subscriptions. It is left out where others are known to wait: on the servers behind the leader nobody stands in a
-// queue, so an attempt there takes votes that the next in line needs.
+// wait acquires, however long that takes. The first thing is a try like any other, as a free lock must not depend on
+// subscriptions. It is left out where others are known to wait: on the servers behind the leader nobody stands in a
+// queue, so a try there takes votes that the next in line needs.
 //
 // Then rounds of contend follow until one is granted the lock. A split round is followed by a random pause, a fault by
 // one that grows.
-func (c *call) wait(ctx context.Context) (backend.Grant, error) {
-	if !c.d.waiters.contended(c.keys.Lock) {
-		g, won, v := c.once(ctx)
+func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
+	if !a.d.waiters.contended(a.keys.Lock) {
+		g, won, v := a.once(ctx)
 		switch {
 		case won:
 			return g, nil
 		case v.fault != nil && (v.fault.Fatal || ctx.Err() != nil):
-			return backend.Grant{}, c.giveUp(ctx, v.fault)
+			return backend.Grant{}, a.giveUp(ctx, v.fault)
 		case ctx.Err() != nil:
-			return backend.Grant{}, c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
+			return backend.Grant{}, a.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
 		}
 	}
 	// A place in a queue is worth nothing to a client that hears no push.
-	if err := c.d.listen(ctx); err != nil {
-		return backend.Grant{}, c.giveUp(ctx, redisconn.FailureOf(err))
+	if err := a.d.listen(ctx); err != nil {
+		return backend.Grant{}, a.giveUp(ctx, redisconn.FailureOf(err))
 	}
 	for splits, faults := 0, 0; ; {
-		g, err := c.contend(ctx)
+		g, err := a.contend(ctx)
 		if err == nil {
 			return g, nil
 		}
-		// The places of the last attempt may still be there.
-		c.again = true
+		// The places of the last try may still be there.
+		a.again = true
 		if errors.Is(err, errSplit) {
 			splits++
 			if redisconn.PauseFor(ctx, splitPause(splits)) {
 				continue
 			}
-			return backend.Grant{}, c.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
+			return backend.Grant{}, a.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
 		}
 		f := redisconn.FailureOf(err)
 		faults++
 		if f.Fatal || !redisconn.Pause(ctx, faults) {
-			return backend.Grant{}, c.giveUp(ctx, f)
+			return backend.Grant{}, a.giveUp(ctx, f)
 		}
-		if c.d.gate.Closed() {
+		if a.d.gate.Closed() {
 			return backend.Grant{}, backend.ErrClosed
 		}
 	}
 }
 
-// contender is one attempt of a call that waits.
+// waiter is an attempt that waits, in one of its tries.
 //
 // It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only the
-// contender that has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so
-// votes split only while contenders disagree about the leader, for lack of a connection to it for example. Queues on
-// all nodes at once were rejected: each has its own order, and with many contenders none of them gets a majority in any
-// round.
+// waiter that has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes
+// split only while waiters disagree about the leader, for lack of a connection to it for example. Queues on all nodes
+// at once were rejected: each has its own order, and with many waiters none of them gets a majority in any round.
 //
 // The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
 // majority.
-type contender struct {
-	c *call
+type waiter struct {
+	a *attempt
 	h redisscript.Hold
 	// Pushes, from the goroutines of the subscriptions. They never block: what does not fit is found by the next look.
 	events chan event
@@ -102,8 +101,6 @@ type contender struct {
 	asked time.Time
 	// The other nodes were asked, since the leader gave its vote.
 	reached bool
-	// Votes are being renewed, since the oldest that counts is old.
-	renewed bool
 	// Steps under way.
 	flying int
 	// Looks in a row that found the votes split.
@@ -113,7 +110,7 @@ type contender struct {
 	look time.Time
 }
 
-// place is what a contender has on one node, as far as it knows.
+// place is what a waiter has on one node, as far as it knows.
 type place struct {
 	state placeState
 	// The place, or the vote, was there after this instant. Zero for a vote that was offered and not yet accepted: it
@@ -121,17 +118,15 @@ type place struct {
 	proved backend.Instant
 	// The push for the place was here before the answer that there is one.
 	early bool
-	// Something may be there, and is given back when the attempt ends.
-	touched bool
 	// The last step ended without an answer, so that nobody knows.
 	unsure bool
-	// The last step that asked for the place.
+	// The last step that asked for the place; nil if none did, so that there is nothing to give back.
 	step *step
 	// The request in the way, as the last look has found.
 	holder string
 }
 
-// placeState is what a contender knows of its place on one node.
+// placeState is what a waiter knows of its place on one node.
 type placeState uint8
 
 const (
@@ -145,12 +140,12 @@ const (
 	voted
 )
 
-// contend makes one attempt, which ends with a grant, the end of ctx, a fault, or a split vote. The contender is known
-// to the pushes before its first request leaves, as a push may overtake the answer.
-func (c *call) contend(ctx context.Context) (backend.Grant, error) {
-	d := c.d
-	x := &contender{
-		c: c, h: c.hold(), places: make([]place, len(d.nodes)),
+// contend makes one try, which ends with a grant, the end of ctx, a fault, or a split vote. The waiter is known to the
+// pushes before its first request leaves, as a push may overtake the answer.
+func (a *attempt) contend(ctx context.Context) (backend.Grant, error) {
+	d := a.d
+	x := &waiter{
+		a: a, h: a.hold(), places: make([]place, len(d.nodes)),
 		events: make(chan event, 8*len(d.nodes)), sink: make(chan *step, 16*len(d.nodes)),
 	}
 	d.waiters.add(x) // before the request leaves: the push may overtake the answer
@@ -167,7 +162,6 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 		var err error
 		select {
 		case s := <-x.sink:
-			// Counted down by this goroutine alone, as it is counted up.
 			x.flying--
 			err = x.answered(s)
 		case e := <-x.events:
@@ -182,27 +176,28 @@ func (c *call) contend(ctx context.Context) (backend.Grant, error) {
 		if err == nil {
 			// A majority whose validity is over is not an end: the votes are renewed by the next look.
 			if sentAt := x.majority(); sentAt != 0 {
-				if g, valid := c.grant(x.h, sentAt); valid {
+				if g, valid := a.grant(x.h, sentAt); valid {
 					return g, nil
 				}
 			}
 			continue
 		}
-		// What any server may have is given back by debts. Only what no answer has told of makes the outcome unknown.
+		// What any server may have is given back as leftovers. Only what no answer has told of makes the outcome
+		// unknown.
 		if x.unsure() {
-			c.unsure = errSilent
+			a.unsure = errSilent
 		}
 		// All nodes that were ever asked: giving back what is not there does nothing.
-		c.giveBack(x.h, x.left())
+		a.giveBack(x.h, x.left())
 		return backend.Grant{}, err
 	}
 }
 
 // enter asks for a place on the first node that is well, or that at least has a subscription. It is false if there is
 // none: without one nobody would tell of the turn.
-func (x *contender) enter() bool {
+func (x *waiter) enter() bool {
 	for _, picky := range []bool{true, false} {
-		for i, n := range x.c.d.nodes {
+		for i, n := range x.a.d.nodes {
 			// The first pass takes nodes that are well only, the second one any that can tell of the turn.
 			if n.push.up.Load() && (!picky || !n.sick.Load()) {
 				x.leader, x.reached = i, false
@@ -218,43 +213,43 @@ func (x *contender) enter() bool {
 }
 
 // queue asks node i for its vote, or a place in its queue; without a subscription there, for its vote alone.
-func (x *contender) queue(i int) {
-	n, c := x.c.d.nodes[i], x.c
+func (x *waiter) queue(i int) {
+	n, a := x.a.d.nodes[i], x.a
 	once, again := redisscript.Wait, redisscript.WaitAgain
 	if !n.push.up.Load() {
 		once, again = redisscript.Try, redisscript.TryAgain
 	}
 	p := &x.places[i]
-	code, args := c.ask(x.h, c.again || p.touched, once, again)
-	p.state, p.touched, p.unsure, p.early = asking, true, true, false
-	p.step = n.stepFor(x.sink, c.keys, code, args...)
+	code, args := a.ask(x.h, a.again || p.step != nil, once, again)
+	p.state, p.unsure, p.early = asking, true, false
+	p.step = n.stepFor(x.sink, a.keys, code, args...)
 	x.submit(i, p.step)
 }
 
 // accept makes a vote whole that node i has offered, which otherwise ends after a second. It does not count before the
 // answer; without an answer, a look renews it.
-func (x *contender) accept(i int) {
+func (x *waiter) accept(i int) {
 	x.places[i].proved = 0
 	if x.flying < cap(x.sink) {
-		x.submit(i, x.c.d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Accept,
+		x.submit(i, x.a.d.nodes[i].stepFor(x.sink, x.a.keys, redisscript.Accept,
 			x.h.Start(), redisscript.Millis(x.h.PX)))
 	}
 }
 
 // submit sends s to node i. There is room for its answer in sink: callers that may ask often look at flying before.
-func (x *contender) submit(i int, s *step) {
+func (x *waiter) submit(i int, s *step) {
 	s.index = i
-	s.Deadline = time.Now().Add(x.c.patience)
+	s.Deadline = time.Now().Add(x.a.patience)
 	x.flying++
-	x.c.d.nodes[i].ask(s)
+	x.a.d.nodes[i].ask(s)
 }
 
-// answered takes in one answer. An error ends the attempt only if trying again cannot help (Fatal), or if nobody is
-// left to lead; otherwise the place is asked for again with the next look.
+// answered takes in one answer. An error ends the try only if trying again cannot help (Fatal), or if nobody is left to
+// lead; otherwise the place is asked for again with the next look.
 //
-// A vote by any node is the sign to go ahead, also by one that led before: then its queue had this contender first. A
+// A vote by any node is the sign to go ahead, also by one that led before: then its queue had this waiter first. A
 // place that is gone from the leader is asked for again at once, there or on the next node that is well.
-func (x *contender) answered(s *step) error {
+func (x *waiter) answered(s *step) error {
 	i := s.index
 	p := &x.places[i]
 	if s.Err != nil {
@@ -262,7 +257,7 @@ func (x *contender) answered(s *step) error {
 		if s.Err.Fatal {
 			return s.Err
 		}
-		// Whether it was run is not known, so the attempt's end has it given back.
+		// Whether it was run is not known, so the try's end has it given back.
 		if s.Err.Sent {
 			p.unsure = true
 		} else if p.state == asking {
@@ -292,9 +287,7 @@ func (x *contender) answered(s *step) error {
 		default:
 			p.state = absent
 		}
-	// Both say whether the vote is this attempt's, and prolong it if it is.
-	case redisscript.Renew, redisscript.Accept:
-		x.renewed = x.renewed && s.Code == redisscript.Accept
+	case redisscript.Accept:
 		if n == 1 {
 			p.state, p.proved = voted, s.SentAt
 		} else {
@@ -320,7 +313,7 @@ func (x *contender) answered(s *step) error {
 
 // looked takes in the answer to a look: what became of the place, how long the queue is, which sets the pace of the
 // next look, and when the hold in the way should have run out.
-func (x *contender) looked(i int, s *step) {
+func (x *waiter) looked(i int, s *step) {
 	found, ok := redisscript.ParseLooked(s.Answer, 1)
 	p := &x.places[i]
 	// An answer to a look that left before the place was asked for again says nothing about the new one.
@@ -347,9 +340,9 @@ func (x *contender) looked(i int, s *step) {
 }
 
 // heard takes in a push. An offer to a place in the queue is accepted, and taken as the turn; one that arrived before
-// the answer is noted for when that comes. An offer may be stale, made to an earlier place of the same attempt: then
-// the answer to accept says so, and the place is asked for again. All else is a reason to look.
-func (x *contender) heard(e event) {
+// the answer is noted for when that comes. An offer may be stale, made to an earlier place of the same try: then the
+// answer to accept says so, and the place is asked for again. All else is a reason to look.
+func (x *waiter) heard(e event) {
 	p := &x.places[e.node]
 	switch {
 	case e.offered && p.state == queued:
@@ -360,21 +353,21 @@ func (x *contender) heard(e event) {
 		p.early = true
 	case e.closed > 0:
 		x.soon(redisscript.SettleIn(e.closed))
-	case !e.offered && p.touched:
+	case !e.offered && p.step != nil:
 		x.soon(0)
 	}
 }
 
-// turn takes the vote of a node in whose queue the contender stood as the sign to go ahead. It may be a former leader.
-func (x *contender) turn(i int) {
+// turn takes the vote of a node in whose queue the waiter stood as the sign to go ahead. It may be a former leader.
+func (x *waiter) turn(i int) {
 	if !x.reached {
 		x.leader = i
 		x.reach()
 	}
 }
 
-// reach asks the other nodes: the leader's vote is the sign that it is this contender's turn.
-func (x *contender) reach() {
+// reach asks the other nodes: the leader's vote is the sign that it is this waiter's turn.
+func (x *waiter) reach() {
 	x.reached, x.looks = true, 0
 	for i := range x.places {
 		if x.places[i].state == absent {
@@ -386,12 +379,12 @@ func (x *contender) reach() {
 
 // failed acts on a node that does not answer: if it was the leader, another one leads. After reach the leader is a node
 // like any other.
-func (x *contender) failed(i int) error {
+func (x *waiter) failed(i int) error {
 	if i != x.leader || x.reached {
 		return nil
 	}
-	// The next contenders choose another leader, too.
-	x.c.d.nodes[i].sick.Store(true)
+	// The next waiters choose another leader, too.
+	x.a.d.nodes[i].sick.Store(true)
 	if !x.enter() {
 		return &redisconn.Failure{Cause: errNobody}
 	}

@@ -1,4 +1,4 @@
-// Package redlock is the driver for the Redlock algorithm: a lock belongs to the contender that has the votes of a
+// Package redlock is the driver for the Redlock algorithm: a lock belongs to the request that has the votes of a
 // majority of three, five or more independent Redis or Valkey servers. It is of the efficiency tier: it keeps two
 // workers from doing the same work as long as clocks and delays behave, and does not fence.
 //

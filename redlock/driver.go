@@ -5,17 +5,18 @@ package redlock
 //	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
 //	contend.go   an Acquire that waits; look.go: what it does by time; waiters.go: how pushes find it
 //	renew.go     Renew; release.go: Release; inspect.go: Look
-//	debt.go      what is given back when nobody waits for it any more
+//	leftover.go  what is given back when nobody waits for it any more
 //	node.go      one server, and whether it may vote; survey.go: all of them
 //	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
 //
 // The script and the connections are those of package redis (internal/redisscript, internal/rediswire): each server is
 // a lock service of its own, and this package counts.
 //
-// Locks: laterVotes.mu is taken before later.mu; Driver.roster, waiters.mu and node.debtMu are taken alone. None is
-// held while an answer is awaited.
+// Locks: later.mu, Driver.roster, waiters.mu and node.leftoverMu are each taken alone, or before that of a line. None
+// is held while an answer is awaited.
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -92,9 +93,7 @@ type Options struct {
 // New or Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses
 // it any more.
 type Driver struct {
-	// What New found wrong. Every call answers it, as New does no I/O and has no error of its own.
-	unfit error
-	o     Options
+	o Options
 	// The prefix of channels.
 	channels string
 	clock    backend.Clock
@@ -122,8 +121,11 @@ type Driver struct {
 	hedgeTime time.Duration
 	gate      *kit.Gate
 
-	// The first wait for subscriptions is over.
-	listened atomic.Bool
+	// subscribe starts the subscriptions, once. listened is closed by goAhead, when so many stand that the first
+	// waiters need not wait for more; standing counts them.
+	subscribe, goAhead func()
+	listened           chan struct{}
+	standing           atomic.Int32
 }
 
 var (
@@ -142,29 +144,26 @@ var (
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1,
-		patience: surveyTime, laterTime: laterTime, hedgeTime: hedgeTime,
+		patience: surveyTime, laterTime: laterTime, hedgeTime: hedgeTime, listened: make(chan struct{}),
 	}
+	d.subscribe, d.goAhead = sync.OnceFunc(d.subscribeAll), sync.OnceFunc(func() { close(d.listened) })
 	if o != nil {
 		d.o = *o
 	}
-	if d.o.KeyPrefix == "" {
-		d.o.KeyPrefix = "fencelock:"
-	}
-	if d.o.MaxTTL == 0 {
-		d.o.MaxTTL = defaultMaxTTL
-	}
+	d.o.KeyPrefix = cmp.Or(d.o.KeyPrefix, redisconn.DefaultPrefix)
+	d.o.MaxTTL = cmp.Or(d.o.MaxTTL, defaultMaxTTL)
 	if d.clock = d.o.Clock; d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
 	d.channels = redisscript.Channel(d.o.KeyPrefix, "")
-	d.unfit = d.o.check(len(clients))
+	d.probe = redisconn.Probe{Gate: d.gate, Unfit: d.o.check(len(clients)), Look: d.look}
 	d.waiters.init()
 	for i, c := range clients {
 		opt, err := optionsOf(c)
 		if err != nil {
 			// The first client that is no good is named; the rest may be as good as they like.
-			if d.unfit == nil {
-				d.unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
+			if d.probe.Unfit == nil {
+				d.probe.Unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
 			}
 			continue
 		}
@@ -175,27 +174,24 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 
 // check refuses options that cannot be meant.
 func (o *Options) check(servers int) error {
-	invalid := func(what, value, why string) error {
-		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: what, Value: value, Why: why}
-	}
 	switch {
 	case servers < 3:
-		return invalid("number of servers", strconv.Itoa(servers),
+		return kit.InvalidOption("number of servers", strconv.Itoa(servers),
 			"fewer than three survive no failure; use the redis driver for one")
 	case servers%2 == 0:
-		return invalid("number of servers", strconv.Itoa(servers),
+		return kit.InvalidOption("number of servers", strconv.Itoa(servers),
 			"an even number survives no more failures than one less, and splits votes evenly")
 	case servers > maxNodes:
-		return invalid("number of servers", strconv.Itoa(servers), "more than "+strconv.Itoa(maxNodes))
+		return kit.InvalidOption("number of servers", strconv.Itoa(servers), "more than "+strconv.Itoa(maxNodes))
 	case strings.ContainsAny(o.KeyPrefix, "{}"):
-		return invalid("KeyPrefix", strconv.Quote(o.KeyPrefix), "braces are the hash tag of a lock's keys")
+		return kit.InvalidOption("KeyPrefix", strconv.Quote(o.KeyPrefix), redisconn.NoBraces)
 	case o.NodeTimeout < 0:
-		return invalid("NodeTimeout", o.NodeTimeout.String(), "it is negative")
+		return kit.InvalidOption("NodeTimeout", o.NodeTimeout.String(), "it is negative")
 	case o.MaxTTL < minTTL:
-		return invalid("MaxTTL", o.MaxTTL.String(), "it is below the shortest TTL, "+minTTL.String())
+		return kit.InvalidOption("MaxTTL", o.MaxTTL.String(), "it is below the shortest TTL, "+minTTL.String())
 	case o.AssumeVersion != "":
 		if _, err := redisconn.ParseVersion(o.AssumeVersion); err != nil {
-			return invalid("AssumeVersion", strconv.Quote(o.AssumeVersion), err.Error())
+			return kit.InvalidOption("AssumeVersion", strconv.Quote(o.AssumeVersion), err.Error())
 		}
 	}
 	return nil
@@ -248,31 +244,8 @@ func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
 	return min(max(ttl/4, 50*time.Millisecond), time.Second)
 }
 
-// begin is what every call does first: the driver must be open, and its servers fit. Unless it fails, end follows.
-func (d *Driver) begin(ctx context.Context) error {
-	if d.gate.Enter() != nil {
-		return backend.ErrClosed
-	}
-	err := ctx.Err()
-	switch {
-	case d.unfit != nil:
-		err = d.unfit
-	case err != nil:
-		err = &redisconn.Failure{Cause: err, Fatal: true}
-	// The first calls wait for the survey; all later ones pass, and have it repeated beside them.
-	case !d.probe.Passed():
-		err = d.survey(ctx)
-	default:
-		err = d.probe.Ready(ctx, d.gate, d.lookAgain)
-	}
-	if err != nil {
-		d.end()
-	}
-	return err
-}
-
-// end counts a call out. Close waits for that.
-func (d *Driver) end() { d.gate.Leave() }
+// keys returns the keys of a name.
+func (d *Driver) keys(name string) redisscript.Keys { return redisscript.KeysOf(d.o.KeyPrefix, name) }
 
 // Close ends waiters with backend.ErrClosed; what they and earlier calls left is given back, as far as ctx and the
 // servers allow. It releases no holds, and closes the clients that it has made and never those that New was given.
@@ -285,15 +258,8 @@ func (d *Driver) Close(ctx context.Context) error {
 		// All are told to end before any is waited for, so that they end side by side.
 		ends = append(ends, n.push.subscription.Close(), n.line.Close())
 	}
-	for _, ended := range ends {
-		if err != nil {
-			break // the goroutines end with their connections
-		}
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
+	if err == nil { // otherwise the goroutines end with their connections
+		err = redisconn.Await(ctx, ends...)
 	}
 	// Also when ctx has ended: a client that is closed ends what its connections wait for.
 	if first {

@@ -35,7 +35,7 @@ var (
 	errSilent = errors.New("the server does not answer")
 	// errLate: the votes are given back, as their grant would have ended before it began.
 	errLate = errors.New("the majority's answers took so long that nothing of the validity is left")
-	// errSplit: the attempt gives up its votes and is made again after a pause.
+	// errSplit: the try gives up its votes and is made again after a pause.
 	errSplit = errors.New("nobody has a majority")
 	// errNobody: there is no server to wait on, for lack of a subscription.
 	errNobody = errors.New("no server with a queue answers")

@@ -16,32 +16,30 @@ import (
 // longest queue, as each waiter stands in one queue as a rule. Votes that no majority shares are shown as nobody's: no
 // one holds the lock then. Without the answers of a majority it is backend.ErrUnavailable; other errors wrap
 // ErrMisconfigured, ErrClosed, or ctx's error.
-func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	info, err := d.holder(ctx, name)
-	return info, redisconn.CallError(ctx, driverName, "holder", name, err)
-}
-
-// holder is Look without the words of its error. It waits for all servers that answer in time, since each may have a
-// waiter that the others lack. What has not left by then is taken back: nobody reads its answer.
-func (d *Driver) holder(ctx context.Context, name string) (backend.State, error) {
-	info := backend.State{Name: name}
+func (d *Driver) Look(ctx context.Context, name string) (info backend.State, err error) {
+	defer redisconn.Tell(ctx, driverName, "holder", name, &err)
+	info.Name = name
 	if err := backend.ValidateName(name); err != nil {
 		return info, err
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.probe.Begin(ctx); err != nil {
 		return info, err
 	}
-	defer d.end()
-	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, name), redisscript.Inform)
+	defer d.gate.Leave()
+	steps, sink := d.toAll(d.keys(name), redisscript.Inform)
+	// All servers that answer in time are waited for, since each may have a waiter that the others lack.
 	answered := 0
 	var t tally
 	votes := map[string]int{}
 	var holder *redisscript.State
-	silent := d.poll(ctx, steps, sink, d.nodeTimeout(time.Second), func(s *step) bool {
-		state, ok := redisscript.ParseState(s.Answer)
+	d.poll(ctx, steps, sink, d.nodeTimeout(time.Second), func(s *step, f *redisconn.Failure) bool {
+		state, ok := redisscript.State{}, false
+		if f == nil {
+			state, ok = redisscript.ParseState(s.Answer)
+		}
 		// A server that cannot tell is a fault, which matters only if no majority answers.
-		if s.Err != nil || !ok {
-			t.count(s, 1)
+		if !ok {
+			t.count(s, f)
 			return false
 		}
 		answered++
@@ -49,15 +47,12 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 		if !state.Held {
 			return false
 		}
-		// The hold is known by the request and not by its whole value: two servers may have it from different attempts.
+		// The hold is known by the request and not by its whole value: two servers may have it from different tries.
 		if votes[state.Hold.Request]++; votes[state.Hold.Request] == d.quorum {
 			holder = &state
 		}
 		return false
 	})
-	for _, s := range silent {
-		s.Drop()
-	}
 	switch {
 	case holder != nil:
 		h, err := redisconn.HolderOf(*holder)
@@ -70,5 +65,5 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	case answered >= d.quorum:
 		return info, nil
 	}
-	return info, redisconn.Unsent(d.undecided(ctx, &t, len(silent)))
+	return info, redisconn.Unsent(t.undecided(ctx))
 }

@@ -6,7 +6,7 @@ package redlock
 // it).
 //
 // The one rule is order: a late vote must never come behind the release of its hold, or it would close that server for
-// a TTL. Sending and cancelling exclude each other by laterVotes.mu, and both go on the same ordered connection.
+// a TTL. Sending and cancelling exclude each other by later.mu, and both go on the same ordered connection.
 
 import (
 	"sync"
@@ -22,118 +22,86 @@ const laterTime = 3 * time.Millisecond
 
 // later knows the holds that some servers have yet to hear of.
 type later struct {
-	mu sync.Mutex // protects the following field
+	// mu is held while votes are sent, so that a release comes before or behind them. It protects the following field.
+	mu sync.Mutex
 	// By request id. An entry is removed when its votes were sent or cancelled.
 	holds map[string]*laterVotes
 }
 
 // laterVotes are those of one hold.
 type laterVotes struct {
-	d     *Driver
 	keys  redisscript.Keys
 	h     redisscript.Hold
 	nodes set
 	// When the hold has ended, unless it was renewed, which hastens the votes.
 	until backend.Instant
 	ttl   time.Duration
-
-	// mu is held while the votes are sent, so that a release comes before or behind them. It protects the following
-	// fields, and is taken before later.mu.
-	mu sync.Mutex
-	// The votes were sent, or never will be.
-	over  bool
 	timer *time.Timer
 }
 
-// voteLater has the nodes that a poll has not asked vote for the hold that it has won, after laterTime. The timer is
-// set under mu, as it may fire before its field is written.
-func (d *Driver) voteLater(c *call, v *vote, g backend.Grant) {
+// voteLater has the nodes that a poll has not asked vote for the hold that it has won, after laterTime. A later grant
+// of the same request takes the place of an earlier one, which does without these votes.
+func (d *Driver) voteLater(a *attempt, v *vote, g backend.Grant) {
 	rest := d.all() &^ v.asked
 	if rest == 0 {
 		return
 	}
-	l := &laterVotes{d: d, keys: c.keys, h: v.h, nodes: rest, until: g.SentAt.Add(g.TTL), ttl: g.TTL}
-	d.later.mu.Lock()
-	if d.later.holds == nil {
-		d.later.holds = map[string]*laterVotes{}
+	l := &laterVotes{keys: a.keys, h: v.h, nodes: rest, until: g.SentAt.Add(g.TTL), ttl: g.TTL}
+	o := &d.later
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.holds == nil {
+		o.holds = map[string]*laterVotes{}
 	}
-	// A later grant of the same request takes the place of an earlier one, whose votes are sent or cancelled by its own
-	// timer.
-	d.later.holds[v.h.Request] = l
-	d.later.mu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(d.laterTime, l.send)
+	o.holds[v.h.Request] = l
+	l.timer = time.AfterFunc(d.laterTime, func() { d.sendLater(l.h.Request, l.h.Start()) })
 }
 
-// send asks for the votes, on the timer's goroutine or on that of a renewal. They stand beside those who wait on these
-// servers, as the hold does: it exists by its majority. Nobody awaits the answers. A server that refuses, because
-// another request has its vote, is one that the hold does without; the next renewal finds it lacking and asks again.
-func (l *laterVotes) send() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return
-	}
-	// Until then a release that finds the hold waits for mu.
-	defer l.end()
-	// The timer was late, as on a machine that slept: a vote for a hold that has ended would close the server.
-	if l.d.clock.Now() >= l.until {
+// sendLater sends now what is to follow for a request's hold, or only for the one that starts so: on the timer's
+// goroutine, or on that of a renewal, which needs the votes there and shows that the hold is not a short one. The votes
+// stand beside those who wait on these servers, as the hold does: it exists by its majority. Nobody awaits the answers.
+// A server that refuses, because another request has its vote, is one that the hold does without; the next renewal
+// finds it lacking and asks again.
+//
+// The lines take the steps without waiting for a server, so that mu is held for a few small writes.
+func (d *Driver) sendLater(request, start string) {
+	o := &d.later
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	l := o.take(request, start)
+	// The timer may be late, as on a machine that slept: a vote for a hold that has ended would close the server.
+	if l == nil || d.clock.Now() >= l.until {
 		return
 	}
 	// Nobody reads the answers, for which there is room.
-	sink := make(chan *step, len(l.d.nodes))
-	value, px := l.h.Value(), redisscript.Millis(l.h.PX)
-	deadline := time.Now().Add(l.d.nodeTimeout(l.ttl))
-	for i, n := range l.d.nodes {
-		if l.nodes.has(i) {
-			s := n.stepFor(sink, l.keys, redisscript.Set, value, px)
-			s.Deadline = deadline
-			n.ask(s)
-		}
+	sink := make(chan *step, len(d.nodes))
+	deadline := time.Now().Add(d.nodeTimeout(l.ttl))
+	for _, s := range d.to(l.nodes, sink, l.keys, redisscript.Set, l.h.Value(), redisscript.Millis(l.h.PX)) {
+		s.Deadline = deadline
+		s.node.ask(s)
 	}
 }
 
-// end notes that there is nothing more to send. mu is held.
-func (l *laterVotes) end() {
-	l.over = true
-	l.timer.Stop()
-	holds := &l.d.later
-	holds.mu.Lock()
-	defer holds.mu.Unlock()
-	if holds.holds[l.h.Request] == l {
-		delete(holds.holds, l.h.Request)
-	}
-}
-
-// find returns what is to follow for a request, or nil.
-func (o *later) find(request string) *laterVotes {
+// cancelLater gives up what has not been sent for a request's hold, or only for the one that starts so, and returns the
+// nodes that never hear of it. A release leaves these nodes out.
+func (d *Driver) cancelLater(request, start string) set {
+	o := &d.later
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.holds[request]
+	if l := o.take(request, start); l != nil {
+		return l.nodes
+	}
+	return 0
 }
 
-// cancel gives up what has not been sent for a request's hold, or only for the one that starts so, and returns the
-// nodes that never hear of it. A release leaves these nodes out.
-func (o *later) cancel(request, start string) set {
-	l := o.find(request)
-	// Another attempt's votes are not this hold's to cancel.
+// take removes what is to follow for a request, if it is for the hold that starts so; an empty start is any. Another
+// try's votes are not this hold's to send or to cancel. mu is held.
+func (o *later) take(request, start string) *laterVotes {
+	l := o.holds[request]
 	if l == nil || start != "" && l.h.Start() != start {
-		return 0
+		return nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return 0
-	}
-	l.end()
-	return l.nodes
-}
-
-// hasten sends now what is to follow for a request's hold: a renewal needs the votes there, and a hold that is renewed
-// is not a short one.
-func (o *later) hasten(request string) {
-	if l := o.find(request); l != nil {
-		l.send()
-	}
+	l.timer.Stop()
+	delete(o.holds, request)
+	return l
 }

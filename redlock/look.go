@@ -1,12 +1,12 @@
 package redlock
 
-// This file is what a contender does by time, without having heard anything: it looks at its places, renews votes that
+// This file is what a waiter does by time, without having heard anything: it looks at its places, renews votes that
 // have become old, gives up a leader that is silent, and gives up votes that stay split. It is also where the votes are
 // counted.
 //
 // One timer serves all of it (due), and tick does whatever is due. There is no timer for the end of a hold that is in
 // the way: a look is brought forward to that moment, since a look also has the server hand over. A step of its own for
-// that would save the server little and cost every contender a second schedule.
+// that would save the server little and cost every waiter a second schedule.
 //
 // How often it looks depends on where it stands. In the leader's queue a look every few seconds is enough, because a
 // push is on its way and the look only shows that this client lives. With the leader's vote it looks after 40 ms and
@@ -21,41 +21,31 @@ import (
 )
 
 // majority returns the instant from which a majority's votes are proved, or zero. It counts only votes that a node has
-// confirmed to this attempt; an offer that was not accepted yet has no instant and counts for nothing.
+// confirmed to this try; an offer that was not accepted yet has no instant and counts for nothing.
 //
-// Votes may be older than a good part of the validity, when the last of them took long. A renewal then makes them
-// whole, and shows that they are still there: a grant by such votes would begin with little of its time left.
-func (x *contender) majority() backend.Instant {
+// Votes may be older than a good part of the validity, when the last of them took long. A look then makes them whole,
+// and shows that they are still there: a grant by such votes would begin with little of its time left.
+func (x *waiter) majority() backend.Instant {
 	proved := make([]backend.Instant, len(x.places))
 	for i := range x.places {
 		if x.places[i].state == voted {
 			proved[i] = x.places[i].proved
 		}
 	}
-	d := x.c.d
+	d := x.a.d
 	at := nth(proved, d.quorum)
-	if at == 0 || d.clock.Now().Sub(at) <= x.c.r.TTL/4 {
+	if at == 0 || d.clock.Now().Sub(at) <= x.a.r.TTL/4 {
 		return at
 	}
-	// At most one renewal is under way for each look, and only if there is room for its answers.
-	if !x.renewed && x.flying+len(x.places) <= cap(x.sink) {
-		x.renewed = true
-		for i := range x.places {
-			if x.places[i].state == voted {
-				x.submit(i, d.nodes[i].stepFor(x.sink, x.c.keys, redisscript.Renew,
-					x.h.Start(), redisscript.Millis(x.h.PX)))
-			}
-		}
-		x.lookIn(redisscript.Jitter(reachLook))
-	}
+	x.soon(reachLook) // not at once, as the answers to a look may be on their way
 	return 0
 }
 
 // due is when to do something unasked: the next look, or the end of the leader's time to answer.
-func (x *contender) due() time.Time {
+func (x *waiter) due() time.Time {
 	at := x.look
 	if !x.asked.IsZero() {
-		if end := x.asked.Add(x.c.patience); end.Before(at) {
+		if end := x.asked.Add(x.a.patience); end.Before(at) {
 			at = end
 		}
 	}
@@ -63,11 +53,11 @@ func (x *contender) due() time.Time {
 }
 
 // lookIn sets the next look, sooner or later than it was.
-func (x *contender) lookIn(d time.Duration) { x.look = time.Now().Add(d) }
+func (x *waiter) lookIn(d time.Duration) { x.look = time.Now().Add(d) }
 
-// soon brings the next look forward and never puts it off. The few milliseconds of jitter let contenders of several
+// soon brings the next look forward and never puts it off. The few milliseconds of jitter let waiters of several
 // clients arrive apart.
-func (x *contender) soon(d time.Duration) {
+func (x *waiter) soon(d time.Duration) {
 	if at := time.Now().Add(d + mathrand.N(5*time.Millisecond)); at.Before(x.look) {
 		x.look = at
 	}
@@ -75,10 +65,10 @@ func (x *contender) soon(d time.Duration) {
 
 // tick does what is due. A look asks each node that has a place or a vote what became of it, which keeps it alive, and
 // once the others were asked also who is in the way there. Nodes without either are asked for their votes again.
-func (x *contender) tick() error {
+func (x *waiter) tick() error {
 	now := time.Now()
 	// The leader is silent: what it may have is given back in the end, and another one leads.
-	if !x.asked.IsZero() && now.Sub(x.asked) >= x.c.patience {
+	if !x.asked.IsZero() && now.Sub(x.asked) >= x.a.patience {
 		x.asked = time.Time{}
 		x.places[x.leader].state = absent
 		return x.failed(x.leader)
@@ -89,7 +79,6 @@ func (x *contender) tick() error {
 	if x.reached && x.split() {
 		return errSplit
 	}
-	x.renewed = false
 	if x.reached {
 		x.lookIn(redisscript.Jitter(min(reachEvery, x.h.PX/3)))
 	} else {
@@ -99,13 +88,13 @@ func (x *contender) tick() error {
 		return nil
 	}
 	for i := range x.places {
-		n, p := x.c.d.nodes[i], &x.places[i]
+		n, p := x.a.d.nodes[i], &x.places[i]
 		switch {
 		case p.state == queued || p.state == voted:
-			x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Look, x.c.d.identity, x.h.Nonce))
+			x.submit(i, n.stepFor(x.sink, x.a.keys, redisscript.Look, x.a.d.identity, x.h.Nonce))
 			// Who is in the way matters for split votes only.
 			if x.reached {
-				x.submit(i, n.stepFor(x.sink, x.c.keys, redisscript.Inform))
+				x.submit(i, n.stepFor(x.sink, x.a.keys, redisscript.Inform))
 			}
 		// A node that did not answer, or has lost the vote, is asked again: the majority may need it.
 		case p.state == absent && x.reached && i != x.leader:
@@ -115,13 +104,13 @@ func (x *contender) tick() error {
 	return nil
 }
 
-// split reports whether votes have been split for some looks: neither this contender nor anybody else has a majority.
-// Who holds the other votes is what the last looks have found (place.holder); a node that has not answered counts for
+// split reports whether votes have been split for some looks: neither this waiter nor anybody else has a majority. Who
+// holds the other votes is what the last looks have found (place.holder); a node that has not answered counts for
 // nobody.
 //
 // Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. It waits for some
 // looks because a release that has reached only some servers looks the same.
-func (x *contender) split() bool {
+func (x *waiter) split() bool {
 	mine := 0
 	others := map[string]int{}
 	for i := range x.places {
@@ -131,18 +120,18 @@ func (x *contender) split() bool {
 			mine++
 		case p.holder != "" && p.holder != x.h.Request:
 			others[p.holder]++
-			if others[p.holder] >= x.c.d.quorum {
+			if others[p.holder] >= x.a.d.quorum {
 				x.looks = 0
 				return false
 			}
 		}
 	}
 	x.looks++
-	return mine < x.c.d.quorum && x.looks > patientFor
+	return mine < x.a.d.quorum && x.looks > patientFor
 }
 
 // unsure reports whether some node may have something of which no answer told. What has not left yet is taken back.
-func (x *contender) unsure() bool {
+func (x *waiter) unsure() bool {
 	unsure := false
 	for i := range x.places {
 		p := &x.places[i]
@@ -156,10 +145,10 @@ func (x *contender) unsure() bool {
 }
 
 // left are the nodes that may have something, and are asked to give it back. That is every node that was ever asked for
-// a place in this attempt: an answer that nothing is there may be older than a request that came late.
-func (x *contender) left() (nodes set) {
+// a place in this try: an answer that nothing is there may be older than a request that came late.
+func (x *waiter) left() (nodes set) {
 	for i := range x.places {
-		if x.places[i].touched {
+		if x.places[i].step != nil {
 			nodes |= only(i)
 		}
 	}

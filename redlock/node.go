@@ -37,7 +37,7 @@ type node struct {
 	client *goredis.Client
 	line   *rediswire.Line
 	push   push
-	// The last exchange failed, or somebody waited for an answer in vain. Contenders choose another leader.
+	// The last exchange failed, or somebody waited for an answer in vain. Waiters choose another leader.
 	sick atomic.Bool
 	// Until when others are asked first, in Unix nanoseconds.
 	aside atomic.Int64
@@ -50,10 +50,10 @@ type node struct {
 	// From when on its answers count.
 	votes backend.Instant
 
-	debtMu sync.Mutex // protects the following fields
-	// Protected by debtMu, as is settling: whether the goroutine runs that pays them.
-	debts    []debt
-	settling bool
+	leftoverMu sync.Mutex // protects the following fields
+	leftovers  []leftover
+	// The goroutine runs that removes them.
+	tidying bool
 }
 
 // newNode prepares the node for the i-th server and connects to nothing. It changes opt, a copy of the options of the
@@ -85,8 +85,7 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 		Connect:  func() (net.Conn, error) { return rediswire.Connect(*n.client.Options()) },
 		Clock:    d.clock,
 		Channels: d.channels,
-		// Ordered: what is sent on a new connection comes after what the last one carried.
-		Ordered: true,
+		Ordered:  true,
 		Report: func(f *redisconn.Failure) {
 			// Any answer that is no error makes the node well again.
 			if n.sick.Store(f != nil); f == nil {
@@ -94,7 +93,6 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 			}
 		},
 	})
-	n.push.init()
 	return n
 }
 

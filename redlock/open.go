@@ -59,9 +59,8 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 		_ = c.Close() // only its options were of use, and it has not connected
 	}
 	d.patience = u.Timeout
-	if err := d.Ping(ctx); err != nil {
-		_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
-		return nil, u.Explain(err)
+	if err := u.Look(ctx, d); err != nil {
+		return nil, err
 	}
 	return d, nil
 }

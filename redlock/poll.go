@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/rediswire"
 )
@@ -71,12 +72,12 @@ func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duratio
 	}
 }
 
-// poll asks all nodes the same and passes on each answer as it comes, until each returns true, all have answered, the
-// nodes' time is over, or ctx ends. Steps without an answer by then go on by themselves: a release must arrive although
-// nobody waits for it. silent are those steps which ran out of time, and their nodes count as sick if the whole
-// patience has passed.
+// poll asks all nodes the same and passes on how each step has ended, on the caller's goroutine, until each returns
+// true or all have ended; what has no answer then goes on by itself. When the nodes' time is over, or ctx ends, the
+// steps without an answer are taken back where that is possible, and passed on with a failure that says whether a node
+// may still run them. Their nodes count as sick if the whole patience has passed.
 func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, patience time.Duration,
-	each func(*step) (done bool)) (silent []*step) {
+	each func(*step, *redisconn.Failure) (done bool)) {
 	began := time.Now()
 	deadline := began.Add(patience)
 	for _, s := range steps {
@@ -87,9 +88,9 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	if gather(ctx, sink, patience, patience, func(s *step) bool {
 		answered++
 		s.answered = true
-		return each(s) || answered == len(steps)
+		return each(s, s.Err) || answered == len(steps)
 	}, nil) {
-		return nil
+		return
 	}
 	// A caller that left early says nothing about the nodes.
 	late := time.Since(began) >= patience
@@ -100,9 +101,8 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 		if late {
 			s.node.sick.Store(true)
 		}
-		silent = append(silent, s)
+		each(s, &redisconn.Failure{Cause: errSilent, Sent: !s.Drop()})
 	}
-	return silent
 }
 
 // byNode calls act once for each node, with its steps in order, so that they leave in one piece. Steps of one node are

@@ -2,7 +2,7 @@ package redlock
 
 // This file listens to the servers: one subscription for each node, on which its script tells that it offers its vote,
 // that a name stays closed there, or that it wants a sign of life. Messages can be lost and may be stale, so they only
-// make a contender look or accept; no vote counts by a push.
+// make a waiter look or accept; no vote counts by a push.
 
 import (
 	"context"
@@ -28,67 +28,26 @@ type push struct {
 	up atomic.Bool
 	// The last attempt to subscribe has failed.
 	failed atomic.Bool
-	// Closed by once when the subscription is up for the first time.
-	first chan struct{}
-	once  sync.Once // closes first
+	// Done when the subscription is up for the first time.
+	first sync.Once
 }
-
-// init makes first.
-func (p *push) init() { p.first = make(chan struct{}) }
 
 // listen starts the subscriptions, and returns when those of a majority, and with a little patience all of them, are
 // confirmed: a release that finds nobody listening passes a waiter by. Only the first waits of a driver wait for that,
-// pushWait at most: contenders that begin with different leaders split votes, and later on the subscriptions stand or
+// pushWait at most: waiters that begin with different leaders split votes, and later on the subscriptions stand or
 // their servers are ill.
 //
 // It returns an error only when ctx ends.
 func (d *Driver) listen(ctx context.Context) error {
-	for _, n := range d.nodes {
-		n.push.start(n)
-	}
+	d.subscribe()
 	began := time.Now()
-	limit := time.NewTimer(pushWait)
-	defer limit.Stop()
-	var rest <-chan time.Time
-	for {
-		// One that is missing is enough to wait on; a sick server's is preferred, as the others come sooner by
-		// themselves.
-		up, missing := 0, (*push)(nil)
-		for _, n := range d.nodes {
-			if n.push.up.Load() {
-				up++
-			} else if missing == nil || n.sick.Load() {
-				missing = &n.push
-			}
-		}
-		// All are there, or this driver has waited long enough once.
-		if missing == nil || d.listened.Load() {
-			return nil
-		}
-		// From here on only a little more patience: a server that is down must not cost every first wait two seconds.
-		if up >= d.quorum && rest == nil {
-			t := time.NewTimer(pushRest)
-			defer t.Stop()
-			rest = t.C
-		}
-		// There is one channel to wait on for each node that is missing, and one select: the others are looked at every
-		// 5 ms.
-		tick := time.NewTimer(5 * time.Millisecond)
-		select {
-		case <-missing.first:
-		case <-tick.C:
-		case <-rest:
-			d.listened.Store(true)
-		case <-limit.C:
-			d.listened.Store(true)
-		case <-d.gate.Closing().Done():
-			d.listened.Store(true) // the wait will see it
-		case <-ctx.Done():
-			tick.Stop()
-			return &redisconn.Failure{Cause: ctx.Err(), Fatal: d.listening(began)}
-		}
-		tick.Stop()
+	select {
+	case <-d.listened:
+	case <-d.gate.Closing().Done(): // the wait will see it
+	case <-ctx.Done():
+		return &redisconn.Failure{Cause: ctx.Err(), Fatal: d.listening(began)}
 	}
+	return nil
 }
 
 // listening reports whether a majority may still have time to confirm: a context that ends by then says nothing about
@@ -103,26 +62,42 @@ func (d *Driver) listening(began time.Time) bool {
 	return failed <= len(d.nodes)-d.quorum && time.Since(began) < redisconn.Soon
 }
 
-// start subscribes on node n, unless that was done. After a loss redisconn subscribes again, at its own pace; each time
-// it is confirmed all contenders look, as pushes may have been lost in between.
-func (p *push) start(n *node) {
-	p.subscription.Start(n.client, redisscript.Channel(n.d.o.KeyPrefix, n.d.identity), redisconn.Listener{
-		Confirmed: func() {
-			p.up.Store(true)
-			p.failed.Store(false)
-			p.once.Do(func() { close(p.first) })
-			n.d.waiters.tell("", event{node: n.index}) // pushes may have been lost
-		},
-		Message: n.heard,
-		Lost: func(error) bool {
-			p.up.Store(false)
-			p.failed.Store(true)
-			return false // whatever the reason: the server may come back, or become fit
-		},
-	})
+// subscribeAll begins to listen to all nodes. After a loss redisconn subscribes again, at its own pace; each time it is
+// confirmed all waiters look, as pushes may have been lost in between. The first waiters go ahead with all
+// subscriptions, pushRest after a majority's, or after pushWait: a server that is down must not cost them more. The
+// timers may fire after Close, and close a channel that nobody reads.
+func (d *Driver) subscribeAll() {
+	for _, n := range d.nodes {
+		p := &n.push
+		p.subscription.Start(n.client, redisscript.Channel(d.o.KeyPrefix, d.identity), redisconn.Listener{
+			Confirmed: func() {
+				p.up.Store(true)
+				p.failed.Store(false)
+				p.first.Do(d.confirmed)
+				d.waiters.tell("", event{node: n.index}) // pushes may have been lost
+			},
+			Message: n.heard,
+			Lost: func(error) bool {
+				p.up.Store(false)
+				p.failed.Store(true)
+				return false // whatever the reason: the server may come back, or become fit
+			},
+		})
+	}
+	time.AfterFunc(pushWait, d.goAhead)
 }
 
-// heard acts on one message, on the goroutine that reads the subscription. It never waits: contenders are told without
+// confirmed counts a subscription that stands for the first time.
+func (d *Driver) confirmed() {
+	switch int(d.standing.Add(1)) {
+	case d.quorum:
+		time.AfterFunc(pushRest, d.goAhead)
+	case len(d.nodes):
+		d.goAhead()
+	}
+}
+
+// heard acts on one message, on the goroutine that reads the subscription. It never waits: waiters are told without
 // blocking, and a vote that is of no use goes back by the line, whose answer nobody reads.
 func (n *node) heard(text string) {
 	m, ok := redisscript.ParsePush(text)

@@ -5,7 +5,7 @@ package redlock
 // none.
 //
 // A release that is not awaited any more must still arrive. Its step stays on the line, and if it fails there it turns
-// into a debt by itself (step.go): unwatched hands it over.
+// into a leftover by itself (step.go): unwatched hands it over.
 
 import (
 	"context"
@@ -23,30 +23,25 @@ import (
 // the background.
 //
 // With a grant that Request.Grant made it removes whatever that request has, on every server that answers.
-func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	return redisconn.CallError(ctx, driverName, "release", g.Name, d.release(ctx, g))
-}
-
-// release is Release without the words of its error. Servers that are yet to vote for the hold are taken off the list:
-// they never hear of it.
-func (d *Driver) release(ctx context.Context, g backend.Grant) error {
+func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
+	defer redisconn.Tell(ctx, driverName, "release", g.Name, &err)
 	if g.Kind != backend.KindExclusive {
 		return backend.ErrUnsupported
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.probe.Begin(ctx); err != nil {
 		return err
 	}
-	defer d.end()
-	keys := redisscript.KeysOf(d.o.KeyPrefix, g.Name)
+	defer d.gate.Leave()
+	keys := d.keys(g.Name)
 	start := redisconn.StartOf(g)
 	// A grant that Request.Grant made: no hold is known, so whatever the request has is removed.
 	if start == "" {
-		d.later.cancel(g.RequestID, "")
+		d.cancelLater(g.RequestID, "")
 		return d.remove(ctx, keys, g)
 	}
 	e := &ending{
 		d: d, g: g, keys: keys, start: start, code: redisscript.Free,
-		asked: d.all() &^ d.later.cancel(g.RequestID, start),
+		asked: d.all() &^ d.cancelLater(g.RequestID, start),
 	}
 	return e.run(ctx)
 }
@@ -85,31 +80,29 @@ func (e *ending) run(ctx context.Context) error {
 	patience := d.nodeTimeout(e.g.TTL)
 	began := time.Now()
 	for _, s := range d.to(e.asked, e.sink, e.keys, e.code, args...) {
-		// Kept in the step, for the debt that it becomes if nobody waits for it any more.
+		// Kept in the step, for the leftover that it becomes if nobody waits for it any more.
 		s.closed, s.Deadline = e.g.MinHoldUntil, began.Add(patience)
 		e.open[s.index] = s
 		e.left++
 		s.node.submit(s)
 	}
 	gathered := gather(ctx, e.sink, d.hedgeTime, patience, e.answered, e.enough)
-	// What has not answered goes on by itself, or becomes a debt.
-	silent := 0
+	// What has not answered goes on by itself, or becomes a leftover.
 	for i, s := range e.open {
 		if gathered || s == nil {
 			continue
 		}
-		silent++
 		// A caller whose context ended early says nothing about the server.
 		if time.Since(began) >= patience {
 			d.nodes[i].sick.Store(true)
 		}
-		// The step has not left, and the server may be silent for long: a debt does it.
-		if s.Drop() {
-			e.owe(i)
+		// The step has not left, and the server may be silent for long: as a leftover it is done later.
+		dropped := s.Drop()
+		if dropped {
+			e.leave(i)
 			e.open[i] = nil
-		} else {
-			e.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
 		}
+		e.failed(&redisconn.Failure{Cause: errSilent, Sent: !dropped})
 	}
 	e.unwatch()
 	switch {
@@ -120,13 +113,13 @@ func (e *ending) run(ctx context.Context) error {
 	case e.impossible() || e.yes+e.no == bits.OnesCount32(uint32(e.asked)):
 		return &backend.NotHeldError{Name: e.g.Name, Reason: redisconn.LossReason(e.g, d.clock.Now())}
 	}
-	return d.undecided(ctx, &e.tally, silent)
+	return e.undecided(ctx)
 }
 
 // answered takes in one answer, and reports whether no more are needed. The short script answers nothing where it is
 // not enough: the whole one is asked then.
 func (e *ending) answered(s *step) (done bool) {
-	if s.Code == redisscript.Free && s.unpaid() && s.Err == nil { // somebody waits, or it is not there
+	if s.Code == redisscript.Free && s.incomplete() && s.Err == nil { // somebody waits, or it is not there
 		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, redisscript.Quit, e.start, "0")
 		next.index, next.Deadline = s.index, s.Deadline
 		e.open[s.index] = next
@@ -135,10 +128,10 @@ func (e *ending) answered(s *step) (done bool) {
 	}
 	e.open[s.index] = nil
 	e.left--
-	e.count(s, 1)
+	e.count(s, s.Err)
 	// The server may have the hold still: it failed, or a vote that was sent again after a NOSCRIPT may come behind.
-	if s.Err != nil || e.code == redisscript.Quit && s.unpaid() {
-		e.owe(s.index)
+	if s.Err != nil || e.code == redisscript.Quit && s.incomplete() {
+		e.leave(s.index)
 	}
 	return e.yes >= e.d.quorum || e.impossible() || e.left == 0
 }
@@ -152,9 +145,9 @@ func (e *ending) enough() bool {
 // impossible reports whether no majority can have had the hold.
 func (e *ending) impossible() bool { return e.no > bits.OnesCount32(uint32(e.asked))-e.d.quorum }
 
-// owe makes the release on node i a debt.
-func (e *ending) owe(i int) {
-	e.d.nodes[i].owe(debt{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
+// leave makes the release on node i a leftover.
+func (e *ending) leave(i int) {
+	e.d.nodes[i].leave(leftover{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
 }
 
 // unwatch makes what nobody waits for any more take care of itself. It sets unwatched first and empties the sink
@@ -170,8 +163,8 @@ func (e *ending) unwatch() {
 	for e.left > 0 {
 		select {
 		case s := <-e.sink:
-			if s.unpaid() {
-				e.owe(s.index)
+			if s.incomplete() {
+				e.leave(s.index)
 			}
 			e.left--
 		default:
@@ -186,15 +179,17 @@ type tally struct {
 	fault   *redisconn.Failure
 }
 
-// count takes in one answer; yes is what says so.
-func (t *tally) count(s *step, yes int64) {
+// count takes in how a step has ended: an answer of 1 is a yes. After a failure the step may still be a line's.
+func (t *tally) count(s *step, f *redisconn.Failure) {
+	if f != nil {
+		t.failed(f)
+		return
+	}
 	n, ok := s.Answer.(int64)
 	switch {
-	case s.Err != nil:
-		t.failed(s.Err)
 	case !ok:
 		t.failed(&redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true})
-	case n == yes:
+	case n == 1:
 		t.yes++
 	default:
 		t.no++
@@ -210,10 +205,7 @@ func (t *tally) failed(f *redisconn.Failure) {
 
 // undecided is the error of a question without a majority for either answer. If anything may have been done anywhere,
 // the outcome is unknown; the context's error takes the place of the fault's text where the context has ended.
-func (d *Driver) undecided(ctx context.Context, t *tally, silent int) error {
-	if silent > 0 {
-		t.failed(&redisconn.Failure{Cause: errSilent})
-	}
+func (t *tally) undecided(ctx context.Context) error {
 	f := *t.fault
 	f.Sent = f.Sent || t.yes > 0
 	if ended := redisconn.Ended(ctx); ended != nil {
@@ -227,20 +219,15 @@ func (d *Driver) undecided(ctx context.Context, t *tally, silent int) error {
 func (d *Driver) remove(ctx context.Context, keys redisscript.Keys, g backend.Grant) error {
 	steps, sink := d.toAll(keys, redisscript.Remove, g.RequestID)
 	t := tally{}
-	silent := d.poll(ctx, steps, sink, d.nodeTimeout(g.TTL), func(s *step) bool {
-		t.count(s, 1)
+	d.poll(ctx, steps, sink, d.nodeTimeout(g.TTL), func(s *step, f *redisconn.Failure) bool {
+		t.count(s, f)
 		return false
 	})
-	for _, s := range silent {
-		if !s.Drop() {
-			t.fault = &redisconn.Failure{Cause: errSilent, Sent: true}
-		}
-	}
 	switch {
 	case t.yes+t.no >= d.quorum && t.yes > 0:
 		return nil
 	case t.no >= d.quorum:
 		return &backend.NotHeldError{Name: g.Name}
 	}
-	return d.undecided(ctx, &t, len(silent))
+	return t.undecided(ctx)
 }

@@ -40,12 +40,12 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	if len(grants) == 0 {
 		return answers
 	}
-	if err := d.begin(ctx); err != nil {
+	if err := d.probe.Begin(ctx); err != nil {
 		return redisconn.Unrenewed(ctx, driverName, grants, err)
 	}
-	defer d.end()
+	defer d.gate.Leave()
 	for _, g := range grants {
-		d.later.hasten(g.RequestID)
+		d.sendLater(g.RequestID, "")
 	}
 	now := d.clock.Now()
 	sink := make(chan *step, len(grants)*len(d.nodes))
@@ -63,7 +63,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	// By node and not by grant, so that each node's steps are neighbours and leave together.
 	for _, n := range d.nodes {
 		for i, g := range grants {
-			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Renew,
+			s := n.stepFor(sink, d.keys(g.Name), redisscript.Renew,
 				redisconn.StartOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.index = i*len(d.nodes) + n.index
 			if g.Incarnation == "" {
@@ -73,15 +73,15 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		}
 	}
 	undecided := len(grants)
-	silent := d.poll(ctx, steps, sink, patience, func(s *step) bool {
+	d.poll(ctx, steps, sink, patience, func(s *step, f *redisconn.Failure) bool {
 		h, n := &held[s.index/len(d.nodes)], s.index%len(d.nodes)
 		yes := h.yes
-		h.count(s, 1)
+		h.count(s, f)
 		switch {
 		case h.yes > yes:
 			h.proved[n] = s.SentAt
 		// It answered, and does not have the hold.
-		case s.Err == nil:
+		case f == nil:
 			h.lacking = append(h.lacking, d.nodes[n])
 		}
 		// The poll ends with the last grant that is decided, however many nodes are silent.
@@ -91,15 +91,6 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		}
 		return undecided == 0
 	})
-	hanging := make([]int, len(grants))
-	for _, s := range silent {
-		i := s.index / len(d.nodes)
-		hanging[i]++
-		// It has left: some node may have prolonged the hold, or will.
-		if !s.Drop() {
-			held[i].failed(&redisconn.Failure{Cause: errSilent, Sent: true})
-		}
-	}
 	for i, g := range grants {
 		h := &held[i]
 		switch {
@@ -109,7 +100,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		case h.no >= d.quorum:
 			answers[i].Err = &backend.NotHeldError{Name: g.Name, Reason: redisconn.LossReason(g, d.clock.Now())}
 		default:
-			answers[i].Err = d.undecided(ctx, &h.tally, hanging[i])
+			answers[i].Err = h.undecided(ctx)
 		}
 		answers[i].Err = redisconn.CallError(ctx, driverName, "renew", g.Name, answers[i].Err)
 	}
@@ -138,7 +129,7 @@ func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 			continue
 		}
 		for _, n := range held[i].lacking {
-			s := n.stepFor(sink, redisscript.KeysOf(d.o.KeyPrefix, g.Name), redisscript.Set,
+			s := n.stepFor(sink, d.keys(g.Name), redisscript.Set,
 				redisconn.ValueOf(g), redisscript.Millis(redisconn.PXOf(g, now)))
 			s.Deadline = time.Now().Add(d.nodeTimeout(g.TTL))
 			n.ask(s)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 // openSoak opens a driver for addresses with commas between them. A quarter of the TTL is not enough for servers that
 // sync five files to one busy disk.
 func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
-	d, err := Open(ctx, "redlock://"+addrs+"/0?node_timeout=1s")
+	d, err := Open(ctx, "redlock://"+addrs+"?node-timeout=1s")
 	if err != nil {
 		return nil, err // and not a nil *Driver in an interface
 	}

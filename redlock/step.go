@@ -22,7 +22,7 @@ type step struct {
 	// It enters when it has ended, and there is room for it: the line must not block.
 	sink chan<- *step
 
-	// unwatched is set on a release whose caller does not wait for it any more: if it fails it becomes a debt.
+	// unwatched is set on a release whose caller does not wait for it any more: if it fails it becomes a leftover.
 	unwatched atomic.Bool
 	// Of a release: until when the name stays closed; zero: not at all.
 	closed backend.Instant
@@ -39,15 +39,15 @@ func (n *node) submit(steps ...*step) {
 }
 
 // Ended is called by the line, once, when the step was answered or has failed. It must not block, as it runs on the
-// goroutine that reads the connection: sink has room, and a debt is only put on a list.
+// goroutine that reads the connection: sink has room, and a leftover is only put on a list.
 func (s *step) Ended() {
 	s.sink <- s
 	// In this order, so that one side sees the other: see ending.unwatch.
-	if s.unwatched.Load() && s.unpaid() {
-		s.node.owe(debt{keys: s.Keys, start: s.Args[0], closed: s.closed})
+	if s.unwatched.Load() && s.incomplete() {
+		s.node.leave(leftover{keys: s.Keys, start: s.Args[0], closed: s.closed})
 	}
 }
 
-// unpaid reports whether a release that has ended may have left something: it failed, or has to be asked of the script,
-// or met nothing where a vote may have been sent again behind it because the server had forgotten the script.
-func (s *step) unpaid() bool { return s.Err != nil || s.Answer == nil || s.Answer == int64(0) }
+// incomplete reports whether a release that has ended may have left something: it failed, or has to be asked of the
+// script, or met nothing where a vote may have been sent again behind it because the server had forgotten the script.
+func (s *step) incomplete() bool { return s.Err != nil || s.Answer == nil || s.Answer == int64(0) }

@@ -30,61 +30,52 @@ const (
 // that answer is unfit (see the package comment); backend.ErrUnavailable if no majority answers, ErrClosed after Close.
 // It returns within ctx, and may be called beside other calls.
 func (d *Driver) Ping(ctx context.Context) error {
-	err := backend.ErrClosed
-	switch {
-	case d.unfit != nil:
-		err = d.unfit
-	case !d.gate.Closed():
-		err = d.survey(ctx)
-	}
-	return redisconn.CallError(ctx, driverName, "ping", "", err)
+	return redisconn.CallError(ctx, driverName, "ping", "", d.probe.Ping(ctx, d.survey))
 }
 
-// survey joins the look that is under way, or makes one.
-func (d *Driver) survey(ctx context.Context) error { return d.probe.Join(ctx, d.gate, d.ask) }
+// look is what calls have done: the survey before the first ones, which wait for it, and another look beside all later
+// ones.
+func (d *Driver) look(ctx context.Context) error {
+	if d.probe.Passed() {
+		return d.lookAgain(ctx)
+	}
+	return d.survey(ctx)
+}
 
-// ask looks at all servers at once: connecting to one vets it. An unreachable minority is no obstacle: its servers are
-// looked at when they come back, before their votes count. An unfit one is, since it will not come right by waiting.
-func (d *Driver) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.patience)
-	defer cancel()
-	steps, sink := d.toAll(redisscript.KeysOf(d.o.KeyPrefix, "ping"), redisscript.Inform)
+// survey looks at all servers at once: connecting to one vets it. An unreachable minority is no obstacle: its servers
+// are looked at when they come back, before their votes count. An unfit one is, since waiting does not mend it.
+func (d *Driver) survey(ctx context.Context) error {
+	steps, sink := d.toAll(d.keys("ping"), redisscript.Inform)
 	for _, s := range steps {
 		s.Deadline = time.Now().Add(d.patience)
 		s.node.submit(s)
 	}
-	well, errs := 0, []error(nil)
-	// nil until a majority has answered well: then the others have straggle left.
-	var patience <-chan time.Time
-collect:
-	for range d.nodes {
-		select {
-		case s := <-sink:
-			if s.Err == nil {
-				well++
-				break
-			}
+	well, errs, unfit := 0, []error(nil), error(nil)
+	answered := func(s *step) (done bool) {
+		if s.Err == nil {
+			well++
+		} else {
 			// Each error names its server: of five addresses one is wrong, as a rule.
-			err := fmt.Errorf("server %s: %w", d.nodes[s.index].addr, s.Err)
+			errs = append(errs, fmt.Errorf("server %s: %w", s.node.addr, s.Err))
 			// One unfit server makes the whole set unfit: it would vote as soon as somebody restarts the driver
 			// elsewhere.
 			if s.Err.Fatal {
-				return &redisconn.Failure{Cause: err, Fatal: true}
+				unfit = errs[len(errs)-1]
 			}
-			errs = append(errs, err)
-		// The minority is looked at when it comes back, before its votes count.
-		case <-patience:
-			break collect
-		case <-ctx.Done():
-			errs = append(errs, fmt.Errorf("the others: %w", errSilent))
-			break collect
 		}
-		if well == d.quorum {
-			// The minority has a little longer, so that an unfit server among them is found before the first vote.
-			patience = time.After(straggle)
-		}
+		return unfit != nil || well+len(errs) == len(steps)
 	}
-	if well < d.quorum {
+	if !gather(ctx, sink, d.patience, d.patience, func(s *step) bool { return answered(s) || well == d.quorum }, nil) {
+		errs = append(errs, fmt.Errorf("the others: %w", errSilent))
+	} else if unfit == nil && well+len(errs) < len(steps) {
+		// The minority has a little longer, so that an unfit server among them is found before the first vote. The rest
+		// is looked at when it comes back, before its votes count.
+		gather(ctx, sink, straggle, straggle, answered, nil)
+	}
+	switch {
+	case unfit != nil:
+		return &redisconn.Failure{Cause: unfit, Fatal: true}
+	case well < d.quorum:
 		return &redisconn.Failure{Cause: fmt.Errorf("%d of %d servers answer, %d are needed: %w",
 			well, len(d.nodes), d.quorum, errors.Join(errs...))}
 	}

@@ -1,8 +1,8 @@
 package redlock
 
 // This file is one round of votes: ask a first majority, the others where that does not decide, and return as soon as
-// the outcome is certain. Which servers have or may have something of the attempt afterwards is kept exactly, since all
-// of them are asked to give it back.
+// the outcome is certain. Which servers have or may have something of the try afterwards is kept exactly, since all of
+// them are asked to give it back.
 
 import (
 	"context"
@@ -36,10 +36,10 @@ func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
 // clients that see the same meet on the same servers. What a majority can decide the others need not be asked, and
 // hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll. A random majority would not do:
 // those of two clients may share one server only, and the votes of the others split.
-func (c *call) first(now time.Time) set {
-	d := c.d
+func (a *attempt) first(now time.Time) set {
+	d := a.d
 	// A request that was here before may have votes on any server, and all are to be replaced.
-	if c.again || d.o.WaitForAll {
+	if a.again || d.o.WaitForAll {
 		return d.all()
 	}
 	var first set
@@ -60,7 +60,7 @@ func (n *node) putAside() { n.aside.Store(time.Now().Add(asideTime).UnixNano()) 
 
 // vote is one poll: what it has asked, and what came of it. It belongs to the goroutine that polls.
 type vote struct {
-	c        *call
+	a        *attempt
 	h        redisscript.Hold
 	args     []string
 	sink     chan *step
@@ -74,7 +74,7 @@ type vote struct {
 	asked set
 	// Nodes that have not answered.
 	open set
-	// Nodes that have, or may have, or will have, what the attempt asked for.
+	// Nodes that have, or may have, or will have, what the try asked for.
 	kept set
 	// By node; zero: no vote.
 	proved []backend.Instant
@@ -91,12 +91,12 @@ type vote struct {
 
 // poll asks for the lock: a first majority, and the other nodes if that does not decide, or not soon. It returns as
 // soon as the outcome is certain, or patience is over. What has not been taken by a line by then is taken back.
-func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
-	d := c.d
+func (a *attempt) poll(ctx context.Context, h redisscript.Hold) *vote {
+	d := a.d
 	now := time.Now()
 	v := &vote{
-		c: c, h: h, proved: make([]backend.Instant, len(d.nodes)), steps: make([]*step, len(d.nodes)),
-		sink: make(chan *step, 2*len(d.nodes)), deadline: now.Add(c.patience),
+		a: a, h: h, proved: make([]backend.Instant, len(d.nodes)), steps: make([]*step, len(d.nodes)),
+		sink: make(chan *step, 2*len(d.nodes)), deadline: now.Add(a.patience),
 	}
 	// Counted before asking: a request that was here before waits for all of these.
 	for _, n := range d.nodes {
@@ -104,16 +104,16 @@ func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 			v.healthy++
 		}
 	}
-	if c.again {
+	if a.again {
 		// What follows asks those servers, too.
-		d.later.cancel(c.r.RequestID, "")
+		d.cancelLater(a.r.RequestID, "")
 	}
-	v.ask(c.first(now))
-	if !gather(ctx, v.sink, d.hedgeTime, c.patience, v.answered, v.slow) {
+	v.ask(a.first(now))
+	if !gather(ctx, v.sink, d.hedgeTime, a.patience, v.answered, v.slow) {
 		v.silent(!time.Now().Before(v.deadline))
 	}
 	if v.fault != nil && v.fault.Sent || v.open != 0 && !v.certain() {
-		c.again = true
+		a.again = true
 	}
 	return v
 }
@@ -121,10 +121,10 @@ func (c *call) poll(ctx context.Context, h redisscript.Hold) *vote {
 // ask asks nodes that were not asked before. A name that is not known to be wanted is taken without the script.
 func (v *vote) ask(nodes set) {
 	code := redisscript.Set
-	if v.c.d.wanted.Has(v.c.keys.Lock) {
+	if v.a.d.wanted.Has(v.a.keys.Lock) {
 		code = redisscript.Try
 	}
-	code, v.args = v.c.ask(v.h, v.c.again, code, redisscript.TryAgain)
+	code, v.args = v.a.ask(v.h, v.a.again, code, redisscript.TryAgain)
 	for i := range v.steps {
 		if nodes.has(i) {
 			v.asked |= only(i)
@@ -135,12 +135,12 @@ func (v *vote) ask(nodes set) {
 }
 
 // rest asks all who were not asked yet.
-func (v *vote) rest() { v.ask(v.c.d.all() &^ v.asked) }
+func (v *vote) rest() { v.ask(v.a.d.all() &^ v.asked) }
 
 // send asks node i, once more if it was asked before.
 func (v *vote) send(i int, code string, args ...string) {
-	n := v.c.d.nodes[i]
-	s := n.stepFor(v.sink, v.c.keys, code, args...)
+	n := v.a.d.nodes[i]
+	s := n.stepFor(v.sink, v.a.keys, code, args...)
 	s.index, s.Deadline, v.steps[i] = i, v.deadline, s
 	n.ask(s)
 }
@@ -148,7 +148,7 @@ func (v *vote) send(i int, code string, args ...string) {
 // slow acts on a first majority that does not answer at once: the others are asked beside it, and those that are late
 // are asked last for a while.
 func (v *vote) slow() (done bool) {
-	for i, n := range v.c.d.nodes {
+	for i, n := range v.a.d.nodes {
 		if v.open.has(i) {
 			n.putAside()
 		}
@@ -161,11 +161,11 @@ func (v *vote) slow() (done bool) {
 // the script, which says who is in the way: without that the caller could not tell a lock that is held from a split
 // vote.
 func (v *vote) answered(s *step) (done bool) {
-	d, i := v.c.d, s.index
+	d, i := v.a.d, s.index
 	n, isNumber := s.Answer.(int64)
 	// The script says who is in the way.
 	if s.Err == nil && s.Code == redisscript.Set && n != redisscript.TakeGranted {
-		d.wanted.Note(v.c.keys.Lock)
+		d.wanted.Note(v.a.keys.Lock)
 		v.send(i, redisscript.Try, v.args...)
 		return false
 	}
@@ -177,7 +177,7 @@ func (v *vote) answered(s *step) (done bool) {
 		if v.fault == nil || s.Err.Fatal {
 			v.fault = s.Err
 		}
-		// The vote may be there: it is given back unless this attempt wins.
+		// The vote may be there: it is given back unless this try wins.
 		if s.Err.Sent {
 			v.kept |= only(i)
 		}
@@ -187,12 +187,12 @@ func (v *vote) answered(s *step) (done bool) {
 		v.yes++
 	default:
 		v.kept &^= only(i)
-		v.refusal(v.c.r.Name, s.Answer)
+		v.refusal(v.a.r.Name, s.Answer)
 	}
 	if v.certain() {
 		// A request that was here before may have left something on every node: the later grant replaces the earlier
 		// one on all that are known to answer, before the caller can go on.
-		return !v.c.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
+		return !v.a.again && !d.o.WaitForAll || v.yes+v.no >= v.healthy || v.open == 0
 	}
 	// The first majority cannot be complete any more, or has answered without deciding.
 	if s.Err != nil || v.open == 0 {
@@ -201,17 +201,17 @@ func (v *vote) answered(s *step) (done bool) {
 	return v.open == 0
 }
 
-// certain reports whether more answers cannot change the outcome: a majority for this attempt, or for one other holder.
-func (v *vote) certain() bool { return v.yes >= v.c.d.quorum || v.top >= v.c.d.quorum }
+// certain reports whether more answers cannot change the outcome: a majority for this try, or for one other holder.
+func (v *vote) certain() bool { return v.yes >= v.a.d.quorum || v.top >= v.a.d.quorum }
 
 // silent gives up those that have not answered. late says that they had all the time that nodes have, so that they
 // count as sick; otherwise it was ctx that ended.
 //
-// What a line has not taken yet is taken back, and that node has nothing of the attempt. Where a line has taken it the
-// vote may be given later: the node stays in open, and so in left.
+// What a line has not taken yet is taken back, and that node has nothing of the try. Where a line has taken it the vote
+// may be given later: the node stays in open, and so in left.
 func (v *vote) silent(late bool) {
 	taken := false
-	for i, n := range v.c.d.nodes {
+	for i, n := range v.a.d.nodes {
 		if !v.open.has(i) {
 			continue
 		}
@@ -235,8 +235,8 @@ func (v *vote) silent(late bool) {
 	}
 }
 
-// left are the nodes that have, or will have, what the attempt asked for, or may. An attempt that was not won gives
-// back there, and nowhere else.
+// left are the nodes that have, or will have, what the try asked for, or may. A try that was not won gives back there,
+// and nowhere else.
 func (v *vote) left() set { return v.kept | v.open }
 
 // refusal notes the answer of a node that did not vote for us: who holds its vote, by the request.
@@ -247,7 +247,7 @@ func (v *vote) refusal(name string, answer any) {
 		return // it was free in the end: somebody gave up its place just now
 	}
 	id := s.Value
-	// A hold is counted by its request, so that two attempts of one request are one holder; a closed name by its mark.
+	// A hold is counted by its request, so that two tries of one request are one holder; a closed name by its mark.
 	if s.Held {
 		id = s.Hold.Request
 	}

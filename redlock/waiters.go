@@ -1,10 +1,10 @@
 package redlock
 
-// This file finds the contenders that a push is for. It is the only place where contenders of several calls meet: each
-// is told by its own channel, and its own goroutine does the rest.
+// This file finds the waiters that a push is for. It is the only place where several waiters meet: each is told by its
+// own channel, and its own goroutine does the rest.
 //
-// A push names a nonce, for an offer, or a lock, for everything else. The contenders of a lock are found by going
-// through all of the driver's, because such pushes are rare: a second index would cost every wait.
+// A push names a nonce, for an offer, or a lock, for everything else. The waiters of a lock are found by going through
+// all of the driver's, because such pushes are rare: a second index would cost every wait.
 
 import (
 	"sync"
@@ -13,42 +13,42 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-// waiters knows the contenders of one driver. Its lock is held for a few lines at a time and never while anything is
-// sent to a server.
+// waiters knows the waiters of one driver. Its lock is held for a few lines at a time and never while anything is sent
+// to a server.
 type waiters struct {
 	mu sync.Mutex // protects the following fields
-	// By the nonce of the attempt, which is what an offer names.
-	nonces map[string]*contender
-	// Contenders by lock key.
+	// By the nonce of the try, which is what an offer names.
+	nonces map[string]*waiter
+	// Waiters by lock key.
 	names map[string]int
 
 	// Names for which there was one just now.
 	recent redisconn.Wanted
-	// Attempts that have ended and may still be handed a vote.
+	// Tries that have ended and may still be handed a vote.
 	ended redisconn.Abandoned
 }
 
 // init makes the maps.
 func (w *waiters) init() {
-	w.nonces = map[string]*contender{}
+	w.nonces = map[string]*waiter{}
 	w.names = map[string]int{}
 }
 
-// add makes a contender known, before its first request leaves.
-func (w *waiters) add(x *contender) {
+// add makes a waiter known, before its first request leaves.
+func (w *waiters) add(x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.nonces[x.h.Nonce] = x
-	w.names[x.c.keys.Lock]++
+	w.names[x.a.keys.Lock]++
 }
 
-// remove forgets a contender that has ended. The name counts as contended for a second more, since where one has waited
+// remove forgets a waiter that has ended. The name counts as contended for a second more, since where one has waited
 // the next is seldom far.
-func (w *waiters) remove(x *contender) {
+func (w *waiters) remove(x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.nonces, x.h.Nonce)
-	lock := x.c.keys.Lock
+	lock := x.a.keys.Lock
 	if w.names[lock]--; w.names[lock] > 0 {
 		return
 	}
@@ -64,9 +64,9 @@ func (w *waiters) contended(lock string) bool {
 	return w.names[lock] > 0 || w.recent.Has(lock)
 }
 
-// offered passes on that a node has offered its vote to a place in its queue. It is false if the attempt was abandoned,
-// and the vote is to be given back. An offer to an attempt that is just not known any more is left alone: its hold may
-// stand by that vote.
+// offered passes on that a node has offered its vote to a place in its queue. It is false if the try was abandoned, and
+// the vote is to be given back. An offer to a try that is just not known any more is left alone: its hold may stand by
+// that vote.
 func (w *waiters) offered(node int, nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,19 +76,19 @@ func (w *waiters) offered(node int, nonce string) bool {
 	return !w.ended.Has(nonce)
 }
 
-// tell passes e on to the contenders for a lock, or to all if lock is empty.
+// tell passes e on to the waiters for a lock, or to all if lock is empty.
 func (w *waiters) tell(lock string, e event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, x := range w.nonces {
-		if lock == "" || x.c.keys.Lock == lock {
+		if lock == "" || x.a.keys.Lock == lock {
 			x.tell(e)
 		}
 	}
 }
 
-// event is what a contender hears of one node: that it is offered its vote, that the name stays closed there for a
-// while, or, with neither, that something may have been missed or that the node wants a sign of life.
+// event is what a waiter hears of one node: that it is offered its vote, that the name stays closed there for a while,
+// or, with neither, that something may have been missed or that the node wants a sign of life.
 type event struct {
 	node    int
 	offered bool
@@ -96,7 +96,7 @@ type event struct {
 }
 
 // tell does not block: pushes are read on the goroutine that every name of the driver shares.
-func (x *contender) tell(e event) {
+func (x *waiter) tell(e event) {
 	select {
 	case x.events <- e:
 	default: // so many that a look, which is due anyway, will find out

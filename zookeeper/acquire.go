@@ -22,20 +22,20 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// tries is how often an attempt without Wait is made when its answer got lost. A waiter is bounded by its context
+// tries is how many tries an attempt without Wait has when their answers get lost. A waiter is bounded by its context
 // instead.
 const tries = 3
 
 // Acquire takes a lock and returns a grant whose token is higher than every earlier token of the name: the zxid of the
 // transaction that created the node.
 //
-// Without r.Wait it makes one attempt, and makes it again up to twice if the connection breaks under it. With r.Wait
-// the request stands in the name's queue and watches those entries before it that keep it waiting; it returns when it
-// holds the lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's
-// timeout, which the servers grant between 2 and 20 ticks, and SentAt is the instant on which the session's last proof
-// rests.
+// Without r.Wait it makes one attempt, of up to three tries if the connection breaks under it. With r.Wait the request
+// stands in the name's queue and watches those entries before it that keep it waiting; it returns when it holds the
+// lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's timeout,
+// which the servers grant between 2 and 20 ticks, and SentAt is the instant on which the session's last proof rests.
 //
 // The same RequestID again gets the same hold with the same token, also from another client. Errors wrap
 // backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (nothing was sent), ErrUnknown (something may have been created
@@ -54,20 +54,19 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 // for it, and must adopt what an earlier acquire of the same request left before it sends anything: the removal of
 // that leftover would otherwise delete the node that this call is about to make.
 //
-// The retries of one call go to the session on which the leftover was made, if its TTL is still the one asked for. On
+// The tries of one attempt go to the session on which the leftover was made, if its TTL is still the one asked for. On
 // another session the read that looks for the leftover could overtake its creation.
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := d.begin(ctx); err != nil {
+	ctx, end, err := d.begin(ctx)
+	if err != nil {
 		return backend.Grant{}, err
 	}
-	defer d.gate.Leave()
+	defer end()
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	bounded, done := d.gate.Bind(ctx)
-	defer done()
 	// From here on what an earlier acquire of this request left is ours.
-	left, err := d.adopt(bounded, r.Name, r.RequestID)
+	left, err := d.adopt(ctx, r.Name, r.RequestID)
 	if err != nil {
 		return backend.Grant{}, err
 	}
@@ -78,32 +77,32 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		a.slot = left.slot
 	}
 	for n := 1; ; n++ {
-		g, err := a.once(bounded)
+		g, err := a.once(ctx)
 		if err == nil {
 			return g, nil
 		}
-		if !a.worthRepeating(err, n) || bounded.Err() != nil {
-			return backend.Grant{}, a.giveUp(bounded, err)
+		if !a.worthRepeating(err, n) || ctx.Err() != nil {
+			return backend.Grant{}, a.giveUp(ctx, err)
 		}
 		// The reason for the repetition stays in the error only if it says that nothing was sent; otherwise the
 		// caller's context has ended, and nothing else matters.
-		if ended := kit.Sleep(bounded, kit.RetryPause(r.TTL)); ended != nil {
+		if ended := kit.Sleep(ctx, kit.RetryPause(r.TTL)); ended != nil {
 			if errors.Is(err, errNoConnection) {
 				ended = fmt.Errorf("%w: %w", err, ended)
 			}
-			return backend.Grant{}, a.giveUp(bounded, ended)
+			return backend.Grant{}, a.giveUp(ctx, ended)
 		}
 	}
 }
 
-// attempt is one Acquire, over all of its repetitions. Only the goroutine of the call uses it, so that it needs no
-// mutex; what other goroutines say to it arrives through wake.
+// attempt is one Acquire, over all its tries. Only the goroutine of the call uses it, so that it needs no mutex; what
+// other goroutines say to it arrives through wake.
 type attempt struct {
 	// What is asked for, and where.
 	d     *Driver
 	r     backend.Request
 	dir   string
-	slot  slot // of its session: what a repetition sent has been done before the next one asks, or never will be
+	slot  slot // of its session: what a try sent has been done before the next one asks, or never will be
 	began backend.Instant
 
 	// What is known about the attempt's node.
@@ -114,15 +113,15 @@ type attempt struct {
 
 	// What the waiting in queue.go and refuse.go keeps between its turns.
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
-	wake    chan struct{}   // says that an entry before ours has changed
+	wake    bell.Bell       // says that an entry before ours has changed
 	heard   []string        // what wakes it, or did
 	passBy  backend.Instant // see letPass
-	held    error           // why an attempt stepped back last
+	held    error           // why a try stepped back last
 }
 
-// worthRepeating reports whether an attempt that failed with err at its n-th try may do better at the next: the
-// session or the connection was lost under it. Where no connection came about at all, an attempt without Wait answers
-// at once, since ErrUnavailable is the truth and costs its caller nothing; only those who wait go on.
+// worthRepeating reports whether an attempt whose n-th try failed with err may do better at the next: the session or
+// the connection was lost under it. Where no connection came about at all, an attempt without Wait answers at once,
+// since ErrUnavailable is the truth and costs its caller nothing; only those who wait go on.
 func (a *attempt) worthRepeating(err error, n int) bool {
 	if errors.Is(err, backend.ErrHeld) || !transient(err) {
 		return false
@@ -134,10 +133,10 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 // giveUp turns the error of the last try into what the caller is told, and sees to it that nothing stays behind.
 //
 // It adds what is known about the leftovers: a node that is known to stand is deleted in the background, and the error
-// stays as it is. If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers an
-// orphan (see abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes
-// what was left within one TTL. Deleting the node before the call returns was rejected: Acquire must return within 50
-// ms of its context's end (clause C2), and a silent server takes seconds to notice.
+// stays as it is. If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers a
+// leftover (see abandon). The caller then repeats the request or releases it, and if it does neither, the driver
+// removes what was left within one TTL. Deleting the node before the call returns was rejected: Acquire must return
+// within 50 ms of its context's end (clause C2), and a silent server takes seconds to notice.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if lost := a.d.historyLost(); lost != nil {
 		if errors.Is(err, lost) {
@@ -152,7 +151,9 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		err = a.held // each time by somebody else
 	}
 	if a.mine != "" && !errors.Is(err, errSessionLost) {
-		a.d.removeLater(a.mine)
+		if h := a.d.releasingAt(a.mine); h != nil { // else the session has ended, and the node with it
+			a.d.removeLater(h.session, a.mine, h)
+		}
 	}
 	if errors.Is(err, backend.ErrHeld) {
 		return err
@@ -167,16 +168,12 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone. The hold
-// stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not retired with the
-// node still on it.
-func (d *Driver) removeLater(path string) {
-	h := d.releasingAt(path)
-	if h == nil {
-		return // the session has ended
-	}
+// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone. Its hold,
+// if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not
+// retired with the node still on it.
+func (d *Driver) removeLater(s *session, path string, h *hold) {
 	d.background(func() {
-		d.repeat(d.ctx, func(ctx context.Context) error { return h.session.remove(ctx, path) })
+		d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })
 		d.dropHold(h)
 	})
 }
@@ -289,12 +286,8 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			s.makeFirst(a.dir)
 		}
 		b, err := do(ctx, s, a.late(s), func(c *zk.Conn) (birth, error) {
-			path, err := c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
-			if b := s.takeBirth(path); b != nil {
-				<-b.done
-				return *b, err
-			}
-			return birth{path: path}, err
+			text, err := c.Create(a.dir+"/"+nodeName(a.r)+".", data, zk.FlagEphemeral|zk.FlagSequence, a.d.o.ACL)
+			return readBirth(text), err
 		})
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
 			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty,
@@ -328,9 +321,7 @@ func (a *attempt) late(s *session) func(birth, error) {
 		known := a.d.holds[b.path] != nil
 		a.d.mu.Unlock()
 		if !known {
-			a.d.background(func() {
-				a.d.repeat(a.d.ctx, func(ctx context.Context) error { return s.remove(ctx, b.path) })
-			})
+			a.d.removeLater(s, b.path, nil)
 		}
 	}
 }
@@ -347,7 +338,7 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 			return nil, err
 		}
 	}
-	node, err := s.get(ctx, own[0].path)
+	node, err := s.get(ctx, own[0].path, false)
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, errGone
 	}
@@ -389,10 +380,4 @@ func (d *Driver) move(ctx context.Context, s *session, path string, v value) err
 type held struct {
 	entry
 	found
-}
-
-// before returns the entries that stand before path in the queue, the oldest first, and whether path is there at all.
-func before(queue []entry, path string) ([]entry, bool) {
-	at := place(queue, path)
-	return queue[:max(at, 0)], at >= 0
 }

@@ -101,8 +101,8 @@ func (s *session) enterCall() bool {
 	return true
 }
 
-// await returns when a connection stands, at once if one does. It waits for attemptTime at most, so that a caller
-// without a deadline learns why there is no connection.
+// await returns when a connection stands, at once if one does. It waits for callTime at most, so that a caller without
+// a deadline learns why there is no connection.
 func (s *session) await(ctx context.Context) error {
 	s.mu.Lock()
 	up, isUp := s.up, s.isUp
@@ -110,7 +110,7 @@ func (s *session) await(ctx context.Context) error {
 	if isUp {
 		return nil
 	}
-	timer := time.NewTimer(attemptTime)
+	timer := time.NewTimer(callTime)
 	defer timer.Stop()
 	select {
 	case <-up:
@@ -164,35 +164,71 @@ func sideBySide(n int, f func(i int)) {
 // requestsAtOnce bounds how many requests, and goroutines, one call has under way.
 const requestsAtOnce = 64
 
-// children returns the queue as the server of the session has it. A server may lag behind the leader. After a write,
-// and after a proof, of the same session the queue is not older than that, because a server carries out the requests
-// of a session in order and answers a write once it has applied it. A name without a node has an empty queue.
-func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
-	nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
-		nodes, _, err := c.Children(dir)
-		return nodes, err
+// run is do for a request whose answer says only whether it was done.
+func (s *session) run(ctx context.Context, f func(*zk.Conn) error) error {
+	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, f(c) })
+	return err
+}
+
+// names returns what the nodes below a node are called, in no order. A node that is not there has none below it.
+func (s *session) names(ctx context.Context, node string) ([]string, error) {
+	names, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
+		names, _, err := c.Children(node)
+		return names, err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
 	}
+	return names, err
+}
+
+// children returns the queue as the server of the session has it. A server may lag behind the leader. After a write,
+// and after a proof, of the same session the queue is not older than that, because a server carries out the requests
+// of a session in order and answers a write once it has applied it. A name without a node has an empty queue.
+func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
+	nodes, err := s.names(ctx, dir)
 	return entriesOf(dir, nodes), err
 }
 
-// found is a node as it was read: its content, and what the server keeps about it.
+// content is a node as it was read: what stands in it, and what the server keeps about it.
+type content struct {
+	data []byte
+	stat zk.Stat
+}
+
+// read reads a node. The error is zk.ErrNoNode if there is none. With watch it sets a watch on the node, too, which
+// fires once: see session.event. It does not use exists for that, which would leave a watch at the server where there
+// is no node and nothing to tell.
+func (s *session) read(ctx context.Context, path string, watch bool) (content, error) {
+	return do(ctx, s, nil, func(c *zk.Conn) (content, error) {
+		get := c.Get
+		if watch {
+			get = func(path string) ([]byte, *zk.Stat, error) {
+				data, stat, _, err := c.GetW(path)
+				return data, stat, err
+			}
+		}
+		data, stat, err := get(path)
+		if err != nil {
+			return content{}, err
+		}
+		return content{data, *stat}, nil
+	})
+}
+
+// found is an entry's node as it was read.
 type found struct {
 	value
 	stat zk.Stat
 }
 
-// get reads a node. The error is zk.ErrNoNode if there is none.
-func (s *session) get(ctx context.Context, path string) (found, error) {
-	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
-		data, stat, err := c.Get(path)
-		if err != nil {
-			return found{}, err
-		}
-		return found{value: decode(data, stat.Czxid), stat: *stat}, nil
-	})
+// get reads the node of an entry, as read does.
+func (s *session) get(ctx context.Context, path string, watch bool) (found, error) {
+	node, err := s.read(ctx, path, watch)
+	if err != nil {
+		return found{}, err
+	}
+	return found{decode(node.data, node.stat.Czxid), node.stat}, nil
 }
 
 // stat reads what the server keeps about a node, or returns nil if there is none.
@@ -206,22 +242,9 @@ func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	})
 }
 
-// watch reads a node and sets a watch on it, which fires once: see session.event. It does not use exists, which would
-// leave a watch at the server where there is no node and nothing to tell.
-func (s *session) watch(ctx context.Context, path string) (found, error) {
-	return do(ctx, s, nil, func(c *zk.Conn) (found, error) {
-		data, stat, _, err := c.GetW(path)
-		if err != nil {
-			return found{}, err
-		}
-		return found{value: decode(data, stat.Czxid), stat: *stat}, nil
-	})
-}
-
 // multi carries out all of some operations, or none. The error is that of the operation that failed.
 func (s *session) multi(ctx context.Context, ops ...any) error {
-	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, transaction(c, ops...) })
-	return err
+	return s.run(ctx, func(c *zk.Conn) error { return transaction(c, ops...) })
 }
 
 // transaction is one request of session.multi. The library answers a failed transaction with ErrAPIError, or with the
@@ -242,7 +265,7 @@ func transaction(c *zk.Conn, ops ...any) error {
 // at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
 func (s *session) remove(ctx context.Context, path string) error {
 	for sent := false; ; sent = true {
-		_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(path, -1) })
+		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, -1) })
 		switch {
 		case sent && errors.Is(err, zk.ErrNoNode):
 			return nil

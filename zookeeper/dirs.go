@@ -9,25 +9,12 @@ package zookeeper
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"path"
 	"time"
 
 	"github.com/go-zookeeper/zk"
-
-	"github.com/fencelock/fencelock/backend/kit"
 )
-
-// makeRoot makes the root with a new random token space, and the nodes above it. That somebody else made it meanwhile
-// is no error: the next read of the root shows which space counts.
-func (d *Driver) makeRoot(ctx context.Context, s *session) error {
-	text, err := json.Marshal(rootValue{newSpace()})
-	if err != nil {
-		return err
-	}
-	return d.makePath(ctx, s, d.root, text)
-}
 
 // makePath makes a node, and those above it only where they are missing: the user may have no right to make them.
 func (d *Driver) makePath(ctx context.Context, s *session, node string, data []byte) error {
@@ -94,40 +81,21 @@ func (d *Driver) leftDir(dir string) {
 	d.leftDirLocked(dir)
 }
 
-// leftDirLocked notes that one of the driver's entries in dir has gone. The caller holds d.mu. It starts the goroutine
-// that removes unused names, unless that runs: one for the driver, which ends when nothing is left to watch, so that
-// an idle client has none. Others' entries may still stand in the node; the server refuses to delete it then.
+// leftDirLocked notes that one of the driver's entries in dir has gone, and has unused names removed. The caller holds
+// d.mu. Others' entries may still stand in the node; the server refuses to delete it then.
 func (d *Driver) leftDirLocked(dir string) {
 	// Others of our entries may stand there; their end writes a later instant.
 	d.dirs[dir] = d.clock.Now()
-	if !d.tidying && d.ctx.Err() == nil {
-		d.tidying = true
-		d.background(d.tidyDirs)
-	}
+	d.keepDoingLocked(&d.tidying, emptyAfter/2, d.takeUnused)
 }
 
-// tidyDirs removes the empty nodes of names that are not used any more, until there is none left to watch or the
-// driver closes. It looks twice in emptyAfter, on any session that has a connection, and removes what is due side by
-// side: one after the other, the round trips of a few hundred names would take longer than their use did.
-func (d *Driver) tidyDirs() {
-	for kit.Sleep(d.ctx, emptyAfter/2) == nil {
-		// Without a session there is nothing to remove: the servers do it.
-		due, more := d.takeUnused()
-		if s := d.standing(); s != nil {
-			sideBySide(len(due), func(i int) { s.removeEmpty(d.ctx, due[i]) })
-		}
-		if !more {
-			return
-		}
-	}
-}
-
-// takeUnused takes out the names that have not been used for emptyAfter. If it reports that there are no others, the
-// caller must end: tidying has been set to false under the same lock, so that the next leftDirLocked starts anew.
-func (d *Driver) takeUnused() (due []string, more bool) {
+// takeUnused takes out the names that have not been used for emptyAfter, for keepDoingLocked. They are removed on any
+// session that has a connection, side by side: one after the other, the round trips of a few hundred names would take
+// longer than their use did. Without a session there is nothing to remove: the servers do it.
+func (d *Driver) takeUnused() (work func()) {
 	now := d.clock.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	var due []string
+	more := false
 	for dir, left := range d.dirs {
 		switch {
 		case left == 0: // in use
@@ -138,8 +106,14 @@ func (d *Driver) takeUnused() (due []string, more bool) {
 			delete(d.dirs, dir)
 		}
 	}
-	d.tidying = more
-	return due, more
+	if len(due) == 0 && !more {
+		return nil
+	}
+	return func() {
+		if s := d.standing(); s != nil {
+			sideBySide(len(due), func(i int) { s.removeEmpty(d.ctx, due[i]) })
+		}
+	}
 }
 
 // removeEmpty removes the node of a name if it has no entries. Between the look and the deletion somebody may come:
@@ -147,16 +121,15 @@ func (d *Driver) takeUnused() (due []string, more bool) {
 // that tells why holders lost the name is left to the servers, since the victims have to read it. What fails is not
 // repeated: the node is only litter.
 func (s *session) removeEmpty(ctx context.Context, dir string) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	// Children or content: somebody uses it, or a victim still has to read why.
 	stat, err := s.stat(ctx, dir)
 	if err != nil || stat == nil || stat.NumChildren > 0 || stat.DataLength > 0 {
 		return
 	}
-	_, _ = do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
-		return struct{}{}, c.Delete(dir, stat.Version) // refused if somebody has come meanwhile
-	})
+	// Refused if somebody has come meanwhile.
+	_ = s.run(ctx, func(c *zk.Conn) error { return c.Delete(dir, stat.Version) })
 }
 
 // parent returns the node above a node.

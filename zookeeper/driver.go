@@ -11,6 +11,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"hash/maphash"
@@ -90,23 +91,23 @@ type Driver struct {
 
 	// Written for every message that is read, without a mutex.
 	zxid       atomic.Int64 // the highest that any answer had
+	suspecting atomic.Bool  // recall runs
 	tickIsGood atomic.Bool  // see checkTick
+	quorum     atomic.Bool  // several servers vote; see readConfig
 
 	// mu protects the fields below it. It is taken before any other mutex of the driver's and held for a few map
 	// operations at a time, since the goroutines that read connections wait for it (changed, suspect).
-	mu         sync.Mutex                 // protects the following fields
-	space      string                     // see tokenSpace
-	voters     int                        // servers of the ensemble; 0: not known yet
-	forgotten  error                      // see forgot
-	suspecting bool                       // recall runs
-	dirs       map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
-	tidying    bool                       // tidyDirs runs
-	ending     sync.WaitGroup             // sessions that are not closed yet
-	holds      map[string]*hold           // by path: what is held, and what waits
-	unwatched  []unwatched                // in the order in which they were made
-	watching   bool                       // watchAll runs
-	gone       map[victims][]*hold        // whose holders are about to be told
-	orphans    map[string]*orphan         // by name and request id
+	mu        sync.Mutex                 // protects the following fields
+	space     string                     // see tokenSpace
+	forgotten error                      // see forgot
+	dirs      map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
+	tidying   bool                       // a goroutine removes unused names, see takeUnused
+	ending    sync.WaitGroup             // sessions that are not closed yet
+	holds     map[string]*hold           // by path: what is held, and what waits
+	unwatched []unwatched                // in the order in which they were made
+	watching  bool                       // a goroutine watches them, see takeUnwatched
+	gone      map[victims][]*hold        // whose holders are about to be told
+	leftovers map[string]*leftover       // by name and request id
 }
 
 var (
@@ -131,21 +132,13 @@ func New(addrs []string, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dirs: map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
-		holds: map[string]*hold{}, orphans: map[string]*orphan{},
+		holds: map[string]*hold{}, leftovers: map[string]*leftover{},
 		gone: map[victims][]*hold{},
 	}
-	if d.o.KeyPrefix == "" {
-		d.o.KeyPrefix = "/fencelock"
-	}
-	if d.o.Tick == 0 {
-		d.o.Tick = 2 * time.Second
-	}
-	if d.o.Clock == nil {
-		d.o.Clock = backend.SystemClock()
-	}
-	if d.o.Logger == nil {
-		d.o.Logger = slog.Default()
-	}
+	d.o.KeyPrefix = cmp.Or(d.o.KeyPrefix, "/fencelock")
+	d.o.Tick = cmp.Or(d.o.Tick, 2*time.Second)
+	d.o.Clock = cmp.Or(d.o.Clock, backend.SystemClock())
+	d.o.Logger = cmp.Or(d.o.Logger, slog.Default())
 	if d.o.ACL == nil {
 		d.o.ACL = zk.WorldACL(zk.PermAll)
 		if d.o.User != "" {
@@ -228,20 +221,21 @@ func (d *Driver) Describe() backend.Description {
 // hold of two ticks less the margin of one tick lasts no longer than a tick.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
-// begin starts every call: it counts the call in and refuses options that are wrong and contexts that have ended. The
-// caller calls d.gate.Leave unless begin fails.
-func (d *Driver) begin(ctx context.Context) error {
+// begin starts every call: it counts the call in, refuses options that are wrong and contexts that have ended, and
+// returns a context that ends with Close, too. The caller calls end when the call is over, unless begin fails.
+func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func(), err error) {
 	if err := d.gate.Enter(); err != nil {
-		return err
+		return nil, nil, err
 	}
-	err := d.bad
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
+	if err := cmp.Or(d.bad, ctx.Err()); err != nil {
 		d.gate.Leave()
+		return nil, nil, err
 	}
-	return err
+	bounded, free := d.gate.Bind(ctx)
+	return bounded, func() {
+		free()
+		d.gate.Leave()
+	}, nil
 }
 
 // Ping makes sure that the leader of the ensemble answers with a majority behind it, and that the user may read and

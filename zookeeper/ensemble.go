@@ -21,10 +21,7 @@ const configNode = "/zookeeper/config"
 // readConfig learns how many servers vote. A user who may not read that learns nothing, and one durable server is
 // declared: the weaker claim.
 func (s *session) readConfig(ctx context.Context) error {
-	text, err := do(ctx, s, nil, func(c *zk.Conn) ([]byte, error) {
-		data, _, err := c.Get(configNode)
-		return data, err
-	})
+	config, err := s.read(ctx, configNode, false)
 	switch {
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrNoNode):
 		// Nothing is known, and the weaker claim stays.
@@ -32,9 +29,7 @@ func (s *session) readConfig(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	s.d.voters = max(1, voters(string(text)))
+	s.d.quorum.Store(voters(string(config.data)) > 1)
 	return nil
 }
 
@@ -89,9 +84,7 @@ func (d *Driver) checkTick(ctx context.Context) error {
 // servers wait for the disk (forceSync) they tell no client, so that this is a promise of the operator's (see the
 // package comment).
 func (d *Driver) exclusion() backend.Exclusion {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.voters > 1 {
+	if d.quorum.Load() {
 		return backend.ExclusionQuorum
 	}
 	return backend.ExclusionDurableServer

@@ -8,6 +8,7 @@ package zookeeper
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/go-zookeeper/zk"
 
@@ -21,13 +22,13 @@ import (
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
 		switch {
-		case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
+		case isAny(err, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL):
 			return backend.ErrMisconfigured
-		case errors.Is(err, errNoConnection), errors.Is(err, errSessionLost), errors.Is(err, errGone), refused(err):
+		case isAny(err, errNoConnection, errSessionLost, errGone), refused(err):
 			return backend.ErrUnavailable
 		case kit.Changes(call):
 			return backend.ErrUnknown
-		case errors.Is(err, zk.ErrConnectionClosed), errors.Is(err, zk.ErrClosing),
+		case isAny(err, zk.ErrConnectionClosed, zk.ErrClosing),
 			call == "ping" && errors.Is(err, context.DeadlineExceeded):
 			return backend.ErrUnavailable
 		}
@@ -37,31 +38,24 @@ func (d *Driver) callError(call, name string, err error) error {
 
 // refused reports whether the server answered that it did not do it.
 func refused(err error) bool {
-	for _, e := range []error{
+	return isAny(err,
 		// Answers of a server about the request, or of the library before it sent one.
 		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
 		zk.ErrSessionExpired, zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrSessionMoved, zk.ErrBadArguments,
-		zk.ErrAPIError, zk.ErrInvalidPath, zk.ErrNoServer,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+		zk.ErrAPIError, zk.ErrInvalidPath, zk.ErrNoServer)
 }
 
-// transient reports whether another attempt may do better, over another connection or on another session. The end of a
-// context counts, since it may be the attempt's own; the caller looks at its context itself. A refusal that names the
+// transient reports whether another try may do better, over another connection or on another session. The end of a
+// context counts, since it may be the try's own; the caller looks at its context itself. A refusal that names the
 // request (ErrNoNode, ErrBadVersion and the like) does not: those who send the request know what it means.
 func transient(err error) bool {
-	for _, e := range []error{
+	return kit.IsContext(err) || isAny(err,
 		// What another session, connection, node or server may not have.
 		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
-		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return kit.IsContext(err) // of the attempt; the caller looks at its own context
+		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable)
+}
+
+// isAny reports whether err is one of some errors.
+func isAny(err error, some ...error) bool {
+	return slices.ContainsFunc(some, func(e error) bool { return errors.Is(err, e) })
 }

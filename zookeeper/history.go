@@ -9,6 +9,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,9 +34,6 @@ import (
 type rootValue struct {
 	Space string `json:"fencelock_space"`
 }
-
-// newSpace draws a token space: 128 random bits, so that no two ensembles ever share one by chance.
-func newSpace() string { return "zookeeper-" + backend.NewRequestID() }
 
 // tokenSpace returns the space that the driver has learnt, or "".
 func (d *Driver) tokenSpace() string {
@@ -78,25 +76,19 @@ func (d *Driver) forgot(what, was, now string) error {
 // block, since the goroutine that reads a connection calls it. One question at a time is enough: it is asked again
 // with the next refusal.
 func (d *Driver) suspect() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.ctx.Err() != nil || d.suspecting || d.forgotten != nil {
-		return
+	if d.ctx.Err() == nil && d.historyLost() == nil && d.suspecting.CompareAndSwap(false, true) {
+		d.background(func() {
+			defer d.suspecting.Store(false)
+			d.recall()
+		})
 	}
-	d.suspecting = true
-	d.background(func() {
-		d.recall()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.suspecting = false
-	})
 }
 
 // recall compares what the ensemble's leader knows with what the driver has seen, on a session of its own that lives
-// only for this. Its prove calls checkZxid. Where there is no answer within attemptTime, nothing is known and nothing
+// only for this. Its prove calls checkZxid. Where there is no answer within callTime, nothing is known and nothing
 // happens: a server that merely lags refuses the client until it has caught up.
 func (d *Driver) recall() {
-	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
+	ctx, cancel := context.WithTimeout(d.ctx, callTime)
 	defer cancel()
 	s, err := d.connectProbe(ctx)
 	if err == nil {
@@ -117,7 +109,7 @@ func (d *Driver) respace(ctx context.Context, s *session) {
 	if err != nil || root.space != d.tokenSpace() {
 		return // it has none, or somebody else was first
 	}
-	if err := s.writeSpace(ctx, root.version); err != nil {
+	if err := s.plant(ctx, root); err != nil {
 		d.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
 	}
 }
@@ -144,11 +136,11 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 		// Learning and comparing is one step, so that one of two sessions with different spaces notices.
 		switch known := d.learnSpace(root.space); {
 		case known != root.space:
-			return d.forgot("token space", known, root.String())
+			return d.forgot("token space", known, cmp.Or(root.space, "none"))
 		case known != "":
 			return nil
 		}
-		if err := d.plant(ctx, s, root); err != nil {
+		if err := s.plant(ctx, root); err != nil {
 			return err
 		}
 	}
@@ -167,7 +159,7 @@ func (d *Driver) learnSpace(space string) (known string) {
 
 // rootChanged looks at the root after it has changed under a session.
 func (d *Driver) rootChanged(s *session) {
-	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
+	ctx, cancel := context.WithTimeout(d.ctx, callTime)
 	defer cancel()
 	_ = d.recognize(ctx, s) // without an answer, the next read of the root finds out
 }
@@ -179,58 +171,40 @@ type root struct {
 	version int32
 }
 
-// String returns the space for an error message.
-func (r root) String() string {
-	if r.space == "" {
-		return "none"
-	}
-	return r.space
-}
-
 // readRoot reads the root node and watches it, where it is there. A root with content that is not ours, which an
 // operator may have made, is not overwritten: its creation identifies it well enough.
 func (s *session) readRoot(ctx context.Context) (root, error) {
-	r, err := do(ctx, s, nil, func(c *zk.Conn) (root, error) {
-		data, stat, _, err := c.GetW(s.d.root)
-		if err != nil {
-			return root{}, err
-		}
-		var v rootValue
-		if json.Unmarshal(data, &v) != nil || v.Space == "" {
-			if len(data) > 0 { // not ours to overwrite
-				v.Space = fmt.Sprintf("zookeeper-%x-%x", stat.Czxid, stat.Ctime)
-			}
-		}
-		return root{space: v.Space, exists: true, version: stat.Version}, nil
-	})
+	node, err := s.read(ctx, s.d.root, true)
 	if errors.Is(err, zk.ErrNoNode) {
 		return root{}, nil
 	}
-	return r, err
+	if err != nil {
+		return root{}, err
+	}
+	var v rootValue
+	if (json.Unmarshal(node.data, &v) != nil || v.Space == "") && len(node.data) > 0 {
+		v.Space = fmt.Sprintf("zookeeper-%x-%x", node.stat.Czxid, node.stat.Ctime)
+	}
+	return root{space: v.Space, exists: true, version: node.stat.Version}, nil
 }
 
-// plant gives the root a new random token space, and makes the root where it is missing. Another client may be faster,
-// which is no error: what counts is what is read next.
-func (d *Driver) plant(ctx context.Context, s *session, r root) error {
-	if !r.exists {
-		return d.makeRoot(ctx, s)
-	}
-	err := s.writeSpace(ctx, r.version)
-	if errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode) {
-		return nil
-	}
-	return err
-}
-
-// writeSpace writes a new random token space into the root if its version is still the given one.
-func (s *session) writeSpace(ctx context.Context, version int32) error {
-	text, err := json.Marshal(rootValue{newSpace()})
+// plant gives the root a new token space: 128 random bits, so that no two ensembles ever share one by chance. It makes
+// the root, and the nodes above it, where it is missing. Another client may be faster, which is no error: what counts
+// is what is read next.
+func (s *session) plant(ctx context.Context, r root) error {
+	text, err := json.Marshal(rootValue{"zookeeper-" + backend.NewRequestID()})
 	if err != nil {
 		return err
 	}
-	_, err = do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
-		_, err := c.Set(s.d.root, text, version)
-		return struct{}{}, err
+	if !r.exists {
+		return s.d.makePath(ctx, s, s.d.root, text)
+	}
+	err = s.run(ctx, func(c *zk.Conn) error {
+		_, err := c.Set(s.d.root, text, r.version)
+		return err
 	})
+	if errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode) {
+		return nil
+	}
 	return err
 }

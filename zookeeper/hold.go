@@ -1,5 +1,5 @@
 // This file keeps what the driver knows about its own nodes: holds, which stand in a queue and are held or wait, and
-// orphans, which a call that gave up may have left.
+// leftovers of calls that gave up.
 //
 // Driver.holds is the only register. It is keyed by the node's path, because that is what a watch event carries. Each
 // hold counts as one user of its session (kit.Session), taken over from the acquire that made it and given back by
@@ -41,7 +41,8 @@ type hold struct {
 	granted   bool
 	releasing bool
 	lost      func(backend.Reason)
-	link      int // the connection over which the node was seen last; 0: it has no watch yet
+	link      int // the connection over which the node was seen last; 0: it has no watch
+	written   int // how often others have written into the node, which uses up its watch
 }
 
 // addHold enters a node and takes over the session's user that the caller has counted. A hold that was there at the
@@ -65,7 +66,7 @@ func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold
 
 // grant makes a waiting node a held one, from which on its end is told to lost. It is false if the node or the session
 // has gone meanwhile, and the acquire must not report a grant. Entering lost earlier was rejected: a loss during the
-// wait would be told to a caller who holds nothing.
+// wait would be told to a caller who holds nothing. The watch by which a deletion is noticed follows a little later.
 func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -73,6 +74,7 @@ func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
 		return false
 	}
 	h.granted, h.lost = true, lost
+	d.watchLaterLocked(h)
 	return true
 }
 
@@ -109,7 +111,7 @@ func (d *Driver) releasingAt(path string) *hold {
 }
 
 // dropHold forgets a hold, if it still is the one at its path; its session then no longer needs to live for it. The
-// empty node of the name is left to tidyDirs.
+// empty node of the name is left to takeUnused.
 func (d *Driver) dropHold(h *hold) {
 	if h == nil {
 		return
@@ -154,9 +156,11 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	if h == nil || h.session != s || h.isGone() || d.ctx.Err() != nil {
 		return
 	}
-	// Written into by somebody else; the watch is used up.
-	if e.Type == zk.EventNodeDataChanged { // by somebody else; the watch is used up
-		d.background(func() { d.watchAgain(h) })
+	if e.Type == zk.EventNodeDataChanged {
+		// Written into by somebody else; the watch is used up.
+		h.link = 0
+		h.written++
+		d.watchLaterLocked(h)
 		return
 	}
 	d.goneLocked(h)
@@ -182,47 +186,35 @@ func (d *Driver) goneLocked(h *hold) {
 	}
 }
 
-// watchAgain sets the watch of a hold again after somebody has written into its node. ZooKeeper's watches fire once.
-func (d *Driver) watchAgain(h *hold) {
-	ctx, cancel := context.WithTimeout(d.ctx, attemptTime)
-	defer cancel()
-	// Without an answer the next reconnect or look finds out.
-	if _, err := h.session.watch(ctx, h.path); errors.Is(err, zk.ErrNoNode) {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.goneLocked(h)
-	}
-}
-
-// orphan is what an acquire without a known outcome may have left: a request that still waits for its answer, or a
-// node that was made by one. The caller repeats the request or releases it, and takes the orphan over with that
+// leftover is what an attempt without a known outcome may have left: a request that still waits for its answer, or a
+// node that was made by one. The caller repeats the request or releases it, and takes the leftover over with that
 // (adopt). If it does neither, the driver removes it: a request that is delivered late must not close the name for
 // longer than one TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
-type orphan struct {
+type leftover struct {
 	slot   slot // of the session on which it may stand
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// orphanKey is the key of Driver.orphans.
-func orphanKey(name, requestID string) string { return name + "\x00" + requestID }
+// leftoverKey is the key of Driver.leftovers.
+func leftoverKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before anything is done for a request: its leftovers are no orphans any more. It stops the removal,
-// waits until that has ended (or ctx has), and returns the orphan, or nil if there is none. Without the wait, a
+// adopt is called before anything is done for a request: what it left is the caller's again. It stops the removal,
+// waits until that has ended (or ctx has), and returns the leftover, or nil if there is none. Without the wait, a
 // removal that had found the old node could delete the one that the caller is about to make.
-func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, error) {
-	// o.done is closed by the removal, which cancel ends.
-	key := orphanKey(name, requestID)
+func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, error) {
+	// l.done is closed by the removal, which cancel ends.
+	key := leftoverKey(name, requestID)
 	d.mu.Lock()
-	o := d.orphans[key]
+	l := d.leftovers[key]
 	d.mu.Unlock()
-	if o == nil {
+	if l == nil {
 		return nil, nil
 	}
-	o.cancel()
+	l.cancel()
 	select {
-	case <-o.done:
-		return o, nil
+	case <-l.done:
+		return l, nil
 	case <-ctx.Done():
 		return nil, kit.Ended(ctx)
 	}
@@ -230,32 +222,32 @@ func (d *Driver) adopt(ctx context.Context, name, requestID string) (*orphan, er
 
 // abandon has what a request left removed after half a TTL, unless adopt comes first: the caller has that long to
 // repeat or release the request, and the other half is left for the removal. The goroutine ends with the removal, with
-// adopt, or with Close, and closes o.done.
+// adopt, or with Close, and closes l.done.
 func (d *Driver) abandon(r backend.Request, at slot) {
 	ctx, cancel := context.WithCancel(d.ctx)
-	o := &orphan{slot: at, cancel: cancel, done: make(chan struct{})}
-	key := orphanKey(r.Name, r.RequestID)
+	l := &leftover{slot: at, cancel: cancel, done: make(chan struct{})}
+	key := leftoverKey(r.Name, r.RequestID)
 	d.mu.Lock()
 	// Closing ends the session anyway; and one removal for a request is enough.
-	if d.ctx.Err() != nil || d.orphans[key] != nil {
+	if d.ctx.Err() != nil || d.leftovers[key] != nil {
 		d.mu.Unlock()
 		cancel()
 		return
 	}
-	d.orphans[key] = o
+	d.leftovers[key] = l
 	d.mu.Unlock()
 	d.background(func() {
 		defer func() {
 			cancel()
 			d.mu.Lock()
-			delete(d.orphans, key)
+			delete(d.leftovers, key)
 			d.mu.Unlock()
-			close(o.done)
+			close(l.done)
 		}()
 		if kit.Sleep(ctx, r.TTL/2) != nil {
 			return
 		}
-		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, o) })
+		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l) })
 	})
 }
 
@@ -266,17 +258,17 @@ func (d *Driver) background(f func()) {
 }
 
 // repeat calls f, which makes requests, until it says something definite, ctx ends, or the session has ended and with
-// it whatever f was to remove. Each call has attemptTime. Giving up after some tries was rejected: what is left behind
+// it whatever f was to remove. Each call has callTime. Giving up after some tries was rejected: what is left behind
 // closes a name for as long as the session lives, which may be as long as the process.
 func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) {
 	for ctx.Err() == nil {
-		bounded, cancel := context.WithTimeout(ctx, attemptTime)
+		bounded, cancel := context.WithTimeout(ctx, callTime)
 		err := f(bounded)
 		cancel()
 		if err == nil || !transient(err) || errors.Is(err, errSessionLost) {
 			return
 		}
-		if kit.Sleep(ctx, kit.RetryPause(attemptTime)) != nil {
+		if kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
 			return
 		}
 	}

@@ -44,12 +44,11 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 // onSession calls f with a session whose server knows all that the leader knew when the call began. It counts the call
 // in, and ends its context with Close.
 func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session) error) error {
-	if err := d.begin(ctx); err != nil {
+	ctx, end, err := d.begin(ctx)
+	if err != nil {
 		return err
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer end()
 	s, err := d.proven(ctx, nil)
 	if err != nil {
 		return err
@@ -59,9 +58,9 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 }
 
 // proven returns a session that was proved after the call began, and counts one more user of it: the session on which
-// the orphan left may stand, if that is given. A connection that is lost meanwhile is no answer: it tries again, tries
+// the leftover may stand, if that is given. A connection that is lost meanwhile is no answer: it tries again, tries
 // times in all, until ctx ends.
-func (d *Driver) proven(ctx context.Context, left *orphan) (*session, error) {
+func (d *Driver) proven(ctx context.Context, left *leftover) (*session, error) {
 	for n := 1; ; n++ {
 		s, err := d.sessionOf(ctx, left)
 		if err == nil {
@@ -111,7 +110,7 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
-		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path) })
+		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path, false) })
 		// Those that the queue shows and that are no entries, or not any more.
 		none := map[string]bool{}
 		for i, e := range fresh {
@@ -137,14 +136,14 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 // may stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
-		if err := d.list(ctx, prefix, func(info backend.State) bool { return yield(info, nil) }); err != nil {
+		if err := d.list(ctx, prefix, yield); err != nil {
 			yield(backend.State{}, d.callError("list", prefix, err))
 		}
 	}
 }
 
 // list is List without the name of the call. It ends without an error when yield is false.
-func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State) bool) error {
+func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State, error) bool) error {
 	if prefix != "" {
 		if err := backend.ValidateName(prefix); err != nil {
 			return err
@@ -152,11 +151,8 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	}
 	return d.onSession(ctx, func(ctx context.Context, s *session) error {
 		// One read for all names; there is none for a prefix.
-		nodes, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
-			nodes, _, err := c.Children(d.root)
-			return nodes, err
-		})
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		nodes, err := s.names(ctx, d.root)
+		if err != nil {
 			return err
 		}
 		slices.Sort(nodes)
@@ -170,7 +166,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 			if err != nil {
 				return err
 			}
-			if info.Held && !yield(info) {
+			if info.Held && !yield(info, nil) {
 				return nil
 			}
 		}

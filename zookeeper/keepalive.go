@@ -116,7 +116,7 @@ func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 // leader is believed alone). A user without the right to read "/" is refused by the same agreement of a majority, so
 // that the refusal proves as much.
 func (s *session) ask(q *question) {
-	ctx, cancel := context.WithTimeout(context.Background(), min(max(s.ttl/3, time.Second), attemptTime))
+	ctx, cancel := context.WithTimeout(context.Background(), min(max(s.ttl/3, time.Second), callTime))
 	defer cancel()
 	var sent backend.Instant
 	seen := s.d.zxid.Load()

@@ -80,16 +80,13 @@ func (d *Driver) whyGone(ctx context.Context, s *session, path string, token int
 func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(token int64) backend.Reason {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
-	data, err := do(ctx, s, nil, func(c *zk.Conn) ([]byte, error) {
-		data, _, err := c.Get(dir)
-		return data, err
-	})
+	trace, err := s.read(ctx, dir, false)
 	// The name's node is gone as well. Has all been deleted?
-	if errors.Is(err, zk.ErrNoNode) { // has all been deleted?
-		_ = s.d.recognize(ctx, s)
+	if errors.Is(err, zk.ErrNoNode) {
+		_ = d.recognize(ctx, s)
 	}
 	var f forced
-	if err == nil && json.Unmarshal(data, &f) != nil {
+	if err == nil && json.Unmarshal(trace.data, &f) != nil {
 		f = forced{} // somebody else's data
 	}
 	return func(token int64) backend.Reason {

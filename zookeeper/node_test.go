@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,5 +95,45 @@ func TestDescriptionLeavesTimeToHold(t *testing.T) {
 		if d.MaxTTL >= d.MinTTL && d.Validity(d.MinTTL) <= 0 {
 			t.Errorf("tick %v: a hold of %v is valid for %v", tick, d.MinTTL, d.Validity(d.MinTTL))
 		}
+	}
+}
+
+// TestKeepDoing lets work come while the goroutine that does it is at work, and after it has ended.
+func TestKeepDoing(t *testing.T) {
+	t.Parallel()
+	d := New([]string{"localhost:2181"}, nil)
+	left, running := 0, false // protected by d.mu
+	var atWork atomic.Int32
+	take := func() (work func()) {
+		if left == 0 {
+			return nil
+		}
+		left--
+		return func() {
+			if atWork.Add(1) > 1 {
+				t.Error("two goroutines are at work")
+			}
+			time.Sleep(time.Millisecond) // others come meanwhile
+			atWork.Add(-1)
+		}
+	}
+	for range 20 {
+		for range 3 {
+			d.mu.Lock()
+			left++
+			d.keepDoingLocked(&running, time.Microsecond, take)
+			d.mu.Unlock()
+		}
+		for done := false; !done; time.Sleep(100 * time.Microsecond) { // nobody tells
+			d.mu.Lock()
+			done = !running
+			if done && left > 0 {
+				t.Errorf("nobody does what is left: %d", left)
+			}
+			d.mu.Unlock()
+		}
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Errorf("Close = %v", err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // How often a waiter looks for itself: the first time after about a second, then after pauses that double up to half a
@@ -55,13 +56,13 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 	a.mine = b.path
 	// A node that was found and not made: read it, for its token, and watch it in the same request.
 	if b.zxid == 0 {
-		if err := a.d.watchHold(ctx, h); err != nil {
-			return h, a.vanished(h, err)
+		if err := a.d.see(ctx, h); err != nil {
+			return h, a.vanished(err)
 		}
 	}
 	// One wake-up may wait here. More would only repeat it: what follows is a read of everything that matters.
-	a.wake = make(chan struct{}, 1)
-	defer a.stopListening(s)
+	a.wake, a.heard = bell.New(), nil
+	defer func() { s.unlisten(a.heard, a.wake) }()
 	own := entry{path: b.path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
 	nodes := b.queue
 	b.queue = nil // a waiter keeps nothing that grows with the queue
@@ -74,26 +75,25 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			}
 		}
 		nodes = nil
-		// In the first turn only: an earlier acquire of the request may have made a node that this one did not know
-		// of.
-		if same := ofRequest(queue, a.r.RequestID); len(same) > 1 && first {
-			return a.merge(ctx, s, h, same)
+		// An earlier acquire of the request may have made a node that this one did not know of.
+		if first {
+			if same := ofRequest(queue, a.r.RequestID); len(same) > 1 {
+				return a.merge(ctx, s, h, same)
+			}
 		}
-		front, there := before(queue, b.path)
-		if !there || h.isGone() {
-			return h, a.vanished(h, zk.ErrNoNode)
+		at := place(queue, b.path)
+		if at < 0 || h.isGone() {
+			return h, a.vanished(zk.ErrNoNode)
 		}
 		// What looks like an entry and is none stands in nobody's way.
-		front = slices.DeleteFunc(front, func(e entry) bool { return a.foreign[e.path] })
+		front := slices.DeleteFunc(queue[:at], func(e entry) bool { return a.foreign[e.path] })
 		block := slices.Clone(blockers(front, own))
 		if len(block) == 0 {
-			// Granted. The watch that tells of a deletion can wait: see watch.go.
-			a.d.watchLater(h)
 			return h, nil
 		}
 		a.queued = true
 		if err := a.blocked(ctx, s, h, front, block, own); err != nil {
-			return h, a.vanished(h, err)
+			return h, a.vanished(err)
 		}
 		// Whatever woke us: what counts is the state, read with our own node in it.
 	}
@@ -101,7 +101,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 
 // vanished turns the absence of the own node into an error that makes acquire begin anew. There is no node to remove
 // any more, so mine is forgotten.
-func (a *attempt) vanished(h *hold, err error) error {
+func (a *attempt) vanished(err error) error {
 	if !errors.Is(err, zk.ErrNoNode) {
 		return err
 	}
@@ -178,32 +178,19 @@ func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed 
 		a.heard = append(a.heard, e.path)
 	}
 	nodes, errs := make([]found, len(some)), make([]error, len(some))
-	sideBySide(len(some), func(i int) { nodes[i], errs[i] = s.watch(ctx, some[i].path) })
+	sideBySide(len(some), func(i int) { nodes[i], errs[i] = s.get(ctx, some[i].path, true) })
 	for i, node := range nodes {
-		foreign := errs[i] == nil && node.stat.EphemeralOwner == 0
 		switch {
-		case foreign:
-			a.noteForeign(some[i])
-			changed = true
 		case errors.Is(errs[i], zk.ErrNoNode):
 			changed = true
 		case errs[i] != nil:
 			err = errs[i]
-		}
-		if foreign || errs[i] != nil {
-			s.unlisten(some[i].path, a.wake)
+		case node.stat.EphemeralOwner == 0:
+			a.noteForeign(some[i])
+			changed = true
 		}
 	}
 	return changed, err
-}
-
-// stopListening ends the attempt's interest in what it watched. The watches at the server stay until they fire; what
-// they report then finds no listener.
-func (a *attempt) stopListening(s *session) {
-	for _, path := range a.heard {
-		s.unlisten(path, a.wake)
-	}
-	a.heard = nil
 }
 
 // lookAtNodes is how many entries a waiter looks at one by one. A waiter for permits may wait for many more: beyond
@@ -218,10 +205,10 @@ const lookAtNodes = 16
 // again.
 func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
 	if gone, err = a.lookAt(ctx, s, some); err == nil {
-		err = a.d.seeAgain(ctx, h)
+		err = a.d.see(ctx, h)
 	}
 	if errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection) {
-		return false, nil // the place in the queue is kept as long as the session lives
+		return false, nil
 	}
 	return gone, err
 }

@@ -38,7 +38,7 @@ const passTime = time.Second
 // read reads an entry. It is false if the entry has gone, or was none: a foreign node is not ephemeral, whatever its
 // name.
 func (a *attempt) read(ctx context.Context, s *session, e entry) (node found, ok bool, err error) {
-	node, err = s.get(ctx, e.path)
+	node, err = s.get(ctx, e.path, false)
 	switch {
 	case errors.Is(err, zk.ErrNoNode):
 		return node, false, nil

@@ -34,12 +34,11 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if err := backend.ValidateName(g.Name); err != nil {
 		return err
 	}
-	if err := d.begin(ctx); err != nil {
+	ctx, end, err := d.begin(ctx)
+	if err != nil {
 		return err
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer end()
 	left, err := d.adopt(ctx, g.Name, g.RequestID)
 	if err != nil {
 		return err
@@ -63,14 +62,10 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 // a way that may have left the node, the hold stays marked as releasing: the session lives on, and a repeated call
 // finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
-	d.mu.Lock()
-	h.releasing = true
-	gone := h.isGone()
-	d.mu.Unlock()
+	d.setReleasing(h)
 	// The watch has told it: the node was taken away before this release.
-	if gone {
-		d.dropHold(h)
-		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
+	if h.isGone() {
+		return d.bury(ctx, h, g.Name)
 	}
 	err := h.session.remove(ctx, h.path)
 	switch {
@@ -79,10 +74,17 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	case errors.Is(err, errSessionLost):
 		return &backend.NotHeldError{Name: g.Name, Reason: h.session.reason()}
 	case errors.Is(err, zk.ErrNoNode):
-		d.dropHold(h)
-		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, h.session, h.path, h.token)}
+		return d.bury(ctx, h, g.Name)
 	}
 	return err // or the node may stand: the session lives on, and the call may be repeated
+}
+
+// bury forgets a hold whose node was deleted, and returns the answer for its holder: not held, with the reason that
+// can be found.
+func (d *Driver) bury(ctx context.Context, h *hold, name string) error {
+	reason := d.whyGone(ctx, h.session, h.path, h.token)
+	d.dropHold(h)
+	return &backend.NotHeldError{Name: name, Reason: reason}
 }
 
 // releaseAt deletes the node of a hold that another session has, or had: another client of the same request, or an
@@ -94,7 +96,7 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 		return err
 	}
 	defer s.Leave(1)
-	node, err := s.get(ctx, path)
+	node, err := s.get(ctx, path, false)
 	switch {
 	case errors.Is(err, zk.ErrNoNode), err == nil && (node.Token != token || node.stat.EphemeralOwner == 0):
 		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, s, path, token)}
@@ -110,7 +112,7 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 // server still has would be carried out after the look, and close the name.
 //
 // A hold of ours among the nodes is dropped with its node. Its holder asked for that, and is not told of a loss.
-func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *orphan) error {
+func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
 		return err
@@ -135,9 +137,9 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	return none
 }
 
-// sessionOf returns the session on which an orphan may stand, or any session if that one has ended or none is known,
+// sessionOf returns the session on which a leftover may stand, or any session if that one has ended or none is known,
 // and counts one more user of it.
-func (d *Driver) sessionOf(ctx context.Context, left *orphan) (*session, error) {
+func (d *Driver) sessionOf(ctx context.Context, left *leftover) (*session, error) {
 	if left != nil {
 		if _, there := d.sessions.Find(left.slot); there {
 			return d.sessionFor(ctx, left.slot)

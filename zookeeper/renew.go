@@ -28,15 +28,14 @@ import (
 // was. Renew returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
-	if err := d.begin(ctx); err != nil {
+	ctx, end, err := d.begin(ctx)
+	if err != nil {
 		for i, g := range grants {
 			out[i].Err = d.callError("renew", g.Name, err)
 		}
 		return out
 	}
-	defer d.gate.Leave()
-	ctx, done := d.gate.Bind(ctx)
-	defer done()
+	defer end()
 
 	// Each goroutine writes its own elements of out, and out is read when all have ended.
 	bySession := map[*session][]int{}
@@ -99,11 +98,11 @@ func (d *Driver) renewOn(
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
 		switch {
 		case gone:
-			work.Go(func() { out[i] = d.renewGone(ctx, grants[i], h) })
+			work.Go(func() { out[i] = backend.Renewal{Err: d.bury(ctx, h, grants[i].Name)} })
 		case seen != s.linkNumber():
 			work.Go(func() {
-				if err := d.seeAgain(ctx, h); errors.Is(err, zk.ErrNoNode) {
-					out[i] = d.renewGone(ctx, grants[i], h)
+				if err := d.see(ctx, h); errors.Is(err, zk.ErrNoNode) {
+					out[i] = backend.Renewal{Err: d.bury(ctx, h, grants[i].Name)}
 				} else if err != nil {
 					out[i] = backend.Renewal{Err: err}
 				}
@@ -131,40 +130,6 @@ func (s *session) proveRenewal(ctx context.Context) error {
 		s.mu.Unlock()
 	}
 	return err
-}
-
-// renewGone is the answer for a hold whose node was deleted: not held, with the reason that can be found.
-func (d *Driver) renewGone(ctx context.Context, g backend.Grant, h *hold) backend.Renewal {
-	reason := d.whyGone(ctx, h.session, h.path, h.token)
-	d.dropHold(h)
-	return backend.Renewal{Err: &backend.NotHeldError{Name: g.Name, Reason: reason}}
-}
-
-// seeAgain makes sure over the present connection that the node of a hold still is its session's; the error is
-// zk.ErrNoNode if it is not. After a reconnect the library sets its watches again, but says neither when nor whether
-// that worked, so that the node is read. A node that has no watch yet gets it in the same request.
-//
-// The link number is taken before the request: if the connection breaks meanwhile, the read counts for the old one
-// only.
-func (d *Driver) seeAgain(ctx context.Context, h *hold) error {
-	d.mu.Lock()
-	watched := h.link != 0
-	d.mu.Unlock()
-	if !watched {
-		return d.watchHold(ctx, h)
-	}
-	link := h.session.linkNumber()
-	node, err := h.session.get(ctx, h.path)
-	if err != nil {
-		return err
-	}
-	if node.stat.EphemeralOwner != h.session.id {
-		return zk.ErrNoNode
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	h.link = link
-	return nil
 }
 
 // renewElsewhere renews a grant that has no hold here (it was granted to another process, or moved away) or that asks
@@ -205,7 +170,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
 		return nil, err
 	}
-	node, err := s.get(ctx, path)
+	node, err := s.get(ctx, path, false)
 	switch {
 	case err != nil:
 		return nil, err
@@ -237,8 +202,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 		return nil, errGone
 	}
 	d.grant(moved, lost)
-	d.watchLater(moved) // if the watch fails now
-	err = d.watchHold(ctx, moved)
+	err = d.see(ctx, moved)
 	if errors.Is(err, zk.ErrNoNode) {
 		d.dropHold(moved)
 	}

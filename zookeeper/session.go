@@ -28,6 +28,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // session is one ZooKeeper session on a connection of its own. All holds and waiters of one slot share it.
@@ -75,10 +76,8 @@ type session struct {
 	isUp bool
 	link int
 
-	// What the wire does for the next creation, and what it knows of those that were answered.
-	missing  map[string]bool   // see makeFirst
-	births   map[string]*birth // of nodes whose creation was answered just now
-	failures int               // dials since the last connection
+	missing  map[string]bool // what the wire makes in front of the next creation, see makeFirst
+	failures int             // dials since the last connection
 
 	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
 	// since when renewals wait for a proof, zero if none does.
@@ -88,15 +87,15 @@ type session struct {
 	renewing backend.Instant
 
 	// Who waits for a change of a node, by its path.
-	watched map[string][]chan<- struct{}
+	watched map[string][]bell.Bell
 }
 
 // errSessionLost: the session is gone, and with it every node on it.
 var errSessionLost = errors.New("the ZooKeeper session is gone")
 
-// attemptTime bounds one request that is not bounded more tightly, and the making of a session: what takes longer is
-// tried again, over another connection if there is one.
-const attemptTime = 3 * time.Second
+// callTime bounds one request that is not bounded more tightly, and the making of a session: what takes longer is tried
+// again, over another connection if there is one.
+const callTime = 3 * time.Second
 
 // slot is the place of a session among those of a driver.
 type slot struct {
@@ -128,11 +127,11 @@ func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
 	var failed error
 	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
 		failed = s.create(ctx)
-		if ended := ctx.Err() != nil; ended {
-			d.sessions.Opened(s, nil) // the others who wait for it make another one
-		} else {
-			d.sessions.Opened(s, failed)
+		told := failed
+		if ctx.Err() != nil {
+			told = nil // the others who wait for it make another one
 		}
+		d.sessions.Opened(s, told)
 	})
 	return s, cmp.Or(failed, err)
 }
@@ -163,8 +162,8 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, asked: ttl, shook: make(chan struct{}), up: make(chan struct{}),
-		proof: proof{tick: d.o.Tick}, missing: map[string]bool{}, births: map[string]*birth{},
-		watched: map[string][]chan<- struct{}{},
+		proof: proof{tick: d.o.Tick}, missing: map[string]bool{},
+		watched: map[string][]bell.Bell{},
 	}
 	s.dialing, s.stopDial = context.WithCancel(context.Background())
 	return s
@@ -174,30 +173,18 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 // no longer than Options.Tick, whose members are counted, and whose token space is the one that this driver knows.
 // Only then may anything be granted on it.
 //
-// The tick is checked beside the connecting, on a session of its own, so that the first call of a driver does not wait
-// for one after the other. Whichever fails cancels the other, and the tick's error counts before the cancellation that
-// it caused.
+// The whole has callTime. The members are counted and the tick is checked once the session stands, so that a wrong
+// address or password is found before them.
 func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
 		return err
 	}
-	ctx, cancel := context.WithTimeout(whole, attemptTime)
+	ctx, cancel := context.WithTimeout(whole, callTime)
 	defer cancel()
-	var both sync.WaitGroup
-	var tick error
-	both.Go(func() {
-		if tick = s.d.checkTick(ctx); tick != nil {
-			cancel() // the connection is of no use any more
-		}
-	})
 	err := s.connect(ctx)
-	if err != nil {
-		cancel() // nor is the check
-	}
-	both.Wait()
-	if tick != nil && (err == nil || errors.Is(err, context.Canceled)) {
-		err = tick
+	if err == nil {
+		err = s.d.checkTick(ctx)
 	}
 	if err == nil {
 		err = s.readConfig(ctx)
@@ -207,9 +194,9 @@ func (s *session) create(whole context.Context) error {
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
-		// The attempt's time was over and not the caller's, who must not hear that its context has ended.
+		// The session's time was over and not the caller's, who must not hear that its context has ended.
 		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
-			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, attemptTime, err)
+			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, callTime, err)
 		}
 		return err
 	}
@@ -230,7 +217,7 @@ func (s *session) connect(ctx context.Context) error {
 	}
 	s.conn = conn
 	// Not while Close waits for it: a call, or work that Close waits for before, is under way.
-	s.d.ending.Add(1) // not while Close waits for it: a call, or work that Close waits for before, is under way
+	s.d.ending.Add(1)
 	go s.closeAfterEnd(events)
 	select {
 	case <-s.shook:
@@ -244,10 +231,9 @@ func (s *session) connect(ctx context.Context) error {
 		return err
 	}
 	// The library does this again on every later connection.
-	_, err = do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) {
-		return struct{}{}, c.AddAuth("digest", []byte(s.d.o.User+":"+s.d.o.Password))
+	return s.run(ctx, func(c *zk.Conn) error {
+		return c.AddAuth("digest", []byte(s.d.o.User+":"+s.d.o.Password))
 	})
-	return err
 }
 
 // fail ends the making of the session, once: closes shook, or does nothing if that is closed.
@@ -388,9 +374,9 @@ func (s *session) event(e zk.Event) {
 			s.link++
 			close(s.up)
 		}
-		// A reconnection. The holds are read again by their next renewal, since link has changed.
+		// If made, a reconnection. The holds are read again by their next renewal, since link has changed.
 		if s.made {
-			s.startAsking() // what was proved before is old by now
+			s.startAsking()
 		} else {
 			s.made = true
 			close(s.shook)
@@ -464,7 +450,7 @@ func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {
-		_ = w.Close() // whatever the library waits for there
+		_ = w.Close()
 	}
 	s.conn.Close() // waits for the answer, for a second at most
 	s.mu.Lock()

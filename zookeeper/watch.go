@@ -18,6 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // watchAfter is how long a node is held before it is watched. A hold that is taken away sooner is told of it after
@@ -33,57 +34,38 @@ type unwatched struct {
 	at backend.Instant
 }
 
-// watchLater lets a node be watched if it still stands a little later. One goroutine does that for all holds of the
-// driver, started here under d.mu, and it ends when there is none left. A timer for each hold was rejected, as every
+// watchLaterLocked lets a node be watched if it still stands a little later. One goroutine does that for all holds of
+// the driver, while there is one without a watch. The caller holds d.mu. A timer for each hold was rejected, as every
 // goroutine or timer per lease is.
-func (d *Driver) watchLater(h *hold) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Driver) watchLaterLocked(h *hold) {
 	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
-	if !d.watching && d.ctx.Err() == nil {
-		d.watching = true
-		d.background(d.watchAll)
-	}
+	d.keepDoingLocked(&d.watching, watchAfter/2, d.takeUnwatched)
 }
 
-// watchAll watches what has stood for long enough, until no node is left that has no watch, or the driver closes.
-// Whether it goes on is decided under d.mu together with the flag, so that a hold that is added meanwhile is never
-// left without it.
-func (d *Driver) watchAll() {
-	for kit.Sleep(d.ctx, watchAfter/2) == nil {
-		due := d.takeUnwatched()
-		sideBySide(len(due), func(i int) { d.watchNow(due[i]) })
-		d.mu.Lock()
-		d.watching = len(d.unwatched) > 0
-		// Read under the lock; watchLater starts another goroutine only when it is false.
-		more := d.watching
-		d.mu.Unlock()
-		if !more {
-			return
-		}
-	}
-}
-
-// takeUnwatched takes out the holds that are due, and those that were released or watched meanwhile. The list is in
-// the order of time, so that it stops at the first one that is not due.
-func (d *Driver) takeUnwatched() (due []*hold) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// takeUnwatched takes out the holds that are due, and those that were released or watched meanwhile, for
+// keepDoingLocked. The list is in the order of time, so that it stops at the first one that is not due.
+func (d *Driver) takeUnwatched() (work func()) {
+	var due []*hold
 	for len(d.unwatched) > 0 {
 		first := d.unwatched[0]
 		h := first.h
 		// Released, watched or gone meanwhile: nothing to do, and nothing to wait for.
 		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone() && !h.releasing
 		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
-			return due
+			break
 		}
 		d.unwatched = d.unwatched[1:]
 		if wanted {
 			due = append(due, h)
 		}
 	}
-	d.unwatched = nil // and its array
-	return due
+	if len(d.unwatched) == 0 {
+		d.unwatched = nil // and its array
+		if len(due) == 0 {
+			return nil
+		}
+	}
+	return func() { sideBySide(len(due), func(i int) { d.watchNow(due[i]) }) }
 }
 
 // watchNow watches a hold, or has its holder told that the node has gone meanwhile. Where there was no answer the hold
@@ -91,26 +73,31 @@ func (d *Driver) takeUnwatched() (due []*hold) {
 func (d *Driver) watchNow(h *hold) {
 	ctx, cancel := context.WithTimeout(d.ctx, watchTime)
 	defer cancel()
-	err := d.watchHold(ctx, h)
+	err := d.see(ctx, h)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
-	case err == nil:
+	case err == nil || d.holds[h.path] != h:
 	case errors.Is(err, zk.ErrNoNode):
-		if d.holds[h.path] == h {
-			d.goneLocked(h)
-		}
-	case d.holds[h.path] == h && d.ctx.Err() == nil:
-		d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
+		d.goneLocked(h)
+	default:
+		d.watchLaterLocked(h)
 	}
 }
 
-// watchHold reads the node of a hold and watches it, in one request. The error is zk.ErrNoNode if it is not our
-// session's any more. It also learns the token of a node that this driver found and did not make.
-func (d *Driver) watchHold(ctx context.Context, h *hold) error {
-	// Before the request: if the connection breaks meanwhile, the watch belongs to the old one.
+// see makes sure over the present connection that the node of a hold stands and is its session's; the error is
+// zk.ErrNoNode if not. A node that has no watch gets it in the same request. After a reconnect the library sets its
+// watches again, but says neither when nor whether that worked, so that the node is read. see also learns the token of
+// a node that this driver found and did not make.
+//
+// The link number is taken before the request: if the connection breaks meanwhile, the read counts for the old one
+// only. If somebody has written into the node meanwhile, the watch may be used up, and the read counts for none.
+func (d *Driver) see(ctx context.Context, h *hold) error {
+	d.mu.Lock()
+	watched, written := h.link != 0, h.written
+	d.mu.Unlock()
 	link := h.session.linkNumber()
-	node, err := h.session.watch(ctx, h.path)
+	node, err := h.session.get(ctx, h.path, !watched)
 	if err == nil && node.stat.EphemeralOwner != h.session.id {
 		err = zk.ErrNoNode
 	}
@@ -119,17 +106,42 @@ func (d *Driver) watchHold(ctx context.Context, h *hold) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	h.link = link
+	if h.written == written {
+		h.link = link
+	}
 	if h.token == 0 {
 		h.token = node.Token
 	}
 	return nil
 }
 
+// keepDoingLocked starts a goroutine that calls take again and again, each time after a pause, and does the work that
+// take returns, until take returns none, because nothing is left, or the driver closes. It does nothing while that
+// goroutine runs, which running tells. The caller holds d.mu, and take runs under it: what is entered after take has
+// found nothing left starts the goroutine anew. So there is never more than one, and an idle client has none.
+func (d *Driver) keepDoingLocked(running *bool, pause time.Duration, take func() (work func())) {
+	if *running || d.ctx.Err() != nil {
+		return
+	}
+	*running = true
+	d.background(func() {
+		for kit.Sleep(d.ctx, pause) == nil {
+			d.mu.Lock()
+			work := take()
+			*running = work != nil
+			d.mu.Unlock()
+			if work == nil {
+				return
+			}
+			work()
+		}
+	})
+}
+
 // listen lets a change of a node wake somebody, once. The caller sets the watch after that: the other way round, a
 // notification could come before anybody listens. It is false if the same channel listens to the node already. wake
 // must have a buffer of one.
-func (s *session) listen(path string, wake chan<- struct{}) bool {
+func (s *session) listen(path string, wake bell.Bell) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(s.watched[path], wake) {
@@ -139,13 +151,16 @@ func (s *session) listen(path string, wake chan<- struct{}) bool {
 	return true
 }
 
-// unlisten takes a listener back. A wake-up that has been sent stays in the channel.
-func (s *session) unlisten(path string, wake chan<- struct{}) {
+// unlisten takes a listener back from some nodes. A wake-up that has been sent stays in the channel. The watches at the
+// server stay until they fire; what they report then finds no listener.
+func (s *session) unlisten(paths []string, wake bell.Bell) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := slices.DeleteFunc(s.watched[path], func(other chan<- struct{}) bool { return other == wake })
-	if s.watched[path] = all; len(all) == 0 {
-		delete(s.watched, path)
+	for _, path := range paths {
+		all := slices.DeleteFunc(s.watched[path], func(other bell.Bell) bool { return other == wake })
+		if s.watched[path] = all; len(all) == 0 {
+			delete(s.watched, path)
+		}
 	}
 }
 
@@ -155,10 +170,7 @@ func (s *session) wake(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, wake := range s.watched[path] {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
+		wake.Ring()
 	}
 	delete(s.watched, path)
 }

@@ -7,13 +7,15 @@
 //	→ getChildren2    /fencelock/lock:orders          our own
 //	← done; the path and the zxid of the entry; the names of all entries
 //
+// What the second and the third are answered reaches the library as one answer, see deliver.
+//
 // The library knows no contexts, no create2 and no request that is answered with the zxid of a node; and it treats
 // every connection as good for whatever session comes next. Writing a client of our own was rejected: the protocol is
 // stable and small at this layer (lengths, numbers, zxids), while sessions, watches and reconnection are what the
 // library does well. Nothing here keeps a session alive or decides anything about locks.
 //
 // The library calls Write from one goroutine and Read from another. Fields of wire are grouped by which of them uses
-// them; only births and closed are shared, under mu.
+// them; only births are shared, under mu.
 
 package zookeeper
 
@@ -26,6 +28,8 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -61,25 +65,16 @@ type wire struct {
 	have   int             // bytes of head
 	rest   int             // bytes of the message that follow
 	shaken bool
-	ours   bool              // the message is not for the library
+	ours   bool              // the message is not for the library, or not yet
 	answer func(body []byte) // if not nil, is called with what follows the head
 	kept   []byte            // of that
 
 	// For the goroutine that writes.
 	greeted bool
 
-	mu     sync.Mutex       // protects the following fields
-	births map[int32]*birth // by the number of the creation, until the queue has been read
-	closed bool
-}
-
-// birth is what the wire asks about a node that is created. path and zxid are set by the reading goroutine before the
-// birth can be found in session.births; queue is set before done is closed.
-type birth struct {
-	path  string
-	zxid  int64         // that created it
-	done  chan struct{} // closed when the queue has been read, or never will be
-	queue []string      // the nodes of the name, this one among them; nil if they could not be read. Valid after done.
+	// The answers to creations of entries, by their numbers, until the queue has been read; nil before the answer.
+	mu     sync.Mutex // protects births
+	births map[int32][]byte
 }
 
 // headBytes is how much of each message counts: length, protocol version, timeout and session id of the first one;
@@ -104,7 +99,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	ctx, cancel := context.WithTimeout(s.dialing, timeout)
 	defer cancel()
 	// All that the greeting and the proof need is read before anything is sent.
-	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32]*birth{}}
+	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32][]byte{}}
 	if !s.probe {
 		w.seen = s.d.zxid.Load()
 	}
@@ -166,12 +161,11 @@ func (w *wire) Read(p []byte) (int, error) {
 		if refused := w.follow(w.buffer[:n]); refused != nil {
 			return 0, refused
 		}
-		// The connection has ended. Whatever was asked over it has no answer any more.
+		// The connection has ended.
 		if n == 0 {
 			if !w.shaken {
 				w.s.turnedAway(w, err)
 			}
-			w.abandonBirths()
 			return 0, err
 		} // else an error comes again
 	}
@@ -181,13 +175,6 @@ func (w *wire) Read(p []byte) (int, error) {
 		w.read = w.read[:0:0]
 	}
 	return n, nil
-}
-
-// Close closes the connection. Nobody waits for answers over it any more. Both the library and closeAfterEnd may call
-// it.
-func (w *wire) Close() error {
-	w.abandonBirths()
-	return w.Conn.Close()
 }
 
 // follow finds the server's messages in what was read, takes the zxids out, and leaves the library what is its own.
@@ -243,7 +230,7 @@ func (w *wire) message() error {
 			w.s.turnedAway(w, err)
 			return err
 		}
-		w.shaken = true
+		w.answer = func([]byte) { w.shaken = true } // when all of it has come
 		timeout := time.Duration(int32(binary.BigEndian.Uint32(w.head[8:]))) * time.Millisecond
 		return w.s.shaken(w, timeout, int64(binary.BigEndian.Uint64(w.head[12:])))
 	}
@@ -253,95 +240,94 @@ func (w *wire) message() error {
 	clear(w.head[8:16])
 	w.ours = number < -ownNumbers
 	// A reply, and no event or answer to a ping: those carry no zxid that was given to anything.
-	if (number >= 0 || w.ours) && zxid > 0 { // a reply, and no event or answer to a ping
+	if (number >= 0 || w.ours) && zxid > 0 {
 		w.s.zxid.Store(zxid)
 		w.s.d.saw(zxid)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Both answers of a birth end here: first the creation's, then the queue's. A creation that was refused has no
-	// queue to wait for; the answer to that request finds no birth and is dropped.
-	b := w.births[number&math.MaxInt32]
+	// The creation's answer waits for the queue's, which the server sends right behind it. A creation that was refused
+	// has no queue to wait for; the answer to that request finds none and is dropped.
+	number &= math.MaxInt32
+	created, asked := w.births[number]
 	switch {
-	case b == nil:
-	case !w.ours && !refused:
-		w.answer = func(body []byte) { w.s.noteBirth(b, body) }
-	case !w.ours:
+	case !asked:
+	case !w.ours && refused:
 		delete(w.births, number)
+	case !w.ours:
+		w.ours = true
+		w.answer = func(body []byte) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.births[number] = bytes.Clone(body)
+		}
 	default:
-		delete(w.births, number&math.MaxInt32)
-		w.answer = b.readQueue
+		delete(w.births, number)
+		w.answer = func(queue []byte) { w.deliver(number, created, queue) }
 	}
 	return nil
 }
 
-// noteBirth keeps the birth of a node until the caller who asked for the creation takes it. The answer to the creation
-// is the path, and the node's state, which begins with the zxid that created it. The library reads the path from the
-// same answer, so that the caller finds the birth by it.
-func (s *session) noteBirth(b *birth, body []byte) {
-	path, body, ok := cutText(body)
-	if !ok || len(body) < 8 {
-		return
+// deliver gives the library the answer to a creation, with all that is known of the node in place of its path, for
+// readBirth: the path and, behind a zero byte, which no path has, the zxid that created the node and the answer to the
+// request for the queue. The answer to the creation is the path, and the node's state, which begins with that zxid.
+func (w *wire) deliver(number int32, created, queue []byte) {
+	if path, stat, ok := cutText(created); ok && len(stat) >= 8 {
+		created = appendText(nil, slices.Concat(path, []byte{0}, stat[:8], queue))
 	}
-	b.path, b.zxid = string(path), int64(binary.BigEndian.Uint64(body))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.births[b.path] = b
+	w.read = binary.BigEndian.AppendUint32(w.read, uint32(4+8+4+len(created)))
+	w.read = binary.BigEndian.AppendUint32(w.read, uint32(number))
+	w.read = append(w.read, make([]byte, 8+4)...) // no zxid, no error
+	w.read = append(w.read, created...)
 }
 
-// takeBirth returns the birth of a node, once, or nil if it is not known: the creation was not rewritten, or was
-// answered over another connection.
-func (s *session) takeBirth(path string) *birth {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.births[path]
-	delete(s.births, path)
+// birth is what is known of a node that was created.
+type birth struct {
+	path  string
+	zxid  int64    // that created it; 0: not known
+	queue []string // the nodes of the name, this one among them; nil if they could not be read
+}
+
+// readBirth reads what the library takes for the path of a node that was created, which deliver may have written.
+func readBirth(text string) birth {
+	path, rest, more := strings.Cut(text, "\x00")
+	if !more {
+		return birth{path: path}
+	}
+	b := birth{path: strings.Clone(path), zxid: int64(binary.BigEndian.Uint64([]byte(rest[:8])))}
+	b.queue = readQueue(rest[8:])
 	return b
 }
 
-// readQueue takes the nodes of the name from an answer: their number, and each one's name. All names share one string,
-// so that a queue of thousands is one allocation. Whatever cannot be read leaves the queue nil, and the caller asks
-// for it.
-func (b *birth) readQueue(body []byte) {
-	defer close(b.done)
-	if len(body) < 4 {
-		return // an error
+// readQueue takes the nodes of the name from an answer: their number, and each one's name. All names are parts of the
+// answer, so that a queue of thousands is one allocation. It is nil for what cannot be read, such as an error, and the
+// caller asks for the queue.
+func readQueue(answer string) []string {
+	if len(answer) < 4 {
+		return nil
 	}
-	all, at := string(body), 4
 	queue := []string{}
-	for range binary.BigEndian.Uint32(body) {
-		node, rest, ok := cutText(body[at:])
+	n, rest := binary.BigEndian.Uint32([]byte(answer[:4])), answer[4:]
+	for range n {
+		node, behind, ok := cutText(rest)
 		if !ok {
-			return
+			return nil
 		}
-		at = len(body) - len(rest)
-		queue = append(queue, all[at-len(node):at])
+		queue, rest = append(queue, node), behind
 	}
-	b.queue = queue
+	return queue
 }
 
 // cutText reads a text with its length in front, as the protocol has them.
-func cutText(p []byte) (text, rest []byte, ok bool) {
+func cutText[T string | []byte](p T) (text, rest T, ok bool) {
 	if len(p) < 4 {
-		return nil, nil, false
+		return text, rest, false
 	}
-	size := int(int32(binary.BigEndian.Uint32(p)))
+	size := int(int32(binary.BigEndian.Uint32([]byte(p[:4]))))
 	if p = p[4:]; size < 0 || size > len(p) {
-		return nil, nil, false
+		return text, rest, false
 	}
 	return p[:size], p[size:], true
-}
-
-// abandonBirths ends the wait for queues that will not be read any more, and lets no new one begin. It runs when the
-// reading ends and when the connection is closed, whichever is first.
-func (w *wire) abandonBirths() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closed = true
-	for number, b := range w.births {
-		delete(w.births, number)
-		close(b.done)
-	}
 }
 
 // The protocol's numbers of requests.
@@ -357,8 +343,10 @@ const (
 // Write sends what the library sends, one request for each call. It counts the requests in session.written, so that
 // one which never left is known to be that.
 //
-// The library answers a request with the error of its write, whatever that is, and all others of the connection with
-// ErrConnectionClosed. Here they become the same, so that callers have one error to know.
+// The library answers a request with the error of its write, whatever that is, and once more, with ErrConnectionClosed,
+// like all others of the connection. It waits until there is room for the second answer, which the authentication on a
+// new connection never has, and dials no more. So a request whose write has failed hears only that its connection is
+// closed, which callers have to know anyway.
 func (w *wire) Write(p []byte) (int, error) {
 	op, size := int32(0), len(p)
 	switch {
@@ -385,7 +373,11 @@ func (w *wire) Write(p []byte) (int, error) {
 	}
 	if err != nil {
 		w.s.d.o.Logger.Debug("fencelock/zookeeper: write", "error", err)
-		return n, zk.ErrConnectionClosed
+		if op == 0 || op == opPing { // nobody waits for an answer
+			return n, zk.ErrConnectionClosed
+		}
+		_ = w.Conn.Close()
+		return size, nil
 	}
 	return n, nil
 }
@@ -402,14 +394,13 @@ func (w *wire) askBirth(p []byte) []byte {
 	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Not understood, or nobody would end the wait: the request goes out as it is, and who misses the queue asks for
-	// it later.
-	if !ok || number >= ownNumbers-1 || w.closed {
-		return p // it is asked for later, by who misses it
+	// Not understood: the request goes out as it is, and who misses the queue asks for it later.
+	if !ok || number >= ownNumbers-1 {
+		return p
 	}
 	// The number of our own request is the creation's with the highest bit set: it is negative, so that the library
-	// has none like it, and the answer leads back to the birth.
-	w.births[number] = &birth{done: make(chan struct{})}
+	// has none like it, and the answer leads back to the creation.
+	w.births[number] = nil
 	dir := parent(string(path))
 	var all []byte
 	if w.s.takeMissing(dir) {
@@ -443,7 +434,7 @@ func (s *session) creationOf(dir string) []byte {
 }
 
 // appendText writes a text as cutText reads it.
-func appendText(p []byte, text string) []byte {
+func appendText[T string | []byte](p []byte, text T) []byte {
 	return append(binary.BigEndian.AppendUint32(p, uint32(len(text))), text...)
 }
 

@@ -2,6 +2,7 @@ package zookeeper
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -9,11 +10,14 @@ import (
 	"math"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
 )
 
 // pipe is a connection whose server says what it was given, and remembers what it is sent.
@@ -51,15 +55,17 @@ func TestWire(t *testing.T) {
 	binary.BigEndian.PutUint64(stat, 0x500000003) // czxid
 	created := message(int32(1), int64(0x500000004), int32(0), int32(len(path)), []byte(path), stat)
 	const own = math.MinInt32 // marks numbers of the wire's requests
-	queue := message(int32(own+1), int64(0x500000005), int32(0), int32(2), int32(1), []byte("a"),
-		int32(2), []byte("bc"), stat)
+	listed := message(int32(2), int32(1), []byte("a"), int32(2), []byte("bc"), stat)[4:]
+	queue := message(int32(own+1), int64(0x500000005), int32(0), listed)
+	told := path + "\x00" + string(stat[:8]) + string(listed) // in place of the path
+	born := message(int32(1), int64(0x500000004), int32(0), int32(len(told)), []byte(told))
 	event := message(int32(-1), int64(-1), int32(0), int32(2), int32(3), int32(1), []byte("x"))
 	pong := message(int32(-2), int64(0x500000009), int32(0))
 	refused := message(int32(2), int64(0x500000006), int32(-101))
 	failed := message(int32(own+2), int64(0x500000006), int32(-101))
 	made := message(int32(own+ownNumbers-1), int64(0x500000003), int32(-110))
 	said := bytes.Join([][]byte{hello, event, made, created, queue, pong, refused, failed}, nil)
-	heard := bytes.Join([][]byte{hello, event, created, pong, refused}, nil) // by the library
+	heard := bytes.Join([][]byte{hello, event, born, pong, refused}, nil) // by the library
 
 	for name, pieces := range map[string]func(io.Reader) io.Reader{
 		"as they come": func(r io.Reader) io.Reader { return r },
@@ -72,7 +78,7 @@ func TestWire(t *testing.T) {
 			s := d.newSession(4 * time.Second)
 			s.zxid.Store(0x400000001)
 			conn := &pipe{Reader: pieces(bytes.NewReader(said))}
-			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, births: map[int32]*birth{}}
+			w := &wire{Conn: conn, s: s, zxid: s.zxid.Load(), seen: 0x400000009, births: map[int32][]byte{}}
 
 			write := func(p []byte) []byte {
 				t.Helper()
@@ -109,7 +115,6 @@ func TestWire(t *testing.T) {
 			if got := write(create(7, opCreate, zk.FlagPersistent)); !bytes.Equal(got, create(7, opCreate, 0)) {
 				t.Errorf("another creation = %x, want it unchanged", got)
 			}
-			never := w.births[0]
 			want = message(int32(5), int32(opSetWatches), int64(0x400000001), int32(0))
 			if got := write(message(int32(5), int32(opSetWatches), int64(0), int32(0))); !bytes.Equal(got, want) {
 				t.Errorf("watches = %x, want %x with the zxid at which the connection was opened", got, want)
@@ -129,20 +134,30 @@ func TestWire(t *testing.T) {
 			if s.id != 77 || s.zxid.Load() != 0x500000006 {
 				t.Errorf("session %d, zxid %x; want 77, and that of the last reply", s.id, s.zxid.Load())
 			}
-			b := s.takeBirth(path)
-			if b == nil || b.path != path || b.zxid != 0x500000003 {
-				t.Fatalf("the birth is %+v, want the node's path and the zxid 500000003", b)
-			}
-			if <-b.done; !slices.Equal(b.queue, []string{"a", "bc"}) {
-				t.Errorf("the queue is %q", b.queue)
-			}
-			if <-never.done; never.queue != nil { // ended with the connection
-				t.Errorf("the queue of a node whose creation was not answered is %q", never.queue)
-			}
-			if b := s.takeBirth(path); b != nil || len(w.births) != 0 {
-				t.Errorf("something of an answered creation is kept: %+v, %v", b, w.births)
+			if never, there := w.births[0]; len(w.births) != 1 || !there || never != nil {
+				t.Errorf("of creations %v are kept, want the one that was not answered", w.births)
 			}
 		})
+	}
+}
+
+// TestBirth reads what the wire tells of a node that was created.
+func TestBirth(t *testing.T) {
+	t.Parallel()
+	const path, zxid = "/fencelock/lock:a/0123456789abcdef.0000000007", "\x00\x00\x00\x05\x00\x00\x00\x03"
+	for told, want := range map[string]birth{
+		path:                 {path: path},
+		path + "\x00" + zxid: {path: path, zxid: 0x500000003}, // the queue could not be read
+		path + "\x00" + zxid + "\x00\x00\x00\x02\x00\x00\x00\x01a": {path: path, zxid: 0x500000003},
+		path + "\x00" + zxid + "\x00\x00\x00\x02\x00\x00\x00\x01a\x00\x00\x00\x02bc and the state": {
+			path: path, zxid: 0x500000003, queue: []string{"a", "bc"},
+		},
+	} {
+		got := readBirth(told)
+		if got.path != want.path || got.zxid != want.zxid || !slices.Equal(got.queue, want.queue) ||
+			(got.queue == nil) != (want.queue == nil) {
+			t.Errorf("%q is read as %+v, want %+v", told, got, want)
+		}
 	}
 }
 
@@ -150,9 +165,104 @@ func TestWire(t *testing.T) {
 func TestFailedWriteIsALostConnection(t *testing.T) {
 	t.Parallel()
 	d := New([]string{"localhost:2181"}, &Options{Logger: slog.New(slog.DiscardHandler)})
-	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(4 * time.Second), greeted: true, births: map[int32]*birth{}}
+	w := &wire{Conn: &pipe{broken: true}, s: d.newSession(4 * time.Second), greeted: true, births: map[int32][]byte{}}
 	_, err := w.Write(message(int32(1), int32(opPing)))
 	if !transient(err) || !errors.Is(err, zk.ErrConnectionClosed) {
 		t.Errorf("Write = %v, want zk.ErrConnectionClosed", err)
 	}
+}
+
+// TestConnectionThatBreaksAtItsBeginning breaks the second connection of a session before it is of use, in two ways:
+// there must be a third one.
+func TestConnectionThatBreaksAtItsBeginning(t *testing.T) {
+	t.Parallel()
+	hello := message(int32(0), int32(10_000), int64(77), int32(16), [16]byte{}, false)
+	for name, second := range map[string]struct {
+		hello []byte // the server's first message
+		mute  bool   // the client's second message cannot be written
+	}{
+		"the authentication cannot be written": {hello, true},
+		"half a message comes":                 {hello[:30], false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			breakSecond(t, hello, second.hello, second.mute)
+		})
+	}
+}
+
+func breakSecond(t *testing.T, hello, second []byte, silent bool) {
+	// The server takes every connection in, and says which of them was authenticated.
+	authenticated := make(chan int32, 4)
+	serve := func(conn net.Conn, dial int32) {
+		for first := true; ; first = false {
+			var size [4]byte
+			if _, err := io.ReadFull(conn, size[:]); err != nil {
+				return
+			}
+			request := make([]byte, binary.BigEndian.Uint32(size[:]))
+			if _, err := io.ReadFull(conn, request); err != nil {
+				return
+			}
+			switch {
+			case first && dial == 2:
+				_, _ = conn.Write(second)
+			case first:
+				_, _ = conn.Write(hello)
+			case binary.BigEndian.Uint32(request[4:]) == 100: // the authentication
+				authenticated <- dial
+				_, _ = conn.Write(message(binary.BigEndian.Uint32(request), int64(1), int32(0)))
+			}
+		}
+	}
+	var dials atomic.Int32
+	servers := make(chan net.Conn, 4)
+	d := New([]string{"localhost:2181"}, &Options{
+		User: "ann", Password: "secret", Logger: slog.New(slog.DiscardHandler),
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			servers <- server
+			dial := dials.Add(1)
+			go serve(server, dial)
+			if dial == 2 && silent {
+				client = &mute{Conn: client}
+			}
+			return client, nil
+		},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s := d.newSession(10 * time.Second)
+	if err := s.connect(ctx); err != nil {
+		t.Fatal(err)
+	}
+	(<-servers).Close() // the first
+	for _, want := range []int32{1, 3} {
+		select {
+		case got := <-authenticated:
+			if got != want {
+				t.Errorf("connection %d was authenticated, want %d", got, want)
+			}
+		case <-ctx.Done():
+			t.Fatalf("connection %d was not authenticated, of %d", want, dials.Load())
+		}
+	}
+	s.end(backend.ReasonClosed)
+	if err := d.Close(ctx); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+}
+
+// mute is a connection over which the client says nothing after its first message.
+type mute struct {
+	net.Conn
+	greeted bool
+}
+
+func (m *mute) Write(p []byte) (int, error) {
+	if !m.greeted {
+		m.greeted = true
+		return m.Conn.Write(p)
+	}
+	return 0, net.ErrClosed
 }

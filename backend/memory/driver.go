@@ -16,18 +16,12 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// Options are the settings of New. The zero value, or nil, means defaults.
-//
-// Drivers that are to contend need one store together: make that with NewStore.
-type Options struct {
-	// Clock of the store and the driver. See StoreOptions.Clock.
-	Clock backend.Clock
-}
-
-// New returns a driver with a store of its own, reached by Driver.Store.
-func New(o *Options) *Driver { return NewStore((*StoreOptions)(o)).Driver() }
+// New returns a driver with a store of its own, reached by Driver.Store. Drivers that are to contend need one store
+// together: make that with NewStore.
+func New(o *Options) *Driver { return NewStore(o).Driver() }
 
 // Driver is one client of a Store. It implements backend.FencingDriver, Inspector, Lister, Watcher, ForceReleaser,
 // MultiAcquirer and Pinger. Store.Driver makes one; the zero value is not usable. All methods are safe for concurrent
@@ -92,7 +86,7 @@ func (d *Driver) Describe() backend.Description {
 //	ErrHistoryLost            Store.Wipe was called
 //	ErrClosed, or ctx's       a waiter has left the queue, unless ErrUnknown is there too
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	grants, err := d.acquire(ctx, []backend.Request{r}, kit.Validate(d.Describe(), r))
+	grants, err := d.acquire(ctx, []backend.Request{r})
 	if err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
 	}
@@ -105,8 +99,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 //
 //	grants, err := d.AcquireAll(ctx, []backend.Request{from, to}) // both accounts, or neither
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	rs = slices.Clone(rs) // the store keeps those that wait
-	grants, err := d.acquire(ctx, rs, kit.ValidateSet(d.Describe(), rs))
+	grants, err := d.acquire(ctx, slices.Clone(rs)) // the store keeps them
 	if err != nil {
 		name := ""
 		if len(rs) > 0 {
@@ -132,12 +125,10 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 //	down, later, without        giveUp, which makes it ErrUnknown: an earlier request may have been granted
 //	ctx ended, or Close         giveUp
 //
-// A waiter asks again within one TTL of the request before: it waits two thirds of the TTL at most for an answer, and
-// rests for a third at most. For so long the store keeps its place.
-//
-// invalid is the result of the check of rs, passed in because one request and a set are checked differently.
-func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid error) ([]backend.Grant, error) {
-	if err := cmp.Or(d.alive(ctx), invalid); err != nil {
+// The store keeps a waiter's place for one TTL from each request. The waiter rests for a third of that at most, so that
+// an answer may take as long as the rest before the place is gone.
+func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	if err := cmp.Or(d.alive(ctx), kit.ValidateSet(d.Describe(), rs)); err != nil {
 		return nil, err
 	}
 	if err := d.gate.Enter(); err != nil {
@@ -145,27 +136,23 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid erro
 	}
 	defer d.gate.Leave()
 	var (
-		bell  chan struct{}
+		again bell.Bell
 		ring  func()
-		limit time.Duration // an answer that takes longer is asked for again, before the place in the queue ends
 	)
-	wait, ttl := rs[0].Wait, rs[0].TTL
+	wait, pause := rs[0].Wait, min(rs[0].TTL/3, time.Second)
 	if wait {
-		bell, ring = d.bell()
-		// A waiter asks again to keep its place. A request without a place has nothing to keep, and waits for its
-		// answer until ctx ends.
-		limit = ttl * 2 / 3
+		again, ring = d.bell()
 	}
 	// It becomes true with the first request that left and may have done something, and stays so: an answer that was
 	// lost may have been a grant.
 	ambiguous := false
 	for first := true; ; first = false {
-		conn := d.net.connection()
 		// A message may be delivered late: it has variables of its own.
 		var grants []backend.Grant
 		var refused error
-		sent, err := d.call(ctx, limit, func(now backend.Instant) {
+		sent, err := d.call(ctx, func(now backend.Instant) error {
 			grants, refused = d.store.acquire(now, d, rs, ring)
+			return nil
 		})
 		switch {
 		case err == nil && refused != nil:
@@ -175,19 +162,15 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request, invalid erro
 				grants[i].SentAt = sent
 			}
 			return grants, nil
-		}
-		lost := errors.Is(err, backend.ErrUnknown)
-		ambiguous = ambiguous || lost || err == nil
-		end := d.alive(ctx)
-		switch {
-		case end != nil || lost:
-		case err != nil && (first || !wait):
-			end = err
-		default: // it waits, or the server is down
-			end = d.rest(ctx, conn, bell, min(ttl/3, time.Second))
-		}
-		if end != nil {
-			return nil, d.giveUp(rs, end, ambiguous)
+		case errors.Is(err, backend.ErrUnknown):
+			ambiguous = true
+		case err == nil:
+			ambiguous = true
+			d.rest(ctx, again, pause)
+		case wait && !first && errors.Is(err, backend.ErrUnavailable):
+			d.rest(ctx, again, pause)
+		default:
+			return nil, d.giveUp(rs, err, ambiguous)
 		}
 	}
 }
@@ -204,10 +187,12 @@ func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
 		return err
 	}
 	if rs[0].Wait {
-		done, _ := d.send(func(now backend.Instant) {
+		done, _ := d.send(func(now backend.Instant) error {
 			for i := range rs {
-				_ = d.store.release(now, d, rs[i].Grant())
+				g := rs[i].Grant()
+				_ = d.store.release(now, d, &g)
 			}
+			return nil
 		})
 		select {
 		case failed := <-done:
@@ -237,10 +222,11 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	// A message may be delivered after the caller gave up and used its slice for something else.
 	late, errs := slices.Clone(grants), make([]error, len(grants))
-	sent, err := d.call(ctx, 0, func(now backend.Instant) {
+	sent, err := d.call(ctx, func(now backend.Instant) error {
 		for i := range late {
-			errs[i] = d.store.renew(now, d, late[i])
+			errs[i] = d.store.renew(now, d, &late[i])
 		}
+		return nil
 	})
 	for i := range grants {
 		each := err
@@ -261,7 +247,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 // it may be called again: the second time it is ErrNotHeld if the first was carried out.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return callError("release", g.Name, d.try(ctx, func(now backend.Instant) error {
-		return d.store.release(now, d, g)
+		return d.store.release(now, d, &g)
 	}))
 }
 
@@ -293,31 +279,23 @@ func (d *Driver) alive(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// try runs op at one moment of the store and returns its error. What op writes may be read only if that is nil.
-//
-// Nothing is sent again: only the caller knows what doing op twice would do.
+// try is call for those who need no instant.
 func (d *Driver) try(ctx context.Context, op func(now backend.Instant) error) error {
-	var failed error
-	_, err := d.call(ctx, 0, func(now backend.Instant) { failed = op(now) })
-	if err == nil {
-		err = failed
-	}
+	_, err := d.call(ctx, op)
 	return err
 }
 
-// call runs op at one moment of the store, and returns the instant before. What op writes may be read only if the error
-// is nil. Unless it is 0, the limit is how long to wait for the answer.
+// call runs op at one moment of the store and returns its error, and the instant before it was sent. What op writes may
+// be read only if the error is op's own, or nil. Nothing is sent again: only the caller knows what doing op twice would
+// do.
 //
 // Done is looked at first and alone. On a network that is whole the answer is there when send returns, and a select
-// over all channels could choose the end of ctx instead; it would also make a timer for each call. When none of these
-// ends the wait, none will: the timer of limit is not stopped, which time.After allows since Go 1.23.
+// over all channels could choose the end of ctx instead.
 //
-//	the answer                nil, or backend.ErrUnavailable: nothing was done
-//	the connection broke      ErrUnknown
-//	the limit is over         ErrUnknown
-//	ctx ended                 ErrUnknown, and ctx's error
-//	Close                     ErrClosed
-func (d *Driver) call(ctx context.Context, limit time.Duration, op func(now backend.Instant)) (backend.Instant, error) {
+//	the answer                  op's error, or backend.ErrUnavailable: nothing was done
+//	the connection broke        ErrUnknown
+//	ctx ended, or Close         ErrUnknown, and ctx's error or ErrClosed; that alone if nothing was sent yet
+func (d *Driver) call(ctx context.Context, op func(now backend.Instant) error) (backend.Instant, error) {
 	if err := d.alive(ctx); err != nil {
 		return 0, err
 	}
@@ -328,68 +306,49 @@ func (d *Driver) call(ctx context.Context, limit time.Duration, op func(now back
 		return sent, err
 	default:
 	}
-	var late <-chan time.Time
-	if limit > 0 {
-		late = time.After(limit)
-	}
 	select {
 	case err := <-done:
 		return sent, err
 	case <-conn:
 		return 0, fmt.Errorf("%w: connection reset", backend.ErrUnknown)
-	case <-late:
-		return 0, fmt.Errorf("%w: no answer in %v", backend.ErrUnknown, limit)
 	case <-ctx.Done():
 		return 0, fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
 	case <-d.gate.Closing().Done():
-		return 0, backend.ErrClosed
+		return 0, fmt.Errorf("%w: %w", backend.ErrUnknown, backend.ErrClosed)
 	}
 }
 
 // send sends op to the store. The answer comes on done, which has room for it and is never closed, so that it may come
 // when nobody listens any more; none will come if the connection breaks, which closes conn. If there is no connection
 // conn is nil, and done has the error already.
-func (d *Driver) send(op func(now backend.Instant)) (done chan error, conn <-chan struct{}) {
-	done = make(chan error, 1)
-	reply := func(err error) { d.net.send(replies, func() { done <- err }) }
-	conn, connected := d.net.request(func() { d.store.handle(op, reply) })
-	if !connected {
+func (d *Driver) send(op func(now backend.Instant) error) (done chan error, conn <-chan struct{}) {
+	done, conn = make(chan error, 1), d.net.connection()
+	if conn == nil {
 		done <- backend.ErrUnavailable
+		return done, nil
 	}
+	reply := func(err error) { d.net.send(replies, func() { done <- err }) }
+	d.net.send(requests, func() { d.store.handle(op, reply) })
 	return done, conn
 }
 
-// bell returns a channel, and a function with which the store says through the network that there is something to ask.
-//
-// The bell has room for one ring, which is enough: it says that there is something, not what. It is never closed. A
-// ring travels as a reply does, so it is lost with the network's, and is no more than a hint: rest has a bound for
-// that.
-func (d *Driver) bell() (chan struct{}, func()) {
-	bell := make(chan struct{}, 1)
-	return bell, func() {
-		d.net.send(replies, func() {
-			select {
-			case bell <- struct{}{}:
-			default:
-			}
-		})
-	}
+// bell returns a bell, and a function with which the store rings it through the network: there is something to ask. A
+// ring travels as a reply does, and may be lost like one; rest has a bound for that.
+func (d *Driver) bell() (bell.Bell, func()) {
+	b := bell.New()
+	return b, func() { d.net.send(replies, b.Ring) }
 }
 
-// rest waits until it is time to ask the store again: at the bell, when the connection has broken, and after a while.
-//
-// It returns an error only if the call is over. bell may be nil, and then never rings.
-func (d *Driver) rest(ctx context.Context, conn, bell <-chan struct{}, after time.Duration) error {
+// rest waits until it is time to ask the store again: at the bell, when the connection has broken, after a while, and
+// when the call is over, which the next question tells.
+func (d *Driver) rest(ctx context.Context, again bell.Bell, after time.Duration) {
 	select {
-	case <-bell:
-	case <-conn:
+	case <-again:
+	case <-d.net.connection():
 	case <-time.After(after):
 	case <-ctx.Done():
-		return ctx.Err()
 	case <-d.gate.Closing().Done():
-		return backend.ErrClosed
 	}
-	return nil
 }
 
 // callError is err with the call and the name of the contract; nil stays nil. name is empty where a call has none.

@@ -21,13 +21,14 @@ func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
 	state := backend.State{Name: info.Name, Waiters: info.Waiters, Revision: info.Revision}
 	for i := range info.Holders {
 		h := &info.Holders[i]
-		if h.Lingering {
+		c := s.claims[h.Token.Order()]
+		if c.lingers {
 			continue
 		}
 		state.Held = true
 		state.Holders = append(state.Holders, backend.Holder{
 			Owner: h.Owner, HoldID: h.HoldID, Kind: backend.Kind(h.Kind), Permits: int(h.Permits), Token: h.Token,
-			Since: time.Now().Add(-now.Sub(backend.Instant(h.Since))), ExpiresIn: s.holds[h.Token].expires.Sub(now),
+			Since: time.Now().Add(-now.Sub(backend.Instant(h.Since))), ExpiresIn: c.due.Sub(now),
 			Metadata: maps.Clone(h.Metadata),
 		})
 	}

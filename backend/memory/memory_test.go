@@ -3,6 +3,7 @@ package memory_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -38,7 +39,7 @@ func acquire(t *testing.T, d *memory.Driver, r backend.Request) backend.Grant {
 func simulated(t *testing.T, f func(t *testing.T, s *memory.Store)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		f(t, memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}))
+		f(t, memory.NewStore(&memory.Options{Clock: backend.GoClock()}))
 	})
 }
 
@@ -354,6 +355,27 @@ func TestDelayedMessagesKeepTheirOrder(t *testing.T) {
 	})
 }
 
+// What is on its way arrives in its time, whatever is sent behind it and sooner.
+func TestLaterMessagesHurryNone(t *testing.T) {
+	simulated(t, func(t *testing.T, s *memory.Store) {
+		a, b := s.Driver(), s.Driver()
+		g := acquire(t, a, request("x", time.Minute))
+		start := time.Now()
+		done := make(chan struct{}, 2)
+		a.Network().Delay(memory.Requests, 10*time.Second)
+		go func() { _ = a.Release(context.Background(), g); done <- struct{}{} }()
+		synctest.Wait()
+		a.Network().Delay(memory.Requests, time.Second)
+		go func() { _ = a.Ping(context.Background()); done <- struct{}{} }()
+		acquire(t, b, waiting(request("x", time.Minute)))
+		if got := time.Since(start); got != 10*time.Second {
+			t.Errorf("a release that takes 10s arrived after %v", got)
+		}
+		<-done
+		<-done
+	})
+}
+
 func TestPausedServerAnswersLater(t *testing.T) {
 	simulated(t, func(t *testing.T, s *memory.Store) {
 		a, b := s.Driver(), s.Driver()
@@ -422,6 +444,30 @@ func TestCloseEndsWaiters(t *testing.T) {
 		}
 		if left := s.Names(); left != 0 {
 			t.Errorf("%d names left", left)
+		}
+	})
+}
+
+// A request that is under way when the driver closes may arrive later: its caller is told so, and it takes nothing.
+func TestCloseBehindAHeldLink(t *testing.T) {
+	simulated(t, func(t *testing.T, s *memory.Store) {
+		d := s.Driver()
+		d.Network().Hold(memory.Requests)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := d.Acquire(context.Background(), waiting(request("x", time.Minute)))
+			failed <- err
+		}()
+		synctest.Wait()
+		if err := d.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-failed; !errors.Is(err, backend.ErrClosed) || !errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("Acquire of a driver that was closed = %v, want ErrClosed and ErrUnknown", err)
+		}
+		d.Network().Pass()
+		if left := s.Names(); left != 0 {
+			t.Errorf("%d names left after the late delivery", left)
 		}
 	})
 }
@@ -524,4 +570,31 @@ func BenchmarkAcquireRelease(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A set that waits may be asked for again in another order. If nobody hears that it was granted, each of its names is
+// free again after the TTL.
+func TestSetIsAskedForInAnotherOrder(t *testing.T) {
+	simulated(t, func(t *testing.T, s *memory.Store) {
+		holder, waiter := s.Driver(), s.Driver()
+		first := acquire(t, holder, request("y", time.Minute))
+		set := []backend.Request{waiting(request("x", time.Minute)), waiting(request("y", time.Minute))}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 {
+			go func(set []backend.Request) { _, _ = waiter.AcquireAll(ctx, set) }(slices.Clone(set))
+			synctest.Wait()
+			slices.Reverse(set)
+		}
+		waiter.Network().Drop(memory.Both)
+		if err := holder.Release(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		cancel()
+		synctest.Wait()
+		for _, name := range []string{"x", "y"} {
+			acquire(t, holder, request(name, time.Second))
+		}
+	})
 }

@@ -52,39 +52,31 @@ const (
 	replies
 )
 
-// leg is one direction. Its queue holds what is kept back, in the order in which it was sent; a leg that passes has an
-// empty one. Network.mu protects the fields.
+// leg is one direction. Network.mu protects the fields.
 type leg struct {
 	// seen counts all messages, the lost ones too: see Seen.
-	seen  int64
-	mode  mode
+	seen int64
+	// lossy: what is sent is lost.
+	lossy bool
+	// delay is how long a message takes; untilPass: it waits for Pass.
 	delay time.Duration
-	queue []func() // kept back, in order
-	// ripe is how many of the queue, from its head, may go. It is a number and no mark on each message, so that a
-	// message can never go before an earlier one: a timer of Delay that fires lets one more go, and not necessarily its
-	// own.
-	ripe int
-	// pumping: somebody delivers from the queue. A second goroutine leaves its message to that one, or it could
-	// overtake what is just being delivered.
+	// queue holds what is kept back, in the order in which it was sent. A message that is not ripe keeps back those
+	// behind it, ripe or not, so that none overtakes another.
+	queue []*message
+	// pumping: a goroutine delivers from the queue. Others leave their messages to it, or they could overtake the one
+	// that is just being delivered.
 	pumping bool
-	// generation is counted up by Pass and Reset. A timer of Delay that finds another one does nothing: its message has
-	// gone, or is lost.
-	generation int
 }
 
-// mode is what a leg does with a message that is sent.
-type mode uint8
+// untilPass is the delay of what Hold keeps back.
+const untilPass = -1
 
-const (
-	// pass delivers it, on the sender's goroutine.
-	pass mode = iota
-	// keep queues it until Pass.
-	keep
-	// swallow loses it, and notes the gap.
-	swallow
-	// slow queues it, and sets a timer for it.
-	slow
-)
+// message is one of a queue.
+type message struct {
+	deliver func()
+	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens what has gone already, or is lost.
+	ripe bool
+}
 
 // Pass heals the network and delivers what Hold or Delay kept back now, in order, also if its caller gave up long ago:
 // this is how a test has a request arrive late. It returns when all has been delivered, unless another goroutine is
@@ -98,9 +90,10 @@ func (n *Network) Pass() {
 	}
 	for i := range n.legs {
 		l := &n.legs[i]
-		l.mode = pass
-		l.ripe = len(l.queue)
-		l.generation++
+		l.lossy, l.delay = false, 0
+		for _, m := range l.queue {
+			m.ripe = true
+		}
 	}
 	n.mu.Unlock()
 	n.pump(requests)
@@ -108,31 +101,30 @@ func (n *Network) Pass() {
 }
 
 // Hold keeps back what is sent in the given direction until Pass. Callers wait meanwhile, until their contexts end.
-func (n *Network) Hold(dir Direction) { n.set(dir, keep, 0) }
+func (n *Network) Hold(dir Direction) { n.set(dir, false, untilPass) }
 
 // Drop swallows what is sent in the given direction from now on. Messages that are queued already are not lost. Nobody
 // is told: callers wait until their contexts end, or until Pass.
-func (n *Network) Drop(dir Direction) { n.set(dir, swallow, 0) }
+func (n *Network) Drop(dir Direction) { n.set(dir, true, 0) }
 
-// Delay delivers everything in the given direction d later, in order. Each message has a timer of its own; Pass and
-// Reset do not wait for it.
-func (n *Network) Delay(dir Direction, d time.Duration) { n.set(dir, slow, d) }
+// Delay delivers everything in the given direction d later, in order: a message does not overtake one that takes
+// longer. Each message has a timer of its own; Pass and Reset do not wait for it.
+func (n *Network) Delay(dir Direction, d time.Duration) { n.set(dir, false, d) }
 
-// set changes the mode of one direction or both. What is queued already stays, and so do its timers: only Pass and
-// Reset outdate them.
-func (n *Network) set(dir Direction, m mode, delay time.Duration) {
+// set changes what becomes of messages from now on. What is queued already stays, and so do its timers.
+func (n *Network) set(dir Direction, lossy bool, delay time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i := range n.legs {
 		if dir&(1<<i) != 0 {
-			n.legs[i].mode, n.legs[i].delay = m, delay
+			n.legs[i].lossy, n.legs[i].delay = lossy, delay
 		}
 	}
 }
 
 // Reset breaks the connection: what is under way is gone in both directions, and calls that wait for an answer learn
 // that none will come. Acquire then asks again, and other calls are backend.ErrUnknown. The next call has a new
-// connection. Modes stay as they are.
+// connection. What Hold, Drop and Delay have set stays as it is.
 func (n *Network) Reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -164,9 +156,7 @@ func (n *Network) Seen(dir Direction) (sum int64) {
 // reset loses what is queued, and breaks the connection. The caller holds n.mu.
 func (n *Network) reset() {
 	for i := range n.legs {
-		l := &n.legs[i]
-		l.queue, l.ripe = nil, 0
-		l.generation++
+		n.legs[i].queue = nil
 	}
 	n.breakConn()
 }
@@ -178,66 +168,52 @@ func (n *Network) breakConn() {
 	n.conn = make(chan struct{})
 }
 
-// connection returns the present connection, which is closed when it breaks.
+// connection returns the present connection, which is closed when it breaks; nil if there is none.
 func (n *Network) connection() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.refusing {
+		return nil
+	}
 	return n.conn
 }
 
-// request sends m to the store. It returns the connection, which breaks if no answer will come, or false if there is no
-// connection and nothing was sent.
-func (n *Network) request(m func()) (<-chan struct{}, bool) {
-	n.mu.Lock()
-	conn, refusing := n.conn, n.refusing
-	n.mu.Unlock()
-	if refusing {
-		return nil, false
-	}
-	n.send(requests, m)
-	return conn, true
-}
-
-// send sends m over a leg: it runs m, loses it, or queues it. m runs without n.mu, on this goroutine or on the one that
-// delivers already. A message that is sent while none may pass (refusing) has no connection to go on, and is lost.
-func (n *Network) send(i int, m func()) {
+// send sends a message over a leg: it delivers, loses, or queues it. Messages are delivered without n.mu, on this
+// goroutine or on the one that delivers already. One that is sent while the network refuses is lost: its connection has
+// broken, which tells its sender.
+func (n *Network) send(i int, deliver func()) {
 	n.mu.Lock()
 	l := &n.legs[i]
 	l.seen++
 	switch {
 	case n.refusing:
-	case l.mode == swallow:
+	case l.lossy:
 		n.gap = true
-	case l.mode == pass && len(l.queue) == 0 && !l.pumping:
+	case l.delay == 0 && len(l.queue) == 0 && !l.pumping:
 		n.mu.Unlock()
-		m()
+		deliver()
 		return
 	default:
+		m := &message{deliver: deliver, ripe: l.delay == 0}
 		l.queue = append(l.queue, m)
-		switch generation := l.generation; l.mode {
-		case pass:
-			l.ripe = len(l.queue)
-		case slow:
-			time.AfterFunc(l.delay, func() { n.ripen(i, generation) })
+		if l.delay > 0 {
+			time.AfterFunc(l.delay, func() { n.ripen(i, m) })
 		}
 	}
 	n.mu.Unlock()
 	n.pump(i)
 }
 
-// ripen is the end of one message's delay, on the goroutine of its timer.
-func (n *Network) ripen(i, generation int) {
+// ripen is the end of a message's delay, on the goroutine of its timer.
+func (n *Network) ripen(i int, m *message) {
 	n.mu.Lock()
-	l := &n.legs[i]
-	if l.generation == generation {
-		l.ripe = min(l.ripe+1, len(l.queue))
-	}
+	m.ripe = true
 	n.mu.Unlock()
 	n.pump(i)
 }
 
 // pump delivers what is ripe, in order and one at a time. It runs on the goroutine that made something ripe; n.mu is
-// free while a message runs, and what becomes ripe meanwhile is delivered by the same loop.
+// free while a message is delivered, and what becomes ripe meanwhile is delivered by the same loop.
 func (n *Network) pump(i int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -246,11 +222,11 @@ func (n *Network) pump(i int) {
 		return
 	}
 	l.pumping = true
-	for l.ripe > 0 {
+	for len(l.queue) > 0 && l.queue[0].ripe {
 		m := l.queue[0]
-		l.queue, l.ripe = l.queue[1:], l.ripe-1
+		l.queue = l.queue[1:]
 		n.mu.Unlock()
-		m()
+		m.deliver()
 		n.mu.Lock()
 	}
 	l.pumping = false

@@ -10,14 +10,11 @@ import (
 
 func init() { backend.Register("memory", open) }
 
-// named are the stores that a URL has named. They are never taken out: nobody knows when the last driver that will ever
-// name one is closed, and a store that went with its last driver would forget its tokens.
+// named are the stores that a URL has named, by name. They are never taken out: nobody knows when the last driver that
+// will ever name one is closed, and a store that went with its last driver would forget its tokens.
 //
 // NewStore does not enter a store here, so a test's own stores are never shared by chance.
-var named struct {
-	mu     sync.Mutex // protects the following field
-	stores map[string]*Store
-}
+var named sync.Map
 
 // open returns a driver for memory://name, a store that all of the process shares and that lives as long as the
 // process, or for memory://, a store of its own.
@@ -35,18 +32,9 @@ func open(ctx context.Context, rawURL string) (backend.Driver, error) {
 			Why: "a memory URL is memory://name, without user, path, or settings",
 		}
 	}
-	if name == "" {
-		return New(nil), nil
+	s := any(NewStore(nil))
+	if name != "" {
+		s, _ = named.LoadOrStore(name, s)
 	}
-	named.mu.Lock()
-	defer named.mu.Unlock()
-	if named.stores == nil {
-		named.stores = map[string]*Store{}
-	}
-	s := named.stores[name]
-	if s == nil {
-		s = NewStore(nil)
-		named.stores[name] = s
-	}
-	return s.Driver(), nil
+	return s.(*Store).Driver(), nil
 }

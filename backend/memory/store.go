@@ -2,7 +2,7 @@ package memory
 
 // The store: the lock machine, and around it what the machine leaves to others. The machine decides who gets what; it
 // measures no time, and tells by notices what a command did to others than who sent it. The store times each hold and
-// each waiter by an alarm, and turns notices into messages.
+// each waiter, and turns notices into messages.
 //
 // Locks. Store.mu protects all of it. Nothing is sent and no function of a caller runs under it: what is to be sent is
 // put into the outbox, and unlock sends it. So no mutex of a driver or of a network is ever taken under Store.mu, and a
@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,12 +21,11 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// StoreOptions are the settings of a Store. The zero value, or nil, means defaults.
-type StoreOptions struct {
+// Options are the settings of New and NewStore. The zero value, or nil, means defaults.
+type Options struct {
 	// Clock by which the store ends holds, and by which its drivers report instants. Default backend.SystemClock();
 	// backend.GoClock() under testing/synctest. The store finds ends that the clock has passed on each call, and
 	// sleeps by package time's timers between calls.
@@ -49,24 +49,18 @@ type Store struct {
 	inbox []func()
 	// machine is replaced by Wipe; all else that is kept by token or ticket belongs to one machine.
 	machine *machine.Machine
-	// holds are those that somebody holds. One that only lingers is the machine's alone.
-	holds map[fencing.Token]*hold
-	// waiters are by ticket, which is their order of arrival.
-	waiters map[uint64]*waiter
-	// ended is a ring, at the place that the order of the token says: a later token overwrites an older one.
-	ended [endingsKept]ending
+	// claims are by number, and due has the same in the order in which they end.
+	claims map[uint64]*claim
+	due    *btree.BTreeG[*claim]
+	// timer runs tick. It is nil before the first claim, and never stopped; armed is when it fires, or zero.
+	timer *time.Timer
+	armed backend.Instant
+	// endings is a ring, at the place that the order of the token says: a later token overwrites an older one.
+	endings [endingsKept]ending
 	// floor is the revision up to which Compact has forgotten all events.
 	floor uint64
 	// watches are by name. A name without watches has no entry, so that wake can tell at once that nobody listens.
 	watches map[string][]*watch
-	// alarms are those of holds, of waiters and of minimum holds, in the order in which they ring.
-	alarms *btree.BTreeG[*alarm]
-	// alarmed counts alarms: see alarm.number.
-	alarmed uint64
-	// timer runs tick. It is nil before the first alarm, and never stopped.
-	timer *time.Timer
-	// armed is when the timer fires; zero: it is not set.
-	armed backend.Instant
 	// outbox is what to send once mu is free. The answer to a request comes after all that the request has brought
 	// about.
 	outbox []func()
@@ -82,9 +76,9 @@ const eventsKept = 4096
 //
 // Contenders in one test share it:
 //
-//	store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()}) // under testing/synctest
+//	store := memory.NewStore(&memory.Options{Clock: backend.GoClock()}) // under testing/synctest
 //	a, b := store.Driver(), store.Driver()
-func NewStore(o *StoreOptions) *Store {
+func NewStore(o *Options) *Store {
 	s := &Store{clock: backend.SystemClock(), watches: map[string][]*watch{}}
 	if o != nil && o.Clock != nil {
 		s.clock = o.Clock
@@ -119,27 +113,24 @@ var (
 // they protect a server from its clients, and here both are one process. The caller holds s.mu, or has the store alone.
 func (s *Store) begin() {
 	s.space = "memory-" + backend.NewRequestID()
-	s.machine = machine.New(eventsKept)
-	s.holds, s.waiters = map[fencing.Token]*hold{}, map[uint64]*waiter{}
-	s.ended, s.alarms, s.floor = [endingsKept]ending{}, newAlarms(), 0
+	s.machine, s.floor = machine.New(eventsKept), 0
+	s.claims, s.due = map[uint64]*claim{}, newAlarms()
+	s.endings = [endingsKept]ending{}
 	limits := machine.DefaultLimits()
 	for _, l := range limits.All() {
 		*l.Value = l.Most
 	}
-	s.apply(0, machine.Command{Op: machine.OpSetLimits, Limits: &limits}, "")
-	s.apply(0, machine.Command{Op: machine.OpOpenSession, Session: everybody, TTL: maxTTL}, "")
+	s.apply(0, machine.Command{Op: machine.OpSetLimits, Limits: &limits})
+	s.apply(0, machine.Command{Op: machine.OpOpenSession, Session: everybody, TTL: maxTTL})
 }
 
-// apply carries out c, and does to others what it brings about. Holders who lose a hold by it are told the reason, if
-// there is one.
-//
-// The machine's stamps are the store's instants, so what it tells of times is subtracted from instants and never from
-// the time of day. The caller holds s.mu.
-func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Reason) machine.Result {
+// apply carries out c, and does to others what it brings about. The machine's stamps are the store's instants, so what
+// it tells of times is subtracted from instants and never from the time of day. The caller holds s.mu.
+func (s *Store) apply(now backend.Instant, c machine.Command) machine.Result {
 	before := s.machine.Revision()
 	r, notices := s.machine.Apply(int64(now), &c)
 	for i := range notices {
-		s.notice(now, &notices[i], reason)
+		s.notice(now, &notices[i])
 	}
 	s.wake(before)
 	return r
@@ -149,36 +140,32 @@ func (s *Store) apply(now backend.Instant, c machine.Command, reason backend.Rea
 //
 //	granted                the holds are timed from now on, and the waiter is told to ask
 //	lingering              the name is freed when the minimum is over
+//	lost                   forgotten: a waiter notices when it asks again, and lose has told a holder
 //	lost, because moved    nothing: end has moved it, and goes on
-//	lost, with a ticket    the waiter is forgotten; it notices when it asks again
-//	lost, without          the holder is told the reason, if there is one, and the hold is forgotten: a release, too
 //
 // A grant carries no token to the waiter. It asks for it, so that the validity counts from a request of its own,
 // however long it has waited.
-func (s *Store) notice(now backend.Instant, n *machine.Notice, reason backend.Reason) {
+func (s *Store) notice(now backend.Instant, n *machine.Notice) {
+	c := s.claims[max(n.Ticket, n.Token.Order())]
 	switch {
+	case c == nil:
 	case n.Type == machine.NoticeGranted:
-		w := s.waiters[n.Ticket]
-		s.forgetWaiter(n.Ticket)
-		for i := range n.Grants {
-			s.keep(now, w.driver, &w.requests[i], n.Grants[i].Token, true)
+		s.forget(c)
+		for _, g := range n.Grants { // in the order of who asked first, and c.requests in that of who asked last
+			i := slices.IndexFunc(c.requests, func(r backend.Request) bool { return r.Name == g.Name })
+			s.keep(now, c.driver, c.requests[i:i+1], 0, g.Token).queued = true
 		}
-		s.outbox = append(s.outbox, w.ring)
+		s.outbox = append(s.outbox, c.ring)
 	case n.Type == machine.NoticeLingering:
-		s.linger(s.holds[n.Token])
-	case n.Type != machine.NoticeLost, n.Cause == machine.CauseMoved:
-	case n.Ticket != 0:
-		s.forgetWaiter(n.Ticket)
-	default:
-		if h := s.holds[n.Token]; h != nil { // else it lingers
-			s.lose(h, reason)
-			s.forget(h)
-		}
+		c.lingers = true
+		s.schedule(c, c.closes)
+	case n.Type == machine.NoticeLost && n.Cause != machine.CauseMoved && !c.lingers:
+		s.forget(c)
 	}
 }
 
-// acquire grants all of rs, or says why not, or queues them and answers neither. A ring is the bell of requests that
-// wait. Requests that hold or wait already keep what they have, with a fresh TTL: that is what makes sending them again
+// acquire grants all of rs, or says why not, or queues them and answers neither. ring is nil if they do not wait.
+// Requests that hold or wait already keep what they have, with a fresh TTL: that is what makes sending them again
 // harmless.
 //
 // Grants come in the order of rs. The caller holds s.mu; the driver's copy of rs is kept, and must not be changed
@@ -190,26 +177,26 @@ func (s *Store) acquire(now backend.Instant, d *Driver, rs []backend.Request, ri
 	c := machine.Command{
 		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: ring != nil,
 	}
-	r := s.apply(now, c, "")
+	r := s.apply(now, c)
 	if r.Code == machine.CodeConflict {
 		// Some of a set that was granted before have ended. It is all or none, and its caller asks for all.
 		for i := range rs {
-			s.apply(now, machine.Command{Op: machine.OpRelease, Name: rs[i].Name, RequestID: rs[i].RequestID}, "")
+			s.apply(now, machine.Command{Op: machine.OpRelease, Name: rs[i].Name, RequestID: rs[i].RequestID})
 		}
-		r = s.apply(now, c, "")
+		r = s.apply(now, c)
 	}
 	switch {
 	case r.Code == machine.CodeGranted:
 		grants := make([]backend.Grant, len(rs))
 		for i := range rs {
-			h := s.keep(now, d, &rs[i], r.Grants[i].Token, false)
+			h := s.keep(now, d, rs[i:i+1], 0, r.Grants[i].Token)
 			grants[i] = rs[i].Grant()
 			grants[i].Token, grants[i].Incarnation = h.token, h.token.String()
 			grants[i].Queued, grants[i].MinHoldUntil = h.queued, h.closes
 		}
 		return grants, nil
 	case r.Code == machine.CodeQueued && ring != nil:
-		s.keepWaiter(now, d, rs, r.Ticket, ring)
+		s.keep(now, d, rs, r.Ticket, 0).ring = ring
 		return nil, nil
 	}
 	return nil, s.refusal(now, rs, &r)
@@ -271,28 +258,23 @@ func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine
 		}
 	}
 	for _, h := range s.machine.Holder(closed).Holders {
-		ends := backend.Instant(h.Since).Add(h.MinHold)
-		if !h.Lingering {
-			ends = max(ends, s.holds[h.Token].expires)
-		}
-		left := ends.Sub(now)
+		c := s.claims[h.Token.Order()]
+		left := max(c.due, c.closes).Sub(now)
 		if held.RetryAfter == 0 || left < held.RetryAfter {
 			held.RetryAfter = left
 		}
-		if held.Holder == "" && !h.Lingering {
+		if held.Holder == "" && !c.lingers {
 			held.Holder, held.HoldID = h.Owner, h.HoldID
 		}
 	}
 	return held
 }
 
-// renew prolongs a hold, and never makes one that it does not find.
-//
-// The caller holds s.mu.
-func (s *Store) renew(now backend.Instant, d *Driver, g backend.Grant) error {
-	h := s.find(d, &g)
+// renew prolongs a hold, and never makes one that it does not find. The caller holds s.mu.
+func (s *Store) renew(now backend.Instant, d *Driver, g *backend.Grant) error {
+	h := s.find(d, g)
 	if h == nil {
-		return s.notHeld(d, &g)
+		return s.notHeld(d, g)
 	}
 	s.prolong(now, h, g.TTL)
 	return nil
@@ -303,29 +285,33 @@ func (s *Store) renew(now backend.Instant, d *Driver, g backend.Grant) error {
 //
 // The name alone would not do: the request may have been granted anew since, or another may hold the name. The caller
 // holds s.mu.
-func (s *Store) release(now backend.Instant, d *Driver, g backend.Grant) error {
+func (s *Store) release(now backend.Instant, d *Driver, g *backend.Grant) error {
 	c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
 	there := s.forgot(d) == nil
 	if g.Token != 0 || g.Incarnation != "" {
-		h := s.find(d, &g)
+		h := s.find(d, g)
 		there = h != nil
 		c.Linger = there && now < h.closes
 	}
-	if !there || s.apply(now, c, "").Code != machine.CodeOK {
-		return s.notHeld(d, &g)
+	if !there || s.apply(now, c).Code != machine.CodeOK {
+		return s.notHeld(d, g)
 	}
 	return nil
 }
 
-// forceRelease takes a name from all of its holders, whatever minimum they asked for. It reports whether there was one.
+// forceRelease takes a name from all of its holders, whatever minimum they asked for, and tells them the reason. It
+// reports whether there was one.
 //
-// by is who did it, as watchers are told. The caller holds s.mu.
+// by and why are what watchers are told. The caller holds s.mu.
 func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
-	if len(s.held(name)) == 0 {
-		return false
+	held := s.held(name)
+	for _, h := range held {
+		s.lose(h, reason)
 	}
-	s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by}, reason)
-	return true
+	if len(held) > 0 {
+		s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by})
+	}
+	return len(held) > 0
 }
 
 // forgot is a *backend.HistoryError if the store has been wiped since d was made, and nil otherwise. The caller holds
@@ -335,18 +321,4 @@ func (s *Store) forgot(d *Driver) error {
 		return nil
 	}
 	return &backend.HistoryError{What: "token space", Was: d.space, Now: s.space}
-}
-
-// unlock frees the store, then sends what piled up. Sending under the lock would let a callback that looks at the store
-// block for ever.
-//
-// Two goroutines may send at the same time, each what its own request brought about: there is no order between the two,
-// as there is none between two connections of a server.
-func (s *Store) unlock() {
-	out := s.outbox
-	s.outbox = nil
-	s.mu.Unlock()
-	for _, send := range out {
-		send()
-	}
 }

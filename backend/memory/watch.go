@@ -45,11 +45,11 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 // It asks at the bell, when the connection breaks, and once a second at least. What a lost answer brought is asked for
 // again: the store keeps news until a later question shows that they have been seen.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change, error) bool) error {
-	bell, ring := d.bell()
+	again, ring := d.bell()
 	w := &watch{name: name, ring: ring}
+	d.store.watch(w)
 	defer d.store.unwatch(w)
 	for first := true; ; first = false {
-		conn := d.net.connection()
 		// A message may be delivered late: it has variables of its own.
 		var changes []backend.Change
 		seen := since
@@ -74,10 +74,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		case first || !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown):
 			return err
 		}
-		// The bell may get lost.
-		if end := d.rest(ctx, conn, bell, time.Second); end != nil {
-			return end
-		}
+		d.rest(ctx, again, time.Second)
 	}
 }
 
@@ -89,11 +86,8 @@ type watch struct {
 	// ring tells the driver to ask; it is called without Store.mu.
 	ring func()
 
-	// begun: the store has it. The first question sets that, so that events count from the moment at which it arrives.
+	// begun: the first question has come. Events count from the moment at which it arrives.
 	begun bool
-	// over: unwatch was called. A question may still arrive later, from a slow network, and would put the watch back
-	// into the store for good.
-	over bool
 	// news is what the driver has not confirmed to have seen, oldest first; at most eventsKept.
 	news []backend.Change
 	// overrun: some of the news are gone. That is final, and the watch ends at the next question.
@@ -108,8 +102,10 @@ func (s *Store) wake(since uint64) {
 	events, _ := s.machine.EventsSince(since, math.MaxInt)
 	for i := range events {
 		for _, w := range s.watches[events[i].Name] {
-			s.tell(w, events[i:i+1])
-			s.outbox = append(s.outbox, w.ring)
+			if w.begun {
+				s.tell(w, events[i:i+1])
+				s.outbox = append(s.outbox, w.ring)
+			}
 		}
 	}
 }
@@ -130,7 +126,7 @@ func (s *Store) tell(w *watch, events []machine.Event) {
 // read answers w, which has seen everything up to since, with what followed. What it returns is a copy, since the
 // driver may read it while later events are added. The caller holds s.mu.
 func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error) {
-	if err := s.forgot(d); err != nil || w.over {
+	if err := s.forgot(d); err != nil {
 		return nil, err
 	}
 	if !w.begun {
@@ -142,9 +138,7 @@ func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error
 			since = last
 		}
 		events, err := s.machine.EventsSince(since, math.MaxInt)
-		w.overrun = err != nil || since < s.floor
-		w.begun = true
-		s.watches[w.name] = append(s.watches[w.name], w)
+		w.begun, w.overrun = true, err != nil || since < s.floor
 		s.tell(w, events)
 	}
 	if w.overrun {
@@ -154,30 +148,37 @@ func (s *Store) read(d *Driver, w *watch, since uint64) ([]backend.Change, error
 	return slices.Clone(w.news), nil
 }
 
-// changeOf is an event as a watcher sees it; false if it sees none: places in queues are not shown, nor is the end of a
-// minimum. An eviction is shown as a release, with its own reason, since nobody force-released.
-func changeOf(e *machine.Event) (backend.Change, bool) {
-	c := backend.Change{Name: e.Name, Owner: e.Owner, Token: e.Token, Reason: e.Reason, Revision: e.Revision}
-	switch {
-	case e.Type == machine.EventAcquired:
-		c.Type = backend.ChangeAcquired
-	case e.Type == machine.EventReleased || e.Type == machine.EventForced && e.By == byEviction:
-		c.Type = backend.ChangeReleased
-	case e.Type == machine.EventExpired:
-		c.Type = backend.ChangeExpired
-	case e.Type == machine.EventForced:
-		c.Type = backend.ChangeForceReleased
-	default:
-		return c, false
-	}
-	return c, true
+// shown are the events that watchers see: not places in queues, nor the end of a minimum.
+var shown = map[machine.EventType]backend.ChangeType{
+	machine.EventAcquired: backend.ChangeAcquired,
+	machine.EventReleased: backend.ChangeReleased,
+	machine.EventExpired:  backend.ChangeExpired,
+	machine.EventForced:   backend.ChangeForceReleased,
 }
 
-// unwatch forgets w, which may never have begun.
+// changeOf is an event as a watcher sees it; false if it sees none. An eviction is shown as a release, with its own
+// reason, since nobody force-released.
+func changeOf(e *machine.Event) (backend.Change, bool) {
+	c := backend.Change{
+		Type: shown[e.Type], Name: e.Name, Owner: e.Owner, Token: e.Token, Reason: e.Reason, Revision: e.Revision,
+	}
+	if e.Type == machine.EventForced && e.By == byEviction {
+		c.Type = backend.ChangeReleased
+	}
+	return c, c.Type != ""
+}
+
+// watch has w told of events, once its first question has come.
+func (s *Store) watch(w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches[w.name] = append(s.watches[w.name], w)
+}
+
+// unwatch forgets w.
 func (s *Store) unwatch(w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w.over = true
 	rest := slices.DeleteFunc(s.watches[w.name], func(other *watch) bool { return other == w })
 	if s.watches[w.name] = rest; len(rest) == 0 {
 		delete(s.watches, w.name)

@@ -24,15 +24,15 @@ import (
 // This file is "fencelock acquire", "renew" and "release": locks that outlive the command that takes them. They speak
 // to a gateway, which may be one in this process that lives no longer than the command.
 
-const tokenOptions = `  --backend URL        the lock service, or a gateway: http://host:7481 or https://. Default: $FENCELOCK_BACKEND, else
-                       ` + localServer + `
+const tokenOptions = `  --backend URL        the lock service, or a gateway: http://host:7481 or https://. Default:
+                       $FENCELOCK_BACKEND, else ` + localServer + `
   --json               one JSON object, as docs/HTTP.md has it
 `
 
 const acquireHelp = `Usage: fencelock acquire NAME [options]
 
-Takes the lock NAME, prints its lock token and ends. The lock is held for the TTL, until "fencelock release", or longer with
-"fencelock renew". Who knows the lock token has the lock.
+Takes the lock NAME, prints its lock token and ends. The lock is held for the TTL, until "fencelock release", or longer
+with "fencelock renew". Who knows the lock token has the lock.
 
   token=$(fencelock acquire deploy --ttl 10m) && ./deploy; fencelock release deploy --token "$token"
 
@@ -59,7 +59,8 @@ Exit codes:
 
 const renewHelp = `Usage: fencelock renew NAME (--token TEXT | --token-file FILE) [options]
 
-Prolongs what "fencelock acquire" took. Before etcd, ZooKeeper and PostgreSQL only the gateway that took a lock renews it.
+Prolongs what "fencelock acquire" took. Before etcd, ZooKeeper and PostgreSQL only the gateway that took a lock renews
+it.
 
 Options:
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -29,10 +28,10 @@ A cluster of three that loses one machine needs no backup: see "fencelock help m
 
 Options (durations like 500ms, 30s, 5m):
 
-  --dir DIR      write to a new file in DIR, which is made if it does not exist: fencelock-20260131T235959Z.backup, by the
-                 time in UTC
-  --every D      go on until INT or TERM, and make one each D, at least 1s: one at once, and one after D. One that fails is
-                 told on standard error, and the next one is tried in its time
+  --dir DIR      write to a new file in DIR, which is made if it does not exist: fencelock-20260131T235959Z.backup, by
+                 the time in UTC
+  --every D      go on until INT or TERM, and make one each D, at least 1s: one at once, and one after D. One that fails
+                 is told on standard error, and the next one is tried in its time
   --keep N       after each that is made, delete the oldest files of such names in DIR, so that N are left. Default: all
 ` + lookOptions + `
 Exit codes:
@@ -59,8 +58,7 @@ func backupMain(args []string) int {
 	f.DurationVar(&to.every, "every", 0, "")
 	f.IntVar(&to.keep, "keep", 0, "")
 	err := s.parseSome(f, args)
-	given := map[string]bool{}
-	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	given := givenOf(f)
 	switch {
 	case err != nil:
 	case to.dir == "" && (given["every"] || given["keep"]):
@@ -74,11 +72,7 @@ func backupMain(args []string) int {
 	case given["keep"] && to.keep < 1:
 		err = fmt.Errorf("--keep %d: it is less than 1", to.keep)
 	}
-	return s.run(err, backupHelp, func(ctx context.Context) error {
-		admin, err := builtin.OpenAdmin(s.backend)
-		if err != nil {
-			return err
-		}
+	return s.runAdmin(err, backupHelp, func(ctx context.Context, admin *builtin.Admin) error {
 		out := s.newPrinter("CLUSTER", "REVISION", "BYTES", "FILE")
 		if to.dir == "" {
 			return s.backUp(ctx, admin, out, s.args[0])

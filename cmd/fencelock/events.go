@@ -22,8 +22,8 @@ Options:
 
   --since REV    begin after the revision REV, with what has happened meanwhile. Default: from now on
 ` + lookOptions + `
-Services keep a limited history. If what happened after REV is no longer kept, fencelock says so, and from which revision
-to go on, after a look at who holds NAME now.
+Services keep a limited history. If what happened after REV is no longer kept, fencelock says so, and from which
+revision to go on, after a look at who holds NAME now.
 
 Exit codes:
 

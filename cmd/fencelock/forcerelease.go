@@ -9,8 +9,8 @@ import (
 
 const forceReleaseHelp = `Usage: fencelock force-release NAME --reason TEXT [options]
 
-Takes the lock NAME away from all who hold it. Whoever waits for it gets it at once, while the former holder may still be
-at work: only a fencing token keeps its writes out. Make sure that it is dead, or that this is better than waiting.
+Takes the lock NAME away from all who hold it. Whoever waits for it gets it at once, while the former holder may still
+be at work: only a fencing token keeps its writes out. Make sure that it is dead, or that this is better than waiting.
 
 Options:
 
@@ -33,29 +33,20 @@ func forceReleaseMain(args []string) int {
 		err = errors.New("--reason is missing")
 	}
 	return s.run(err, forceReleaseHelp, func(ctx context.Context) error {
-		return s.forceRelease(ctx, s.args[0], *reason)
+		return with(ctx, s, backend.CapForceRelease, func(ctx context.Context, d backend.ForceReleaser) error {
+			return s.forceRelease(ctx, d, s.args[0], *reason)
+		})
 	})
 }
 
-func (s *lookSettings) forceRelease(ctx context.Context, name, reason string) error {
-	d, closeDriver, err := open[backend.ForceReleaser](ctx, s, backend.CapForceRelease)
-	if err != nil {
-		return err
-	}
-	defer closeDriver()
-	ctx, cancel := context.WithTimeout(ctx, attemptTime)
-	defer cancel()
-	err = d.ForceRelease(ctx, name, reason)
+func (s *lookSettings) forceRelease(ctx context.Context, d backend.ForceReleaser, name, reason string) error {
+	err := d.ForceRelease(ctx, name, reason)
 	switch {
 	case errors.Is(err, backend.ErrNotHeld):
 		return nobodyError(name)
 	case err != nil:
 		return err
 	}
-	out := s.newPrinter("NAME", "EVENT", "REASON")
 	done := event{Type: string(backend.ChangeForceReleased), Name: name, Reason: reason}
-	if err := out.print(done, []string{done.Name, done.Type, done.Reason}); err != nil {
-		return err
-	}
-	return out.flush()
+	return s.printOne([]string{"NAME", "EVENT", "REASON"}, done, []string{done.Name, done.Type, done.Reason})
 }

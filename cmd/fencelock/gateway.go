@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -21,8 +20,8 @@ import (
 
 const gatewayHelp = `Usage: fencelock gateway --backend URL [options]
 
-Serves locks over HTTP, for every language, before any lock service. It keeps no locks: run as many as you like behind a load
-balancer. docs/HTTP.md tells the calls; so does the gateway, at /docs and /openapi.json.
+Serves locks over HTTP, for every language, before any lock service. It keeps no locks: run as many as you like behind a
+load balancer. docs/HTTP.md tells the calls; so does the gateway, at /docs and /openapi.json.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
@@ -48,8 +47,8 @@ Exit codes:
 const httpListen = "127.0.0.1:7481"
 
 const httpOptions = `  --http-listen ADDRESS  where HTTP is served. Default of gateway: ` + httpListen + `
-  --http-key FILE        at least 16 bytes that all replicas share, so that each renews and releases what another one was
-                         granted. Default: $FENCELOCK_HTTP_KEY, else random
+  --http-key FILE        at least 16 bytes that all replicas share, so that each renews and releases what another one
+                         was granted. Default: $FENCELOCK_HTTP_KEY, else random
 `
 
 // door are the options of what serves HTTP.
@@ -115,12 +114,8 @@ type gatewaySettings struct {
 // gatewayMain is "fencelock gateway".
 func gatewayMain(args []string) int {
 	s, err := parseGateway(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Print(gatewayHelp)
-		return exitOK
-	case err != nil:
-		return usageError("gateway", err)
+	if code, done := unparsed("gateway", gatewayHelp, err); done {
+		return code
 	}
 	if err := s.serve(); err != nil {
 		say("%v", err)
@@ -132,8 +127,7 @@ func gatewayMain(args []string) int {
 func parseGateway(args []string) (*gatewaySettings, error) {
 	s := &gatewaySettings{}
 	var tier string
-	f := flag.NewFlagSet("gateway", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // gatewayMain prints the error, and the help
+	f := newFlags("gateway")
 	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
 	f.StringVar(&tier, "tier", fencelock.Efficiency.String(), "")
 	s.door.define(f, httpListen)
@@ -151,15 +145,10 @@ func parseGateway(args []string) (*gatewaySettings, error) {
 	if s.backend == "" {
 		s.backend = localServer
 	}
-	switch tier {
-	case fencelock.Efficiency.String():
-		s.tier = fencelock.Efficiency
-	case fencelock.Correctness.String():
-		s.tier = fencelock.Correctness
-	default:
-		return nil, fmt.Errorf("--tier %s: want efficiency or correctness", tier)
-	}
 	var err error
+	if s.tier, err = tierOf(tier); err != nil {
+		return nil, err
+	}
 	if s.key, err = s.door.key(); err != nil {
 		return nil, err
 	}

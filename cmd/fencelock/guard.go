@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"strings"
@@ -33,17 +32,19 @@ const guardHelp = `Usage: fencelock guard show [RESOURCE] --store URL [options]
        fencelock guard install --print postgres|mysql [--protect TABLE --resource EXPRESSION] [options]
        fencelock guard install --print s3 --protect BUCKET[/PREFIX]
 
-Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token that
-was granted now, and its space, are printed by
+Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token
+that was granted now, and its space, are printed by
 
        fencelock run --name any --tier correctness -- printenv FENCELOCK_TOKEN FENCELOCK_TOKEN_SPACE
 
   show     prints the guard's terms, and the highest token of RESOURCE
   raise    makes FLOOR the smallest token that is admitted; --clean forgets what needs not be remembered then
-  accept   begins anew: forgets all tokens, and admits those of SPACE from --floor on. No holder of before may write any more
-  install  makes the guard's table in PostgreSQL or MySQL; with --print it prints the statements instead, and with --protect
-           triggers, too, that refuse a write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id" in PostgreSQL,
-           "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what names no condition
+  accept   begins anew: forgets all tokens, and admits those of SPACE from --floor on. No holder of before may write any
+           more
+  install  makes the guard's table in PostgreSQL or MySQL; with --print it prints the statements instead, and with
+           --protect triggers, too, that refuse a write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id"
+           in PostgreSQL, "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what
+           names no condition
 
 Options:
 
@@ -74,8 +75,7 @@ type guardSettings struct {
 // guardMain is "fencelock guard".
 func guardMain(args []string) int {
 	s := &guardSettings{lookSettings: lookSettings{word: "guard"}, closeStore: func() {}}
-	f := flag.NewFlagSet("guard", flag.ContinueOnError)
-	f.SetOutput(io.Discard)
+	f := newFlags("guard")
 	f.StringVar(&s.store, "store", "", "")
 	f.StringVar(&s.table, "table", "", "")
 	f.StringVar(&s.prefix, "prefix", "", "")
@@ -100,14 +100,9 @@ func guardMain(args []string) int {
 
 // parseGuard returns what the first argument asks for.
 func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context.Context) error, error) {
-	for {
-		if err := f.Parse(args); err != nil {
-			return nil, err
-		}
-		if f.NArg() == 0 {
-			break
-		}
-		s.args, args = append(s.args, f.Arg(0)), f.Args()[1:]
+	var err error
+	if s.args, err = parseMixed(f, args); err != nil {
+		return nil, err
 	}
 	if len(s.args) == 0 {
 		return nil, errors.New("show, raise, accept or install is missing")

@@ -8,8 +8,8 @@ import (
 
 const holderHelp = `Usage: fencelock holder NAME [options]
 
-Tells who holds the lock NAME. EXPIRES IN is how long a hold lasts unless it is renewed. The answer may be out of date when
-it arrives: it is for people, and no reason to write anything.
+Tells who holds the lock NAME. EXPIRES IN is how long a hold lasts unless it is renewed. The answer may be out of date
+when it arrives: it is for people, and no reason to write anything.
 
 Options:
 
@@ -35,26 +35,17 @@ func (s *lookSettings) holder(ctx context.Context, name string) error {
 	if s.stale {
 		return s.staleHolder(ctx, name)
 	}
-	d, closeDriver, err := open[backend.Inspector](ctx, s, backend.CapInspect)
-	if err != nil {
-		return err
-	}
-	defer closeDriver()
-	ctx, cancel := context.WithTimeout(ctx, attemptTime)
-	defer cancel()
-	info, err := d.Look(ctx, name)
-	if err != nil {
-		return err
-	}
-	return s.printHolder(lockOf(&info))
+	return with(ctx, s, backend.CapInspect, func(ctx context.Context, d backend.Inspector) error {
+		info, err := d.Look(ctx, name)
+		if err != nil {
+			return err
+		}
+		return s.printHolder(lockOf(&info))
+	})
 }
 
 func (s *lookSettings) printHolder(l lock) error {
-	out := s.newPrinter(lockTitles...)
-	if err := out.print(l, l.rows()...); err != nil {
-		return err
-	}
-	if err := out.flush(); err != nil || l.Held {
+	if err := s.printOne(lockTitles, l, l.rows()...); err != nil || l.Held {
 		return err
 	}
 	return nobodyError(l.Name)

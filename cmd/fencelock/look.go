@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
 )
 
 // This file is what the subcommands have in common that look at a lock service and hold nothing.
@@ -38,8 +38,7 @@ type lookSettings struct {
 // newLook returns settings and the flags that fill them.
 func newLook(word string) (*lookSettings, *flag.FlagSet) {
 	s := &lookSettings{word: word}
-	f := flag.NewFlagSet(word, flag.ContinueOnError)
-	f.SetOutput(io.Discard) // usageError prints the error, and each subcommand has its help
+	f := newFlags(word)
 	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
 	f.BoolVar(&s.json, "json", false, "")
 	return s, f
@@ -68,15 +67,9 @@ func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) er
 }
 
 // parseSome is parse for any number of arguments.
-func (s *lookSettings) parseSome(f *flag.FlagSet, args []string) error {
-	for {
-		if err := f.Parse(args); err != nil {
-			return err
-		}
-		if f.NArg() == 0 {
-			break
-		}
-		s.args, args = append(s.args, f.Arg(0)), f.Args()[1:]
+func (s *lookSettings) parseSome(f *flag.FlagSet, args []string) (err error) {
+	if s.args, err = parseMixed(f, args); err != nil {
+		return err
 	}
 	if s.backend == "" {
 		s.backend = localServer
@@ -86,18 +79,47 @@ func (s *lookSettings) parseSome(f *flag.FlagSet, args []string) error {
 
 // run prints the help if parsing asked for it, complains if it failed, and else does what is to be done.
 func (s *lookSettings) run(parsed error, help string, do func(context.Context) error) int {
-	switch {
-	case errors.Is(parsed, flag.ErrHelp):
-		fmt.Print(help)
-		return exitOK
-	case parsed != nil:
-		return usageError(s.word, parsed)
+	if code, done := unparsed(s.word, help, parsed); done {
+		return code
 	}
 	err := do(context.Background())
 	if err != nil {
 		say("%v", err)
 	}
 	return exitOfLook(err)
+}
+
+// runAdmin is run for what is done by the administration of bundled servers.
+func (s *lookSettings) runAdmin(parsed error, help string, do func(context.Context, *builtin.Admin) error) int {
+	return s.run(parsed, help, func(ctx context.Context) error {
+		admin, err := builtin.OpenAdmin(s.backend)
+		if err != nil {
+			return err
+		}
+		return do(ctx, admin)
+	})
+}
+
+// action is what the first argument of a subcommand such as "member" asks for.
+type action struct {
+	names []string // of the arguments that follow
+	do    func(context.Context, *builtin.Admin) error
+}
+
+// runAction does what the first argument asks for; choice lists what there is.
+func (s *lookSettings) runAction(f *flag.FlagSet, args []string, help, choice string, all map[string]action) int {
+	if len(args) == 0 {
+		return usageError(s.word, fmt.Errorf("%s is missing", choice))
+	}
+	chosen, known := all[args[0]]
+	if known {
+		return s.runAdmin(s.parse(f, args[1:], chosen.names...), help, chosen.do)
+	}
+	err := s.parse(f, args)
+	if !errors.Is(err, flag.ErrHelp) {
+		err = fmt.Errorf("%q: want %s", args[0], choice)
+	}
+	return s.run(err, help, nil)
 }
 
 // open connects to the service, whose driver must be a T with the capabilities.
@@ -125,6 +147,20 @@ func open[T any](ctx context.Context, s *lookSettings, needs backend.Capabilitie
 			backend.ErrUnsupported)
 	}
 	return t, closeDriver, nil
+}
+
+// with opens the service as open does, and has do ask it once, within attemptTime.
+func with[T any](
+	ctx context.Context, s *lookSettings, needs backend.Capabilities, do func(context.Context, T) error,
+) error {
+	d, closeDriver, err := open[T](ctx, s, needs)
+	if err != nil {
+		return err
+	}
+	defer closeDriver()
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	return do(ctx, d)
 }
 
 // printer writes rows, either aligned for people or as JSON.
@@ -171,6 +207,15 @@ func (p *printer) flush() error {
 		return nil
 	}
 	return p.columns.Flush()
+}
+
+// printOne prints one object and nothing else.
+func (s *lookSettings) printOne(titles []string, object any, rows ...[]string) error {
+	out := s.newPrinter(titles...)
+	if err := out.print(object, rows...); err != nil {
+		return err
+	}
+	return out.flush()
 }
 
 // cell is text that cannot break a column or a terminal: names and owners come from others.

@@ -10,14 +10,16 @@ import (
 const maintenanceHelp = `Usage: fencelock maintenance on [options]
        fencelock maintenance off [options]
 
-Has one member of a cluster of bundled servers lead no more, for example while its machine is worked on, or again. With on,
-it hands the leadership over if it has it, and returns once another member leads. From then on the member follows and votes
-as before, and leads only if nobody else does, until off, or until it is started anew. Locks, waiters and sessions stay as
-they are. "fencelock status" says who is in maintenance. Stopping a server needs none of this: INT and TERM hand over too.
+Has one member of a cluster of bundled servers lead no more, for example while its machine is worked on, or again. With
+on, it hands the leadership over if it has it, and returns once another member leads. From then on the member follows
+and votes as before, and leads only if nobody else does, until off, or until it is started anew. Locks, waiters and
+sessions stay as they are. "fencelock status" says who is in maintenance. Stopping a server needs none of this: INT and
+TERM hand over too.
 
 Options:
 
-  --node NODE    which member, by its id; see "fencelock member list". Default: the one at --backend, if that is one address
+  --node NODE    which member, by its id; see "fencelock member list". Default: the one at --backend, if that is one
+                 address
 ` + lookOptions + `
 Exit codes:
 
@@ -36,11 +38,7 @@ func maintenanceMain(args []string) int {
 	if err == nil && !on && s.args[0] != "off" {
 		err = fmt.Errorf("%q: want on or off", s.args[0])
 	}
-	return s.run(err, maintenanceHelp, func(ctx context.Context) error {
-		admin, err := builtin.OpenAdmin(s.backend)
-		if err != nil {
-			return err
-		}
+	return s.runAdmin(err, maintenanceHelp, func(ctx context.Context, admin *builtin.Admin) error {
 		return admin.SetMaintenance(ctx, *node, on)
 	})
 }

@@ -2,9 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
-	"fmt"
 
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -19,10 +16,10 @@ Looks after the members of a cluster of bundled servers.
 list tells who belongs to the cluster. VOTE is no for members that have yet to catch up, and waits for those that nobody
 has approved; ALIVE, whether a member answers the leader now.
 
-add approves the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise, and takes it in if
-it has not asked for that itself. It must have no data yet, and be started with --join. It gets its vote when it has caught
-up. If it is at the address of a member that has lost its data, it takes its place. A server with the --join-key of the
-others needs no add.
+add approves the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise, and takes it in
+if it has not asked for that itself. It must have no data yet, and be started with --join. It gets its vote when it has
+caught up. If it is at the address of a member that has lost its data, it takes its place. A server with the --join-key
+of the others needs no add.
 
 remove takes the member with the id NODE out for good: stop it, and delete its data. To replace a member that is lost,
 remove it and add another one. It is refused if too few of the remaining members answer for a majority.
@@ -51,30 +48,10 @@ type peer struct {
 // memberMain is "fencelock member".
 func memberMain(args []string) int {
 	s, f := newLook("member")
-	actions := map[string]struct {
-		names []string
-		do    func(context.Context, *builtin.Admin) error
-	}{
+	return s.runAction(f, args, memberHelp, "list, add or remove", map[string]action{
 		"list":   {nil, s.listMembers},
 		"add":    {[]string{"ADDRESS"}, s.addMember},
 		"remove": {[]string{"NODE"}, s.removeMember},
-	}
-	if len(args) == 0 {
-		return usageError(s.word, errors.New("list, add or remove is missing"))
-	}
-	action, known := actions[args[0]]
-	if !known {
-		if err := s.parse(f, args); errors.Is(err, flag.ErrHelp) {
-			return s.run(err, memberHelp, nil)
-		}
-		return usageError(s.word, fmt.Errorf("%q: want list, add or remove", args[0]))
-	}
-	return s.run(s.parse(f, args[1:], action.names...), memberHelp, func(ctx context.Context) error {
-		admin, err := builtin.OpenAdmin(s.backend)
-		if err != nil {
-			return err
-		}
-		return action.do(ctx, admin)
 	})
 }
 
@@ -100,11 +77,8 @@ func (s *lookSettings) addMember(ctx context.Context, admin *builtin.Admin) erro
 	if err != nil {
 		return err
 	}
-	out := s.newPrinter("NODE", "PEER ADDRESS", "VOTE")
-	if err := out.print(peerOf(m), []string{m.NodeId, m.PeerAddress, peerOf(m).vote()}); err != nil {
-		return err
-	}
-	return out.flush()
+	p := peerOf(m)
+	return s.printOne([]string{"NODE", "PEER ADDRESS", "VOTE"}, p, []string{p.NodeID, p.PeerAddress, p.vote()})
 }
 
 func (s *lookSettings) removeMember(ctx context.Context, admin *builtin.Admin) error {

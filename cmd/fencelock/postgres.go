@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,8 +14,8 @@ import (
 
 const postgresHelp = `Usage: fencelock postgres migrate [options]
 
-Brings the schema of the PostgreSQL driver to the version of this program, in one transaction. Programs that do so at the
-same time wait for each other. The role must be allowed to create a schema, or to create in it.
+Brings the schema of the PostgreSQL driver to the version of this program, in one transaction. Programs that do so at
+the same time wait for each other. The role must be allowed to create a schema, or to create in it.
 
 Options:
 
@@ -35,8 +33,7 @@ Exit codes:
 // postgresMain is "fencelock postgres".
 func postgresMain(args []string) int {
 	s := lookSettings{word: "postgres"}
-	f := flag.NewFlagSet("postgres", flag.ContinueOnError)
-	f.SetOutput(io.Discard)
+	f := newFlags("postgres")
 	f.StringVar(&s.backend, "dsn", os.Getenv("FENCELOCK_DSN"), "")
 	schema := f.String("schema", "", "")
 	printOnly := f.Bool("print", false, "")

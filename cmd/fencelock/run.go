@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -53,10 +51,10 @@ without the lock, and only a fencing token stops its writes. A lock that was tak
 force-released) may have a new holder before COMMAND is dead; --kill-after 0 makes that time short.
 
 INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to COMMAND's process group. What COMMAND leaves in its process group
-when it exits is ended (TERM, --kill-after, KILL) before the lock is released. A process that leaves the group, by setsid
-for example, is not followed. If standard input is a terminal in whose foreground fencelock runs, COMMAND's group has the
-foreground, and Ctrl-C and Ctrl-Z reach it there. If fencelock is killed with KILL, COMMAND is killed too, on Linux; the
-processes that COMMAND started are not, nor is COMMAND on other systems.
+when it exits is ended (TERM, --kill-after, KILL) before the lock is released. A process that leaves the group, by
+setsid for example, is not followed. If standard input is a terminal in whose foreground fencelock runs, COMMAND's group
+has the foreground, and Ctrl-C and Ctrl-Z reach it there. If fencelock is killed with KILL, COMMAND is killed too, on
+Linux; the processes that COMMAND started are not, nor is COMMAND on other systems.
 
 Exit codes, apart from COMMAND's own:
 
@@ -87,12 +85,8 @@ type runSettings struct {
 // runMain is "fencelock run".
 func runMain(args []string) int {
 	s, err := parseRun(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Print(runHelp)
-		return exitOK
-	case err != nil:
-		return usageError("run", err)
+	if code, done := unparsed("run", runHelp, err); done {
+		return code
 	}
 	// Before the lock: nobody should wait an hour to learn of a typing mistake.
 	if s.path, err = exec.LookPath(s.command[0]); err != nil {
@@ -107,8 +101,7 @@ func parseRun(args []string) (*runSettings, error) {
 	var tier, permits string
 	var shared bool
 	var atLeast time.Duration
-	f := flag.NewFlagSet("run", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // runMain prints the error, and the help is runHelp
+	f := newFlags("run")
 	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
 	f.StringVar(&s.name, "name", "", "")
 	f.StringVar(&tier, "tier", fencelock.Efficiency.String(), "")
@@ -125,18 +118,13 @@ func parseRun(args []string) (*runSettings, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
-	given := map[string]bool{}
-	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	given := givenOf(f)
 	if !given["kill-after"] {
 		s.killAfter = min(5*time.Second, s.ttl/6)
 	}
-	switch tier {
-	case fencelock.Efficiency.String():
-		s.tier = fencelock.Efficiency
-	case fencelock.Correctness.String():
-		s.tier = fencelock.Correctness
-	default:
-		return nil, fmt.Errorf("--tier %s: want efficiency or correctness", tier)
+	var err error
+	if s.tier, err = tierOf(tier); err != nil {
+		return nil, err
 	}
 	switch {
 	case s.backend == "":

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -29,17 +28,17 @@ reaches. Clients find it at fencelock://127.0.0.1:7480.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
-  --config FILE          a file in YAML with options, without the dashes: "data-dir: /var/lib/fencelock". --join may be a
-                         list there, --limit a mapping of names to values. What is no option is refused, with its line.
-                         Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that is not
-                         empty. The command line counts before the environment, and that before the file
+  --config FILE          a file in YAML with options, without the dashes: "data-dir: /var/lib/fencelock". --join may be
+                         a list there, --limit a mapping of names to values. What is no option is refused, with its
+                         line. Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that
+                         is not empty. The command line counts before the environment, and that before the file
   --dev                  keep nothing: for trying out. Its tokens do not fence, and the correctness tier refuses it
   --data-dir DIR         where the data is kept. Default: fencelock-data
   --store KIND           how the log is kept: wal (default) or bolt. It cannot be changed later
   --listen ADDRESS       for clients. Default: 127.0.0.1:7480
   --advertise ADDRESS    what clients are told, if they reach --listen by another name
-  --http-listen ADDRESS  for clients over HTTP, beside --listen and with the same certificates: see fencelock help gateway.
-                         127.0.0.1:7481 for example. Default: none
+  --http-listen ADDRESS  for clients over HTTP, beside --listen and with the same certificates: see fencelock help
+                         gateway. 127.0.0.1:7481 for example. Default: none
   --http-key FILE        at least 16 bytes that all members share, so that each renews and releases what another one was
                          granted over HTTP. Default: $FENCELOCK_HTTP_KEY, else random
   --peer-listen ADDRESS  for the other members. Default: 127.0.0.1:7482
@@ -47,22 +46,23 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
                          what the other members are told, if they reach --peer-listen by another name
   --join A,B,C           peer addresses of the members of the cluster to be in; the own one may be among them
   --join-key FILE        at least 16 bytes that all members share: who has them is approved as a member. Default:
-                         $FENCELOCK_JOIN_KEY, else none: a new member, and one that has lost its data, has no vote before
-                         "fencelock member add" approves it
-  --bootstrap-expect N   make a new cluster once all N members of --join are there, this one included. Give all of them the
-                         same --join. Where a cluster exists already, it is joined
+                         $FENCELOCK_JOIN_KEY, else none: a new member, and one that has lost its data, has no vote
+                         before "fencelock member add" approves it
+  --bootstrap-expect N   make a new cluster once all N members of --join are there, this one included. Give all of them
+                         the same --join. Where a cluster exists already, it is joined
   --min-ttl D            shortest TTL that clients may ask for. Default: 3s, which outlasts the election of a leader
   --max-ttl D            longest TTL that clients may ask for. Default: 24h
   --heartbeat-timeout D  how long a member hears nothing of its leader before it stands for election: 10ms to 10s.
                          Default: 500ms. Give all members the same, also of the next three. --min-ttl must outlast an
                          election, which takes up to twice this and twice --election-timeout
-  --election-timeout D   how long it then waits for votes before it tries again: --heartbeat-timeout, the default, to 10s
-  --leader-lease D       how long a leader hears nothing of most members before it steps down: 5ms to --heartbeat-timeout,
-                         the default
+  --election-timeout D   how long it then waits for votes before it tries again: --heartbeat-timeout, the default, to
+                         10s
+  --leader-lease D       how long a leader hears nothing of most members before it steps down: 5ms to
+                         --heartbeat-timeout, the default
   --commit-timeout D     how soon, at the latest, followers learn what is committed: 1ms to --heartbeat-timeout.
                          Default: 50ms
-  --limit NAME=VALUE     how much the cluster takes on; may be given several times. Give all members the same: those of the
-                         one that leads count. NAME is one of
+  --limit NAME=VALUE     how much the cluster takes on; may be given several times. Give all members the same: those of
+                         the one that leads count. NAME is one of
 %s
   --tls-cert FILE --tls-key FILE
                          certificate for clients, in PEM
@@ -70,7 +70,8 @@ Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
   --peer-cert FILE --peer-key FILE --peer-ca FILE
                          certificate for the other members, which must have one of the same authority. It speaks for the
                          member whose host it names, in --peer-advertise or else --peer-listen, and for no other
-  --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every lock
+  --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every
+                         lock
   --log-format FORMAT    of the log: text (default), or json with one object on each line
   --verbose              log more
 
@@ -163,12 +164,8 @@ const (
 // serveMain is "fencelock serve".
 func serveMain(args []string) int {
 	s, err := parseServe(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		fmt.Print(serveHelp())
-		return exitOK
-	case err != nil:
-		return usageError("serve", err)
+	if code, done := unparsed("serve", serveHelp(), err); done {
+		return code
 	}
 	steadyHeap()
 	return s.serve()
@@ -178,8 +175,7 @@ func serveMain(args []string) int {
 func newServe() (s *serveSettings, f *flag.FlagSet, format, file *string) {
 	s = &serveSettings{}
 	c := &s.config
-	f = flag.NewFlagSet("serve", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // serveMain prints the error, and the help
+	f = newFlags("serve")
 	f.BoolVar(&s.dev, "dev", false, "")
 	f.StringVar(&c.DataDir, "data-dir", "fencelock-data", "")
 	f.StringVar(&s.store, "store", string(replica.StoreWAL), "")
@@ -231,8 +227,7 @@ func parseServe(args []string) (*serveSettings, error) {
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
-	given := map[string]bool{}
-	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	given := givenOf(f)
 	switch {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("%q: serve takes no arguments", f.Arg(0))

@@ -2,9 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -49,31 +46,11 @@ type sessionRow struct {
 func sessionMain(args []string) int {
 	s, f := newLook("session")
 	client := f.String("client", "", "")
-	actions := map[string]struct {
-		names []string
-		do    func(context.Context, *builtin.Admin) error
-	}{
+	return s.runAction(f, args, sessionHelp, "list or end", map[string]action{
 		"list": {nil, func(ctx context.Context, admin *builtin.Admin) error {
 			return s.listSessions(ctx, admin, *client)
 		}},
 		"end": {[]string{"SESSION"}, s.endSession},
-	}
-	if len(args) == 0 {
-		return usageError(s.word, errors.New("list or end is missing"))
-	}
-	action, known := actions[args[0]]
-	if !known {
-		if err := s.parse(f, args); errors.Is(err, flag.ErrHelp) {
-			return s.run(err, sessionHelp, nil)
-		}
-		return usageError(s.word, fmt.Errorf("%q: want list or end", args[0]))
-	}
-	return s.run(s.parse(f, args[1:], action.names...), sessionHelp, func(ctx context.Context) error {
-		admin, err := builtin.OpenAdmin(s.backend)
-		if err != nil {
-			return err
-		}
-		return action.do(ctx, admin)
 	})
 }
 

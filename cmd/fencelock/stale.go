@@ -8,8 +8,9 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 )
 
-const staleOption = `  --stale        ask the first member of a bundled server that answers for what it knows, which may be long over. That works
-                 without a leader and without a majority. Standard error, and "stale" with --json, say how old it may be
+const staleOption = `  --stale        ask the first member of a bundled server that answers for what it knows, which may
+                 be long over. That works without a leader and without a majority. Standard error, and "stale" with
+                 --json, say how old it may be
 `
 
 // stale marks what one member knows.

@@ -18,22 +18,22 @@ which these know. Each has two seconds to answer. The log positions tell how far
 Options:
 
 ` + lookOptions + `
-ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable; "maintenance" beside it
-is that of "fencelock maintenance". APPLIED is how far the
+ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable; "maintenance" beside
+it is that of "fencelock maintenance". APPLIED is how far the
 member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server with --dev.
 
 A member that is unreachable is stopped, stands still, or cannot be reached from here, which does not say that the other
 members cannot reach it either. The last line on standard error says what follows if they cannot.
 
-Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. One that
-differs is told of here and in its log. Either it is wrong or the leader is: "fencelock verify" looks for damage on a disk.
-If a single member differs, it is that one: give it an empty directory. If all but the leader do, it is the leader: have
-another one lead ("fencelock transfer"), then give it an empty directory.
+Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. One
+that differs is told of here and in its log. Either it is wrong or the leader is: "fencelock verify" looks for damage on
+a disk. If a single member differs, it is that one: give it an empty directory. If all but the leader do, it is the
+leader: have another one lead ("fencelock transfer"), then give it an empty directory.
 
 Exit codes:
 
-    0  all members at the addresses of --backend answer, know a leader and agree with it, so that this can serve as a health
-       check
+    0  all members at the addresses of --backend answer, know a leader and agree with it, so that this can serve as a
+       health check
    64  the command line makes no sense
    69  one of them does not answer, knows no leader, or differs from the leader
 `
@@ -60,14 +60,10 @@ type member struct {
 // statusMain is "fencelock status".
 func statusMain(args []string) int {
 	s, f := newLook("status")
-	return s.run(s.parse(f, args), statusHelp, s.status)
+	return s.runAdmin(s.parse(f, args), statusHelp, s.status)
 }
 
-func (s *lookSettings) status(ctx context.Context) error {
-	admin, err := builtin.OpenAdmin(s.backend)
-	if err != nil {
-		return err
-	}
+func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin) error {
 	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE",
 		"VERSION")
 	var wrong []error
@@ -80,6 +76,7 @@ func (s *lookSettings) status(ctx context.Context) error {
 		if err := out.print(m, m.row()); err != nil {
 			return err
 		}
+		var err error
 		switch {
 		case answer.Err != nil:
 			err = fmt.Errorf("%s: %w", m.Address, answer.Err)

@@ -8,13 +8,14 @@ import (
 
 const transferHelp = `Usage: fencelock transfer [options]
 
-Has another member of a cluster of bundled servers lead, for example before the machine of the leader is stopped. Clients
-follow it within a second; locks, waiters and sessions stay as they are. It prints the id of the member that leads then.
+Has another member of a cluster of bundled servers lead, for example before the machine of the leader is stopped.
+Clients follow it within a second; locks, waiters and sessions stay as they are. It prints the id of the member that
+leads then.
 
 Options:
 
-  --to NODE      the member that is to lead, by its id; see "fencelock member list". Default: the one that has the most of the
-                 log
+  --to NODE      the member that is to lead, by its id; see "fencelock member list". Default: the one that has the most
+                 of the log
 ` + lookOptions + `
 Exit codes:
 
@@ -33,21 +34,11 @@ type leads struct {
 func transferMain(args []string) int {
 	s, f := newLook("transfer")
 	to := f.String("to", "", "")
-	return s.run(s.parse(f, args), transferHelp, func(ctx context.Context) error { return s.transfer(ctx, *to) })
-}
-
-func (s *lookSettings) transfer(ctx context.Context, to string) error {
-	admin, err := builtin.OpenAdmin(s.backend)
-	if err != nil {
-		return err
-	}
-	id, err := admin.TransferLeadership(ctx, to)
-	if err != nil {
-		return err
-	}
-	out := s.newPrinter("LEADER")
-	if err := out.print(leads{id}, []string{id}); err != nil {
-		return err
-	}
-	return out.flush()
+	return s.runAdmin(s.parse(f, args), transferHelp, func(ctx context.Context, admin *builtin.Admin) error {
+		id, err := admin.TransferLeadership(ctx, *to)
+		if err != nil {
+			return err
+		}
+		return s.printOne([]string{"LEADER"}, leads{id}, []string{id})
+	})
 }

@@ -11,8 +11,8 @@ import (
 
 const verifyHelp = `Usage: fencelock verify [options]
 
-Reads all of the data directory of a server that is stopped: every entry of its log and every snapshot, by their checksums,
-and carries the log out in memory. A server does the former whenever it starts, and does not start on damage.
+Reads all of the data directory of a server that is stopped: every entry of its log and every snapshot, by their
+checksums, and carries the log out in memory. A server does the former whenever it starts, and does not start on damage.
 
 UNSUMMED are entries that a version without checksums wrote: damage in them is noticed only if they make no sense.
 
@@ -58,17 +58,13 @@ func (s *lookSettings) verify(dir string) error {
 	if err != nil {
 		return verifyError{err}
 	}
-	out := s.newPrinter("NODE", "CLUSTER", "FIRST", "LAST", "SNAPSHOT", "UNSUMMED", "REVISION")
+	titles := []string{"NODE", "CLUSTER", "FIRST", "LAST", "SNAPSHOT", "UNSUMMED", "REVISION"}
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	p := verified{v.Node, v.Cluster, v.First, v.Last, v.Snapshot, v.Unsummed, v.Revision}
-	err = out.print(p, []string{
+	return s.printOne(titles, p, []string{
 		v.Node, v.Cluster, number(v.First), number(v.Last), number(v.Snapshot), strconv.Itoa(v.Unsummed),
 		number(v.Revision),
 	})
-	if err != nil {
-		return err
-	}
-	return out.flush()
 }
 
 // exitOfVerify is the exit code for a data directory that is not well.

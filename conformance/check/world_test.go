@@ -94,7 +94,7 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 	synctest.Test(t, func(t *testing.T) {
 		clock := backend.GoClock()
 		w := &world{
-			t: t, store: memory.NewStore(&memory.StoreOptions{Clock: clock}), ttl: 2 * time.Second,
+			t: t, store: memory.NewStore(&memory.Options{Clock: clock}), ttl: 2 * time.Second,
 			r: NewRecorder(Options{Clock: clock}), holders: map[string]string{},
 			keys: map[string]string{}, heard: make(chan struct{}),
 		}

@@ -232,7 +232,7 @@ func (d bound) Describe() backend.Description {
 // Where holds do not wander, a replica knows of those that it had that they are over, and of others nothing.
 func TestHoldsOfAnotherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})
+		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
 		drivers := []*memory.Driver{store.Driver(), store.Driver()}
 		one, two := newDoor(t, bound{drivers[0]}), newDoor(t, bound{drivers[1]})
 		defer func() {
@@ -295,7 +295,7 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 // A replica that has never heard of a hold renews and releases it.
 func TestReplicasShareHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.NewStore(&memory.StoreOptions{Clock: backend.GoClock()})
+		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
 		drivers := []*memory.Driver{store.Driver(), store.Driver()}
 		one, two := newDoor(t, drivers[0]), newDoor(t, drivers[1])
 		defer func() {

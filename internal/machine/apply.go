@@ -1,6 +1,9 @@
 package machine
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Apply carries out one command and returns its result, and what happened to others by it, in the order in which it
 // happened.
@@ -182,13 +185,7 @@ func (s *session) acknowledge(seq uint64) {
 
 func (s *session) find(seq uint64) (int, bool) {
 	return slices.BinarySearchFunc(s.results, seq, func(r remembered, seq uint64) int {
-		switch {
-		case r.seq < seq:
-			return -1
-		case r.seq > seq:
-			return 1
-		}
-		return 0
+		return cmp.Compare(r.seq, seq)
 	})
 }
 

@@ -51,7 +51,7 @@ func (m *Machine) end(h *hold, as Event, linger bool) {
 		m.removeHold(h)
 		return
 	}
-	m.linger(h)
+	m.moveHold(h, SessionID{})
 	m.notices = append(m.notices, Notice{
 		Type: NoticeLingering, Name: h.Name, RequestID: h.ID, Token: h.token, MinHold: h.MinHold,
 	})

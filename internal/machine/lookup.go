@@ -30,14 +30,6 @@ type Hold struct {
 	Lingering bool
 }
 
-// Wait is one place in one or several queues, for those who look.
-type Wait struct {
-	Ticket   uint64
-	Session  SessionID
-	Requests []Request
-	Since    int64 // Unix nanoseconds by the leader's clock; for people
-}
-
 // Info is one name.
 type Info struct {
 	Name    string
@@ -45,14 +37,6 @@ type Info struct {
 	Waiters int    // waits that have a request for this very name
 	// Revision of the machine when it was looked at: EventsSince it follows without a gap.
 	Revision uint64
-}
-
-// Session is one session, for those who look.
-type Session struct {
-	ID    SessionID
-	TTL   time.Duration
-	Holds []Hold // by token
-	Waits []Wait // by ticket
 }
 
 // SessionTTL is what the leader needs to time a session.
@@ -129,67 +113,35 @@ func (m *Machine) List(prefix, after string, limit int) (infos []Info, more bool
 	return infos, more
 }
 
-// Session returns a session with all that hangs on it.
-func (m *Machine) Session(id SessionID) (Session, bool) {
+// SessionOpen tells whether the session is open. It costs one look into a map.
+func (m *Machine) SessionOpen(id SessionID) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	s := m.sessions[id]
-	if s == nil {
-		return Session{}, false
-	}
-	shown := Session{ID: id, TTL: s.ttl, Holds: show(len(s.holds), slices.Values(sorted(s.holds)))}
-	for _, w := range sorted(s.waits) {
-		shown.Waits = append(shown.Waits,
-			Wait{Ticket: w.ticket, Session: w.session, Requests: w.requests, Since: w.since})
-	}
-	return shown, true
+	return m.sessions[id] != nil
 }
 
-// SessionOpen tells whether the session is open, and its TTL. It costs one look into a map.
-func (m *Machine) SessionOpen(id SessionID) (time.Duration, bool) {
+// Sessions returns all open sessions, sorted by id: for operators, and for a new leader, who gives each a full TTL.
+func (m *Machine) Sessions() []SessionUsage {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	s := m.sessions[id]
-	if s == nil {
-		return 0, false
-	}
-	return s.ttl, true
-}
-
-// Sessions returns all open sessions, sorted by id: for a new leader, who gives each a full TTL.
-func (m *Machine) Sessions() []SessionTTL {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	all := make([]SessionTTL, 0, len(m.sessions))
+	all := make([]SessionUsage, 0, len(m.sessions))
 	for _, s := range m.sessionsByID() {
-		all = append(all, SessionTTL{s.id, s.ttl, s.due})
+		all = append(all, SessionUsage{SessionTTL{s.id, s.ttl, s.due}, s.client, len(s.holds), len(s.waits)})
 	}
 	return all
 }
 
-// HoldOf returns the hold of that request for name, lingering ones not among them: for the leader, who decides about
-// Command.Linger. Unless t is zero, only a hold with that token.
-func (m *Machine) HoldOf(name, requestID string, t fencing.Token) (Hold, bool) {
+// Minimums returns all holds that have a MinHold, by token, lingering ones among them: for a new leader, who gives each
+// the full time. It looks at every hold.
+func (m *Machine) Minimums() []Hold {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	h, _ := m.find(name, requestID)
-	if h == nil || t != 0 && t != h.token {
-		return Hold{}, false
-	}
-	return h.show(), true
-}
-
-// Lingering returns all lingering holds, by token: for a new leader, who gives each a full MinHold. It looks at every
-// hold.
-func (m *Machine) Lingering() []Hold {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	var left []*hold
+	var found []*hold
 	for _, h := range m.holds {
-		if h.lingering() {
-			left = append(left, h)
+		if h.MinHold > 0 {
+			found = append(found, h)
 		}
 	}
-	slices.SortFunc(left, func(a, b *hold) int { return cmp.Compare(a.token.Order(), b.token.Order()) })
-	return show(len(left), slices.Values(left))
+	slices.SortFunc(found, func(a, b *hold) int { return cmp.Compare(a.token.Order(), b.token.Order()) })
+	return show(len(found), slices.Values(found))
 }

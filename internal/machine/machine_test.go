@@ -428,7 +428,7 @@ func TestSessionEnds(t *testing.T) {
 		}
 		r.want(Command{Op: op, Session: sid("a")}, CodeNoSession)
 		r.want(ask("a", "x"), CodeNoSession)
-		if _, open := r.m.SessionOpen(sid("a")); open {
+		if r.m.SessionOpen(sid("a")) {
 			t.Error("the session is open")
 		}
 	}
@@ -450,7 +450,7 @@ func TestOpenSession(t *testing.T) {
 	r.want(Command{Op: OpOpenSession, Session: sid("a"), TTL: time.Minute}, CodeConflict)
 	r.want(Command{Op: OpOpenSession, Session: sid("b")}, CodeInvalid)
 	r.want(Command{Op: OpOpenSession, TTL: time.Second}, CodeInvalid)
-	if got := r.m.Sessions(); len(got) != 1 || got[0] != (SessionTTL{sid("a"), time.Second, 0}) {
+	if got := r.m.Sessions(); len(got) != 1 || got[0].SessionTTL != (SessionTTL{sid("a"), time.Second, 0}) {
 		t.Errorf("sessions %v", got)
 	}
 }

@@ -20,6 +20,7 @@ func (m *Machine) move(s *session, c *Command) *Result {
 	return notHeld()
 }
 
+// moveHold has h hang on another session; on none, it lingers, and goes on excluding others.
 func (m *Machine) moveHold(h *hold, to SessionID) {
 	m.disown(h)
 	moved := *h

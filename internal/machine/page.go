@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -74,10 +75,7 @@ func (f *firstEntries) add(name, id string, token fencing.Token) {
 // prune sorts the entries and leaves out those beyond the limit.
 func (f *firstEntries) prune() {
 	slices.SortFunc(f.entries, func(a, b SessionEntry) int {
-		if order := strings.Compare(a.Name, b.Name); order != 0 {
-			return order
-		}
-		return strings.Compare(a.RequestID, b.RequestID)
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.RequestID, b.RequestID))
 	})
 	for n := f.limit; n < len(f.entries); n++ {
 		if f.entries[n].Name != f.entries[n-1].Name {

@@ -100,17 +100,6 @@ func (m *Machine) removeHold(h *hold) {
 	m.disown(h)
 }
 
-// linger takes h from its session and lets it go on excluding others.
-func (m *Machine) linger(h *hold) {
-	m.disown(h)
-	left := *h
-	left.session = SessionID{}
-	m.holds[h.token.Order()] = &left
-	for _, c := range m.claimsOf(h) {
-		m.names[c.name].replaceHold(&left)
-	}
-}
-
 // disown undoes own.
 func (m *Machine) disown(h *hold) {
 	s := m.sessions[h.session]

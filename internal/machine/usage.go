@@ -40,14 +40,3 @@ type SessionUsage struct {
 	Client       string // whose it is; empty: nobody's
 	Holds, Waits int
 }
-
-// Usages returns all open sessions, sorted by id.
-func (m *Machine) Usages() []SessionUsage {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	all := make([]SessionUsage, 0, len(m.sessions))
-	for _, s := range m.sessionsByID() {
-		all = append(all, SessionUsage{SessionTTL{s.id, s.ttl, s.due}, s.client, len(s.holds), len(s.waits)})
-	}
-	return all
-}

@@ -1,7 +1,7 @@
 package redisconn
 
-// This file checks the clients that New functions are given: both drivers take any UniversalClient of go-redis, so that
-// what is missing shows at run time only.
+// This file is what both drivers check of what their New functions are given. They take any UniversalClient of
+// go-redis, so that what is missing shows at run time only.
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // CheckClient refuses no client at all: nil, and a nil pointer of any type, which is not nil as an interface and would
@@ -23,7 +23,12 @@ func CheckClient(c goredis.UniversalClient) error {
 	if c != nil {
 		value = fmt.Sprintf("(%T)(nil)", c)
 	}
-	return &backend.InvalidError{
-		Kind: backend.ErrInvalidOption, What: "client", Value: value, Why: "New needs a go-redis client",
-	}
+	return kit.InvalidOption("client", value, "New needs a go-redis client")
 }
+
+const (
+	// DefaultPrefix starts every key and channel unless Options.KeyPrefix does.
+	DefaultPrefix = "fencelock:"
+	// NoBraces is why a prefix with braces is refused.
+	NoBraces = "braces are the hash tag of a lock's keys"
+)

@@ -2,7 +2,7 @@ package redisconn
 
 // This file connects to the servers of a URL and remembers why that failed. go-redis answers a connection that cannot
 // be made in time with the bare end of the context; the reason, such as a certificate that nobody trusts, is what the
-// URL's author needs. See URL.Explain.
+// URL's author needs. See URL.Look.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
-// Package redisconn is what the Redis drivers have in common beside the script: what a failed exchange means, whether a
-// server is fit for locks, the subscription on which pushes arrive, and the words of requests and answers. Package
-// redis uses it on one server or cluster, package redlock on several servers at once.
+// Package redisconn is what the Redis drivers have in common beside the script: how calls begin, what a failed exchange
+// means, whether a server is fit for locks, the subscription on which pushes arrive, and the words of requests and
+// answers. Package redis uses it on one server or cluster, package redlock on several servers at once.
 package redisconn
 
 import (
@@ -170,6 +170,11 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
+}
+
+// Tell is CallError for a call to defer: it gives *err the words of the contract.
+func Tell(ctx context.Context, driver, call, name string, err *error) {
+	*err = CallError(ctx, driver, call, name, *err)
 }
 
 // Unrenewed is the answer to a Renew that err has kept from asking anything: the same error for every grant, each with

@@ -19,13 +19,13 @@ func Backoff(n int) time.Duration {
 // Pause waits for Backoff(n). It is false if ctx ended.
 func Pause(ctx context.Context, n int) bool { return PauseFor(ctx, Backoff(n)) }
 
-// attempt is the least that a context has to leave for another attempt.
-const attempt = 20 * time.Millisecond
+// tryTime is the least that a context has to leave for another try.
+const tryTime = 20 * time.Millisecond
 
-// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for an attempt lasts
-// until ctx ends: that attempt could only say that time is over, and not why the ones before have failed.
+// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for a try lasts until ctx
+// ends: that try could only say that time is over, and not why the ones before have failed.
 func PauseFor(ctx context.Context, d time.Duration) bool {
-	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+attempt {
+	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+tryTime {
 		d = time.Until(at) + time.Second // bounded, for a context that never ends although its deadline has passed
 	}
 	// Bounded in any case: the timer ends with this call.
@@ -37,6 +37,18 @@ func PauseFor(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Await waits until all have ended, or for ctx.
+func Await(ctx context.Context, all ...<-chan struct{}) error {
+	for _, ended := range all {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // WithDeadline bounds an exchange without the cost of a timer: go-redis sets the connection's deadline from the

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// However the end of the context falls between two attempts, the answer is why they failed.
+// However the end of the context falls between two tries, the answer is why they failed.
 func TestBeginTellsTheFaultAndNotTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := &Failure{Cause: errors.New("refused")}
 		for limit := range 200 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(limit+1)*time.Millisecond)
 			calls := 0
-			err := Begin(ctx, true, func(ctx context.Context) error {
+			err := begin(ctx, true, func(ctx context.Context) error {
 				calls++
-				time.Sleep(5 * time.Millisecond) // an attempt that does not look at its context
+				time.Sleep(5 * time.Millisecond) // a try that does not look at its context
 				if calls > 1 && ctx.Err() != nil {
 					return &Failure{Cause: ctx.Err(), Fatal: true}
 				}
@@ -37,7 +37,7 @@ func TestPauseEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 25*time.Millisecond)
 		defer cancel()
 		if PauseFor(ctx, 10*time.Millisecond) || time.Since(began) != 25*time.Millisecond {
-			t.Errorf("a pause that leaves no time for an attempt ended after %v", time.Since(began))
+			t.Errorf("a pause that leaves no time for a try ended after %v", time.Since(began))
 		}
 		if !PauseFor(t.Context(), 10*time.Millisecond) {
 			t.Error("a pause that nothing ends was cut short")

@@ -1,8 +1,7 @@
 package redisconn
 
-// This file is when to look at a service: before the first call, once for all that wait for it, and beside the calls
-// from then on. What to look at is the driver's (look functions of package redis and redlock); server.go reads one
-// server.
+// This file is how calls begin, and when to look at a service: before the first call, once for all that wait for it,
+// and beside the calls from then on. What to look at is the driver's; server.go reads one server.
 
 import (
 	"context"
@@ -35,9 +34,16 @@ const (
 	misfit
 )
 
-// Probe looks at a service before the first call, once for all who wait for it, and again later. The zero Probe is
-// ready. All methods may be called by several goroutines.
+// Probe counts calls in, and looks at their service before the first one, once for all who wait for it, and again
+// later. It is ready when its exported fields are set. All methods may be called by several goroutines.
 type Probe struct {
+	// Gate counts the calls, and the looks.
+	Gate *kit.Gate
+	// Unfit is what New found wrong. Every call answers it, as New does no I/O and has no error of its own.
+	Unfit error
+	// Look is one look at the service. It ends with Note.
+	Look func(context.Context) error
+
 	// passed says that a look has ended well. It is never taken back: what is held can be kept and given back on a
 	// service that has become unfit.
 	passed atomic.Bool
@@ -61,18 +67,69 @@ type probing struct {
 // Passed reports whether a look has ended well.
 func (p *Probe) Passed() bool { return p.passed.Load() }
 
-// Ready lets a call pass whose service was found fit, and looks at it first if it was not, or not yet. A look that is
-// stale is made again beside the calls, and what it finds is for those that come later: calls do not wait for a
-// question whose answer is nearly always the same. look ends with Note.
-func (p *Probe) Ready(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
-	if !p.Passed() || p.found.Load() == misfit {
-		return p.Join(ctx, gate, look)
+// Begin counts a call in whose service was found fit, and looks at it first if it was not, or not yet. Unless it fails,
+// Gate.Leave follows. A look that is stale is made again beside the calls, and what it finds is for those that come
+// later: calls do not wait for a question whose answer is nearly always the same.
+func (p *Probe) Begin(ctx context.Context) error {
+	return p.enter(func() error {
+		if err := ctx.Err(); err != nil {
+			return &Failure{Cause: err, Fatal: true}
+		}
+		if !p.Passed() || p.found.Load() == misfit {
+			return p.join(ctx, p.Look)
+		}
+		// One of the calls that find it stale starts the look; the others go on, as what was found last still holds.
+		if p.found.CompareAndSwap(stale, fits) {
+			p.Gate.Go(func(ctx context.Context) { _ = p.join(ctx, p.Look) }) // Note has the outcome
+		}
+		return nil
+	})
+}
+
+// BeginAcquire is Begin for requests that a driver which describes itself as d can serve. If they wait, faults before
+// the call are repeated for as long as ctx lasts.
+func (p *Probe) BeginAcquire(ctx context.Context, d backend.Description, rs ...backend.Request) error {
+	if err := kit.ValidateSet(d, rs); err != nil {
+		return err
 	}
-	// One of the calls that find it stale starts the look; the others go on, as what was found last still holds.
-	if p.found.CompareAndSwap(stale, fits) {
-		gate.Go(func(ctx context.Context) { _ = p.Join(ctx, gate, look) }) // Note has the outcome
+	return begin(ctx, rs[0].Wait, p.Begin)
+}
+
+// BeginKnown is Begin for a service that need only have been fit once: for calls on what is held, which can be kept and
+// given back whatever became of the service since.
+func (p *Probe) BeginKnown(ctx context.Context) error {
+	return p.enter(func() error {
+		if p.Passed() {
+			return nil
+		}
+		return p.join(ctx, p.Look)
+	})
+}
+
+// enter counts a call in if pass lets it.
+func (p *Probe) enter(pass func() error) error {
+	if err := p.Gate.Enter(); err != nil {
+		return err
 	}
-	return nil
+	err := p.Unfit
+	if err == nil {
+		err = pass()
+	}
+	if err != nil {
+		p.Gate.Leave()
+	}
+	return err
+}
+
+// Ping joins the look that is under way, or makes the one that it is given.
+func (p *Probe) Ping(ctx context.Context, look func(context.Context) error) error {
+	switch {
+	case p.Gate.Closed():
+		return backend.ErrClosed
+	case p.Unfit != nil:
+		return p.Unfit
+	}
+	return p.join(ctx, look)
 }
 
 // Suspect has the service looked at again with the next call, unless that was just done: many calls fail together when
@@ -104,9 +161,9 @@ func (p *Probe) Note(now backend.Instant, err error) {
 	time.AfterFunc(redisscript.Jitter(again), func() { p.found.CompareAndSwap(fits, stale) })
 }
 
-// Join joins the look that is under way, or starts one among gate. It returns within ctx; the look may go on without
-// its caller, since others wait for it too.
-func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Context) error) error {
+// join joins the look that is under way, or starts one. It returns within ctx; the look may go on without its caller,
+// since others wait for it too.
+func (p *Probe) join(ctx context.Context, look func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return &Failure{Cause: err, Fatal: true}
 	}
@@ -115,7 +172,7 @@ func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Cont
 	if run == nil {
 		run = &probing{done: make(chan struct{})}
 		// The look belongs to the gate and not to its first caller, who may leave.
-		if !gate.Go(func(ctx context.Context) { p.end(run, look(ctx)) }) {
+		if !p.Gate.Go(func(ctx context.Context) { p.end(run, look(ctx)) }) {
 			p.mu.Unlock()
 			return backend.ErrClosed
 		}
@@ -130,7 +187,7 @@ func (p *Probe) Join(ctx context.Context, gate *kit.Gate, look func(context.Cont
 	}
 }
 
-// end passes the outcome to all who wait. The next Join starts a new look.
+// end passes the outcome to all who wait. The next join starts a new look.
 func (p *Probe) end(run *probing, err error) {
 	if err == nil {
 		p.passed.Store(true)
@@ -142,12 +199,12 @@ func (p *Probe) end(run *probing, err error) {
 	close(run.done)
 }
 
-// Begin calls begin, which probes what has to be probed before a call, and after a fault again if the call waits. When
+// begin calls once, which probes what has to be probed before a call, and after a fault again if the call waits. When
 // ctx ends meanwhile, the last fault is the answer: it says why nothing was asked for.
-func Begin(ctx context.Context, wait bool, begin func(context.Context) error) error {
+func begin(ctx context.Context, wait bool, once func(context.Context) error) error {
 	var last error
 	for n := 1; ; n++ {
-		err := begin(ctx)
+		err := once(ctx)
 		var f *Failure
 		switch {
 		case err == nil:

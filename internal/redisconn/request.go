@@ -7,6 +7,7 @@ package redisconn
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,12 +15,13 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// HoldOf returns the hold that an attempt of client asks for, with a nonce that no other attempt of that client has.
-func HoldOf(r backend.Request, client, nonce string) redisscript.Hold {
+// HoldOf returns the hold that the n-th try of client asks for. Its nonce is short, since it travels in every value and
+// every push, and of two nonces of one length the greater one is the later one: the script relies on that.
+func HoldOf(r backend.Request, client string, n uint64) redisscript.Hold {
 	h := redisscript.Hold{
 		PX:     max(r.TTL, r.MinHold),
 		Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
-		Client: client, Nonce: nonce, Request: r.RequestID, ID: r.HoldID, Owner: r.Owner,
+		Client: client, Nonce: strconv.FormatUint(n, 36), Request: r.RequestID, ID: r.HoldID, Owner: r.Owner,
 	}
 	if len(r.Metadata) > 0 {
 		text, _ := json.Marshal(r.Metadata) // which cannot fail for strings

@@ -73,10 +73,23 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	}, nil
 }
 
-// Explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected
+// Look pings the driver that was made for the URL, and closes it if that fails. Its error says what to change.
+func (u *URL) Look(ctx context.Context, d interface {
+	Ping(context.Context) error
+	Close(context.Context) error
+}) error {
+	err := d.Ping(ctx)
+	if err == nil {
+		return nil
+	}
+	_ = d.Close(context.WithoutCancel(ctx)) // the reason is err
+	return u.explain(err)
+}
+
+// explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected
 // when the time was over, and what the URL's author may have overlooked. A server that closes the connection at the
 // first byte is taken for one that expects TLS.
-func (u *URL) Explain(err error) error {
+func (u *URL) explain(err error) error {
 	last := u.failed.Load()
 	timeOver := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 	if last != nil && timeOver && !errors.Is(err, *last) {

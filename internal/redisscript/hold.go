@@ -18,7 +18,7 @@ type Hold struct {
 	Shared         bool          // beside other shared holds
 	Permits, Limit int           // so many of limit permits, if not zero
 	Client         string        // whose channel hears of the hand-over
-	Nonce          string        // of one attempt of the client
+	Nonce          string        // of one try of the client
 	Request        string        // the secret key: Request.RequestID
 	ID             string        // what may be shown: Request.HoldID
 	Owner          string

@@ -80,15 +80,15 @@ const (
 	Release = "r"
 	// Remove takes away whatever a request has, hold or place: request.
 	Remove = "x"
-	// Cancel takes away whatever one attempt has, hold or place, unless others were answered with it: value.
+	// Cancel takes away whatever one try has, hold or place, unless others were answered with it: value.
 	Cancel = "c"
 	// Expire is Release for a hold of any kind, unless others were answered with it: start of the value, ms that the
 	// name stays closed.
 	Expire = "e"
-	// Quit gives back one attempt's hold or place on a server that has exclusive holds only: start of the value, ms
-	// that the name stays closed. Redlock's.
+	// Quit gives back one try's hold or place on a server that has exclusive holds only: start of the value, ms that
+	// the name stays closed. Redlock's.
 	Quit = "q"
-	// Decline gives back what was handed to an attempt that has ended: client, nonce. A push says no more than these.
+	// Decline gives back what was handed to a try that has ended: client, nonce. A push says no more than these.
 	Decline = "d"
 	// Renew prolongs a hold and never shortens it: start of the value, px. The answer is 1, or 0 for no hold.
 	Renew = "n"
@@ -221,7 +221,7 @@ func Millis(d time.Duration) string {
 type PushKind uint8
 
 const (
-	// PushOffered: the lock was handed over to the attempt Push.Nonce, for OfferTime, until it accepts.
+	// PushOffered: the lock was handed over to the try Push.Nonce, for OfferTime, until it accepts.
 	PushOffered PushKind = iota
 	// PushClosed: the lock stays closed for Push.For, although nobody holds it.
 	PushClosed

@@ -229,6 +229,7 @@ local function careful()
 				local p = s.parse(v)
 				if p and p.client == client then queued[p.nonce] = true end
 			end
+			call('HDEL', seen, '!' .. client, '?' .. client) -- it may have been offered the name just now
 		end
 		if held then
 			local px, c, n = hand.field(held)

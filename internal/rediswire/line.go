@@ -95,9 +95,9 @@ type Line struct {
 	// ended is closed by end, once the line is closed and its last connection has ended.
 	ended chan struct{}
 
-	// Why the last attempt to connect failed.
+	// Why the last try to connect failed.
 	refused *redisconn.Failure
-	// How many attempts have failed in a row.
+	// How many tries have failed in a row.
 	misses int
 	// When to make the next one.
 	retry time.Time
@@ -205,7 +205,7 @@ func (l *Line) reach() {
 // while, longer each time, or says the same again if the line is Ordered, since there others can answer instead: a
 // server that is gone must not cost a connection for every step.
 //
-// Only the steps that were pending before the attempt fail with it. Those that came meanwhile have another attempt.
+// Only the steps that were pending before the try fail with it. Those that came meanwhile have another try.
 func (l *Line) connect(wait bool) {
 	if wait && !l.o.Ordered {
 		// This goroutine alone sets retry, and there is one at a time.

@@ -235,7 +235,7 @@ func (x *call) renewInLog() <-chan struct{} {
 
 // whyNotRenewed tells a session that ended from one of which the outcome is open.
 func (x *call) whyNotRenewed() error {
-	if _, open := x.machine().SessionOpen(x.session); open {
+	if x.machine().SessionOpen(x.session) {
 		return refused(lockpb.Code_CODE_UNAVAILABLE, "",
 			"the session is about to end, or was opened just now: ask again")
 	}

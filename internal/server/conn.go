@@ -412,7 +412,7 @@ func (x *call) checkAttached() error {
 	if !x.speaks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == x.conn {
 		return nil
 	}
-	if _, open := x.machine().SessionOpen(x.session); !open {
+	if !x.machine().SessionOpen(x.session) {
 		return nil // the log tells
 	}
 	return notAttached()

@@ -47,7 +47,7 @@ func TestHalfClosedStreamEndsItsSessions(t *testing.T) {
 				t.Errorf("the client that leaves is told %v", g)
 			}
 			waiter.hold(own, "y")
-			if _, open := s.replica.State.Machine.SessionOpen([16]byte(session)); open {
+			if s.replica.State.Machine.SessionOpen([16]byte(session)) {
 				t.Error("the session is open")
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 const (
@@ -44,9 +45,9 @@ type outbox struct {
 	taken   int    // bytes of these
 	closed  bool   // nothing is added any more
 
-	ready chan struct{} // has room for one: there is something to send, or closed
-	calm  chan struct{} // has room for one: there is room for events again
-	still chan struct{} // has room for one: there is room for the next look
+	ready bell.Bell // there is something to send, or closed
+	calm  bell.Bell // there is room for events again
+	still bell.Bell // there is room for the next look
 }
 
 // sized is a reply with its size.
@@ -57,7 +58,7 @@ type sized struct {
 
 func newOutbox(unread *atomic.Int64) *outbox {
 	return &outbox{
-		unread: unread, ready: make(chan struct{}, 1), calm: make(chan struct{}, 1), still: make(chan struct{}, 1),
+		unread: unread, ready: bell.New(), calm: bell.New(), still: bell.New(),
 	}
 }
 
@@ -94,7 +95,7 @@ func sizeOf(r *lockpb.Reply) int { return proto.Size(r) + 64 }
 func (o *outbox) put(r *lockpb.Reply, size int) {
 	o.replies = append(o.replies, sized{r, size})
 	o.count(size)
-	signal(o.ready)
+	o.ready.Ring()
 }
 
 // count adds n bytes. The caller holds o.mu.
@@ -149,11 +150,11 @@ func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	if o.replies = o.replies[n:]; len(o.replies) == 0 {
 		o.replies = nil
 	} else {
-		signal(o.ready)
+		o.ready.Ring()
 	}
 	if o.quiet() {
-		signal(o.calm)
-		signal(o.still)
+		o.calm.Ring()
+		o.still.Ring()
 	}
 	return batch, o.closed && len(o.replies) == 0
 }
@@ -166,12 +167,4 @@ func (o *outbox) isCalm() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.quiet()
-}
-
-// signal fills a channel that has room for one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

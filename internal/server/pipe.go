@@ -41,6 +41,12 @@ func (s *Server) Attach(ctx context.Context) ClientStream {
 		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth),
 		toClient: make(chan *lockpb.ServerMessage, pipeDepth), closed: make(chan struct{}),
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended { // Close may be waiting for those that are attached already
+		cancel()
+		return clientEnd{p}
+	}
 	s.attaching.Go(func() {
 		defer cancel()
 		_ = s.serveStream(serverEnd{p}) // the client finds the stream ended

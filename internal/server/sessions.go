@@ -34,7 +34,7 @@ func (a *admin) ListSessions(q *lockpb.ListSessionsRequest, out grpc.ServerStrea
 	if r == nil {
 		return a.server.notLeading()
 	}
-	all := a.server.replica.State.Machine.Usages()
+	all := a.server.replica.State.Machine.Sessions()
 	if q.GetClient() != "" {
 		all = slices.DeleteFunc(all, func(u machine.SessionUsage) bool { return u.Client != q.GetClient() })
 	}
@@ -61,7 +61,7 @@ func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*l
 		return nil, s.notLeading()
 	}
 	all := s.replica.State.Machine.Sessions()
-	i := slices.IndexFunc(all, func(x machine.SessionTTL) bool { return sessionName(x.ID) == q.GetName() })
+	i := slices.IndexFunc(all, func(x machine.SessionUsage) bool { return sessionName(x.ID) == q.GetName() })
 	if i < 0 {
 		return nil, status.Errorf(codes.NotFound, "no session %q is open", q.GetName())
 	}

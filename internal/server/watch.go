@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
@@ -27,7 +28,7 @@ type watches struct {
 	mu      sync.Mutex
 	all     map[uint64]*watch // by the number of the request
 	running bool
-	added   chan struct{} // has room for one
+	added   bell.Bell // a watch was added
 }
 
 type watch struct {
@@ -73,11 +74,11 @@ func (c *conn) addWatch(w *watch, announce func()) bool {
 		return false
 	}
 	if c.watches.all == nil {
-		c.watches.all, c.watches.added = map[uint64]*watch{}, make(chan struct{}, 1)
+		c.watches.all, c.watches.added = map[uint64]*watch{}, bell.New()
 	}
 	announce()
 	c.watches.all[w.number] = w
-	signal(c.watches.added)
+	c.watches.added.Ring()
 	if !c.watches.running && c.begin() {
 		c.watches.running = true
 		go func() {

@@ -42,7 +42,7 @@ func (k *Timekeeper) push(d *deadline) {
 	d.seen = k.next(d)
 	heap.Push(&k.heap, d)
 	if d.index == 0 {
-		signal(k.wake)
+		k.wake.Ring()
 	}
 }
 
@@ -54,7 +54,7 @@ func (k *Timekeeper) move(d *deadline) {
 	d.seen = k.next(d)
 	heap.Fix(&k.heap, d.index)
 	if d.index == 0 {
-		signal(k.wake)
+		k.wake.Ring()
 	}
 }
 
@@ -90,12 +90,4 @@ func (h *deadlineHeap) Pop() any {
 	*h = old[:len(old)-1]
 	d.index = -1
 	return d
-}
-
-// signal fills a channel that has room for one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

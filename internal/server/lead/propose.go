@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -57,7 +58,7 @@ type proposer struct {
 	queue lanes
 	ended error // set once run is over
 
-	wake   chan struct{} // has room for one: there is something in the queue
+	wake   bell.Bell // there is something in the queue
 	places chan struct{}
 	flying chan flight
 }
@@ -74,7 +75,7 @@ type flight struct {
 
 func newProposer(log journal, now func() time.Time) *proposer {
 	return &proposer{
-		log: log, now: now, wake: make(chan struct{}, 1),
+		log: log, now: now, wake: bell.New(),
 		places: make(chan struct{}, entriesInFlight), flying: make(chan flight, entriesInFlight),
 	}
 }
@@ -89,7 +90,7 @@ func (p *proposer) submit(x Proposal) error {
 	if !p.queue.add(x) {
 		return ErrBusy
 	}
-	signal(p.wake)
+	p.wake.Ring()
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -62,14 +63,14 @@ type Timekeeper struct {
 	sessions map[machine.SessionID]*deadline
 	minimums map[fencing.Token]*deadline
 	heap     deadlineHeap
-	wake     chan struct{} // has room for one: the first deadline has moved forward
+	wake     bell.Bell // the first deadline has moved forward
 }
 
 func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *Timekeeper {
 	return &Timekeeper{
 		now: now, propose: propose,
 		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{},
-		wake: make(chan struct{}, 1),
+		wake: bell.New(),
 	}
 }
 
@@ -78,16 +79,13 @@ func newTimekeeper(now func() time.Time, propose func(machine.Command, func(erro
 func (k *Timekeeper) inherit(m *machine.Machine) {
 	now := k.now()
 	for _, s := range m.Sessions() {
-		k.found(s, now)
-		if all, ok := m.Session(s.ID); ok {
-			for _, h := range all.Holds {
-				k.Granted(h.Name, h.Token, h.MinHold)
-			}
-		}
+		k.found(s.SessionTTL, now)
 	}
-	for _, h := range m.Lingering() {
+	for _, h := range m.Minimums() {
 		k.Granted(h.Name, h.Token, h.MinHold)
-		k.linger(h.Name, h.Token)
+		if h.Lingering {
+			k.linger(h.Name, h.Token)
+		}
 	}
 }
 

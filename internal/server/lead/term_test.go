@@ -143,7 +143,7 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				end()
 
 				for i, f := range l.replicas {
-					if _, open := f.Machine.Session(id); open == forge {
+					if open := f.Machine.SessionOpen(id); open == forge {
 						t.Errorf("replica %d: session is open: %v; entries of every term count: %v", i, open, forge)
 					}
 					if held := len(f.Machine.Holder("x").Holders) > 0; held == forge {

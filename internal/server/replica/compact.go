@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 const (
@@ -33,10 +35,10 @@ type logSizes struct {
 	first uint64 // entry
 	sizes []int  // of it and those after it
 	total int
-	grown chan struct{} // has room for one: the log is larger than compactBytes
+	grown bell.Bell // the log is larger than compactBytes
 }
 
-func newLogSizes() *logSizes { return &logSizes{grown: make(chan struct{}, 1)} }
+func newLogSizes() *logSizes { return &logSizes{grown: bell.New()} }
 
 // add notes an entry, which comes after those that are there.
 func (s *logSizes) add(l *raft.Log) {
@@ -48,7 +50,7 @@ func (s *logSizes) add(l *raft.Log) {
 	size := len(l.Data) + len(l.Extensions)
 	s.sizes = append(s.sizes, size)
 	if s.total += size; s.total > compactBytes {
-		signal(s.grown)
+		s.grown.Ring()
 	}
 }
 

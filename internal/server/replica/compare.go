@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // Members that carried out the same log have the same state. A fault of memory, or one of this code, can make that
@@ -37,7 +39,7 @@ type comparison struct {
 	leaders stateHash // the last one that the leader told
 	agreed  uint64    // the index at which both were the same last; zero: never
 	differs uint64    // the index at which they were not; zero: never since the state was taken from a snapshot
-	made    chan struct{}
+	made    bell.Bell // a hash was made
 }
 
 // mark takes the hash of the present state, which is that after the entry with index, in the background. While one is
@@ -54,16 +56,13 @@ func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 	}
 	c.busy = true
 	go func() {
-		hash, err := state.machine.Hash()
+		hash := state.machine.Hash()
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.busy = false
-		if err != nil {
-			return
-		}
 		c.own = stateHash{index, hex.EncodeToString(hash[:]), c.version}
 		c.compare()
-		signal(c.made)
+		c.made.Ring()
 	}()
 }
 

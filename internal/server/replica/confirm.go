@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats answers
@@ -21,15 +23,15 @@ type confirmer struct {
 
 	mu      sync.Mutex
 	waiting []func(error)
-	ended   error         // set once run has returned
-	wake    chan struct{} // has room for one: somebody waits
-	rounds  uint64        // how many rounds were needed
-	nudges  chan struct{} // has room for one: heartbeats are wanted that nobody has asked for yet
+	ended   error     // set once run has returned
+	wake    bell.Bell // somebody waits
+	rounds  uint64    // how many rounds were needed
+	nudges  bell.Bell // heartbeats are wanted that nobody has asked for yet
 }
 
 func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *confirmer {
 	return &confirmer{
-		raft: r, proof: p, self: self, term: term, wake: make(chan struct{}, 1), nudges: make(chan struct{}, 1),
+		raft: r, proof: p, self: self, term: term, wake: bell.New(), nudges: bell.New(),
 	}
 }
 
@@ -44,7 +46,7 @@ func (c *confirmer) ask(then func(error)) {
 	}
 	c.waiting = append(c.waiting, then)
 	c.mu.Unlock()
-	signal(c.wake)
+	c.wake.Ring()
 }
 
 // run answers until ctx ends, with the cause of which all the others are answered.
@@ -104,7 +106,7 @@ func (c *confirmer) prove(ctx context.Context) bool {
 		}
 		if !nudged {
 			nudged = true
-			signal(c.nudges)
+			c.nudges.Ring()
 		}
 		select {
 		case <-c.proof.changed:

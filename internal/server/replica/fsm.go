@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
@@ -98,7 +99,7 @@ type FSM struct {
 func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	return &FSM{
 		Machine: m, changed: changed, fatal: fatal, now: time.Now, clock: Clock{from: time.Now()},
-		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: make(chan struct{}, 1)},
+		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: bell.New()},
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
 // transport is what raft needs of the network.
@@ -30,7 +32,7 @@ type proof struct {
 	term  uint64 // of what follows
 	peers map[raft.ServerID]progress
 
-	changed chan struct{} // has room for one: something was acknowledged
+	changed bell.Bell // something was acknowledged
 }
 
 // progress is what one follower has acknowledged in the present term.
@@ -40,7 +42,7 @@ type progress struct {
 }
 
 func newProof(t transport, s *silence) *proof {
-	return &proof{transport: t, silence: s, changed: make(chan struct{}, 1)}
+	return &proof{transport: t, silence: s, changed: bell.New()}
 }
 
 // AppendEntries implements raft.Transport.
@@ -137,7 +139,7 @@ func (p *proof) acknowledge(id raft.ServerID, term uint64, ack progress) {
 		p.peers[id] = progress{max(old.request, ack.request), max(old.index, ack.index)}
 	}
 	p.mu.Unlock()
-	signal(p.changed)
+	p.changed.Ring()
 }
 
 // mark returns the number of the last request that was sent. Later ones have greater numbers.

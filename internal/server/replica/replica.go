@@ -283,11 +283,3 @@ func (r *Replica) awaitLanding(landed <-chan error) error {
 		return raft.ErrRaftShutdown
 	}
 }
-
-// signal fills a channel that has room for one.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}

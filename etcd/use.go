@@ -19,11 +19,11 @@ import (
 // Leaving them in the value would not do: a comparison orders values as a whole and cannot look into them.
 //
 // Comparisons are on the safe side: where they fail for nothing (a foreign key, permits that would fit) the queue is
-// read and insist decides; where they hold, nothing excludes the claim.
+// read and sinceRead decides; where they hold, nothing excludes the request.
 
-// claim is what a request wants of a name, see kit.Use for the rule. Limit is 0 for exclusive and shared claims, which
-// may share a queue; permits share one only with permits of their own limit.
-type claim kit.Use
+// use is what a request wants of a name, see kit.Use for the rule. Limit is 0 for exclusive and shared uses, which may
+// share a queue; permits share one only with permits of their own limit.
+type use kit.Use
 
 // The directories below a name's own.
 const (
@@ -31,80 +31,80 @@ const (
 	permitsDir = "+permits/"
 )
 
-// part returns the path between a name's directory and the last part of a key. claimOf is its inverse.
-func (c claim) part() string {
-	switch c.Kind {
+// part returns the path between a name's directory and the last part of a key. useOf is its inverse.
+func (u use) part() string {
+	switch u.Kind {
 	case backend.KindShared:
 		return sharedDir
 	case backend.KindPermits:
-		return c.limitDir() + strconv.Itoa(c.Permits) + "/"
+		return u.limitDir() + strconv.Itoa(u.Permits) + "/"
 	}
 	return ""
 }
 
 // limitDir is the directory of all permits of one limit.
-func (c claim) limitDir() string { return permitsDir + strconv.Itoa(c.Limit) + "/" }
+func (u use) limitDir() string { return permitsDir + strconv.Itoa(u.Limit) + "/" }
 
-// claimOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive: then
+// useOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive: then
 // nobody holds beside it, which is safe whatever it means.
-func claimOf(part string) claim {
+func useOf(part string) use {
 	if part == sharedDir {
-		return claim{Kind: backend.KindShared}
+		return use{Kind: backend.KindShared}
 	}
 	if rest, ok := strings.CutPrefix(part, permitsDir); ok {
 		limit, permits, _ := strings.Cut(strings.TrimSuffix(rest, "/"), "/")
-		c := claim{Kind: backend.KindPermits}
+		c := use{Kind: backend.KindPermits}
 		c.Limit, _ = strconv.Atoi(limit)
 		c.Permits, _ = strconv.Atoi(permits)
 		if 1 <= c.Permits && c.Permits <= c.Limit && c.part() == part {
 			return c
 		}
 	}
-	return claim{}
+	return use{}
 }
 
-// use is the entry as kit.Blockers and kit.Holders want it.
-func (e entry) use() kit.Use { return kit.Use(e.claim) }
+// kitUse is the entry as kit.Blockers and kit.Holders want it.
+func (e entry) kitUse() kit.Use { return kit.Use(e.use) }
 
-// blockers returns which of the entries before a claim keep it out: the nearest ones, of which at least one must go. It
-// is empty if the claim holds.
-func (c claim) blockers(before []entry) []entry { return kit.Blockers(before, entry.use, kit.Use(c)) }
+// blockers returns which of the entries before a request keep it out: the nearest ones, of which at least one must go.
+// It is empty if the request holds.
+func (u use) blockers(before []entry) []entry { return kit.Blockers(before, entry.kitUse, kit.Use(u)) }
 
 // mismatch is an error that wraps ErrLimitMismatch, and names who is in the way, if the queue of a name has something
-// that the claim does not mix with. It is asked of the whole queue: also waiters decide what a name is used for.
-func (c claim) mismatch(name string, queue []entry) error {
+// that the request does not mix with. It is asked of the whole queue: also waiters decide what a name is used for.
+func (u use) mismatch(name string, queue []entry) error {
 	for _, e := range queue {
 		switch {
-		case e.claim.Limit == c.Limit:
-		case e.claim.Limit == 0:
+		case e.use.Limit == u.Limit:
+		case e.use.Limit == 0:
 			return fmt.Errorf("%w: %q is in use without permits, by %s", backend.ErrLimitMismatch, name, e.value.Owner)
 		default:
 			return fmt.Errorf("%w: %q has %d permits, of which %s asked for %d",
-				backend.ErrLimitMismatch, name, e.claim.Limit, e.value.Owner, e.claim.Permits)
+				backend.ErrLimitMismatch, name, e.use.Limit, e.value.Owner, e.use.Permits)
 		}
 	}
 	return nil
 }
 
 // holders returns the entries of a queue that hold, which are the first ones.
-func holders(queue []entry) []entry { return kit.Holders(queue, entry.use) }
+func holders(queue []entry) []entry { return kit.Holders(queue, entry.kitUse) }
 
-// free returns comparisons that are true only if nothing in dir keeps the claim out, and key is vacant. For a shared
-// claim these are three: nothing before the directory of shared keys, nothing behind it, and the key. Every other claim
-// asks for an empty directory: permits cannot be counted by comparisons, and what fits beside others takes a second
-// request.
-func (c claim) free(dir, key string) []clientv3.Cmp {
-	if c.Kind == backend.KindShared {
+// free returns comparisons that are true only if nothing in dir keeps the request out, and key is vacant. For a shared
+// request these are three: nothing before the directory of shared keys, nothing behind it, and the key. Every other
+// request asks for an empty directory: permits cannot be counted by comparisons, and what fits beside others takes a
+// second request.
+func (u use) free(dir, key string) []clientv3.Cmp {
+	if u.Kind == backend.KindShared {
 		return append(nothingBeside(dir, sharedDir), vacant(key))
 	}
 	return []clientv3.Cmp{nothingBelow(dir)}
 }
 
-// mixes returns comparisons that are true only if nothing in dir is of a kind or limit that the claim does not mix
+// mixes returns comparisons that are true only if nothing in dir is of a kind or limit that the request does not mix
 // with.
-func (c claim) mixes(dir string) []clientv3.Cmp {
-	if c.Kind == backend.KindPermits {
-		return nothingBeside(dir, c.limitDir())
+func (u use) mixes(dir string) []clientv3.Cmp {
+	if u.Kind == backend.KindPermits {
+		return nothingBeside(dir, u.limitDir())
 	}
 	return []clientv3.Cmp{nothingBelow(dir + permitsDir)}
 }
@@ -129,48 +129,48 @@ func unchanged(dir string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(dir), "<", revision+1).WithPrefix()
 }
 
-// ahead reads what may keep the claim out of dir: the latest keys before its own, and only as many as can matter. That
-// is one for an exclusive claim, the last exclusive one for a shared claim, and for permits as many as take too many if
-// each takes one. So the answer is as small in a queue of a thousand as in one of two, though etcd sorts the range for
-// it.
+// ahead reads what may keep the request out of dir: the latest keys before its own, and only as many as can matter.
+// That is one for an exclusive request, the last exclusive one for a shared request, and for permits as many as take
+// too many if each takes one. So the answer is as small in a queue of a thousand as in one of two, though etcd sorts
+// the range for it.
 //
 // revision is where its own key was created; 0 in the transaction that creates it, which reads that key too. Foreign
 // keys may hide what is looked for: see attempt.before.
-func (c claim) ahead(dir string, revision int64) clientv3.Op {
+func (u use) ahead(dir string, revision int64) clientv3.Op {
 	from, end, nearest := dir, clientv3.GetPrefixRangeEnd(dir), 1
-	switch c.Kind {
+	switch u.Kind {
 	case backend.KindShared:
-		// Behind the shared keys stand the exclusive requests: there are no permits beside a shared claim.
+		// Behind the shared keys stand the exclusive requests: there are no permits beside a shared hold.
 		from = clientv3.GetPrefixRangeEnd(dir + sharedDir)
 	case backend.KindPermits:
-		from, end = c.permitsRange(dir)
+		from, end = u.permitsRange(dir)
 		// With one permit each, so many before it and its own are one more than the limit: the nearest blockers are
 		// among them.
-		nearest = min(c.Limit-c.Permits, math.MaxInt32) + 1
+		nearest = min(u.Limit-u.Permits, math.MaxInt32) + 1
 	}
 	options := append(clientv3.WithLastCreate(), clientv3.WithRange(end))
 	switch {
 	case revision != 0:
 		options = append(options, clientv3.WithMaxCreateRev(revision-1))
 	// Ours is the last one in the range, and counts.
-	case c.Kind != backend.KindShared:
+	case u.Kind != backend.KindShared:
 		nearest++
 	}
 	return clientv3.OpGet(from, append(options, clientv3.WithLimit(int64(nearest)))...)
 }
 
-// permitsRange is the range of all keys with permits of the claim's limit.
-func (c claim) permitsRange(dir string) (from, end string) {
-	return dir + c.limitDir(), clientv3.GetPrefixRangeEnd(dir + c.limitDir())
+// permitsRange is the range of all keys with permits of the use's limit.
+func (u use) permitsRange(dir string) (from, end string) {
+	return dir + u.limitDir(), clientv3.GetPrefixRangeEnd(dir + u.limitDir())
 }
 
 // watched returns the key, or the range of keys, where the deletion of any of these blockers shows.
 //
 // Where more than one keeps permits out, all who wait are told of the end of every hold, and those ask the server that
 // it may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
-func (c claim) watched(dir string, blockers []entry) (key, end string) {
+func (u use) watched(dir string, blockers []entry) (key, end string) {
 	if len(blockers) == 1 {
 		return blockers[0].key, ""
 	}
-	return c.permitsRange(dir)
+	return u.permitsRange(dir)
 }

@@ -6,15 +6,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-func exclusively() claim              { return claim{Kind: backend.KindExclusive} }
-func sharing() claim                  { return claim{Kind: backend.KindShared} }
-func taking(permits, limit int) claim { return claim{backend.KindPermits, permits, limit} }
+func exclusively() use              { return use{Kind: backend.KindExclusive} }
+func sharing() use                  { return use{Kind: backend.KindShared} }
+func taking(permits, limit int) use { return use{backend.KindPermits, permits, limit} }
 
 func TestClaimIsReadBackFromItsKey(t *testing.T) {
 	t.Parallel()
-	for _, c := range []claim{exclusively(), sharing(), taking(1, 1), taking(2, 8), taking(8, 8), taking(1, 1<<40)} {
+	for _, c := range []use{exclusively(), sharing(), taking(1, 1), taking(2, 8), taking(8, 8), taking(1, 1<<40)} {
 		part, id := splitKey(c.part() + "4f2a")
-		if got := claimOf(part); got != c || id != "4f2a" {
+		if got := useOf(part); got != c || id != "4f2a" {
 			t.Errorf("%+v became %+v with the id %q", c, got, id)
 		}
 	}
@@ -23,7 +23,7 @@ func TestClaimIsReadBackFromItsKey(t *testing.T) {
 		"+permits/8/9/", "+permits/8/0/", "+permits/08/1/", "+permits/8/+1/", "+permits/8/",
 		"+permits//1/", "+permits/8/1/2/", "+permits/99999999999999999999/1/", "+shared/x/", "+later/", "x/",
 	} {
-		if got := claimOf(part); got != exclusively() {
+		if got := useOf(part); got != exclusively() {
 			t.Errorf("%q is read as %+v", part, got)
 		}
 	}
