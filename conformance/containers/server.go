@@ -320,7 +320,6 @@ func (s *Server) start(ctx context.Context) error {
 			return fmt.Errorf("%s: start: no answer: %w\n%s", s, ctx.Err(), s.node.logs(context.WithoutCancel(ctx)))
 		}
 	}
-	s.paused = false
 	s.setAddr(addr)
 	return nil
 }
@@ -342,12 +341,10 @@ func (s *Server) stop(ctx context.Context) error {
 	if !s.running() {
 		return nil
 	}
-	if err := s.resume(ctx); err != nil {
-		return err
-	}
-	if err := s.node.kill(ctx); err != nil {
+	if err := s.node.kill(ctx); err != nil { // a paused one too: it does nothing more
 		return fmt.Errorf("%s: stop: %w", s, err)
 	}
+	s.paused = false
 	s.setAddr("")
 	return nil
 }
