@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -186,10 +187,10 @@ const forcedFor = 60
 // victimsPerTxn stays below the operations that a server allows in a transaction, counting nested ones.
 const victimsPerTxn = 50
 
-// ForceRelease ends all holds of name that it finds, 50 in a transaction; waiters take their turns meanwhile, and are
-// not ended. The victims learn it at their next renewal, for the reason backend.ReasonForceReleased, and by their
-// tokens at once where they write. reason is shown to those who Watch the name. A name that nobody holds is
-// backend.ErrNotHeld. After another error some of the holds may have ended.
+// ForceRelease ends all holds of name that it finds, 50 in a transaction or as many as the server allows; waiters take
+// their turns meanwhile, and are not ended. The victims learn it at their next renewal, for the reason
+// backend.ReasonForceReleased, and by their tokens at once where they write. reason is shown to those who Watch the
+// name. A name that nobody holds is backend.ErrNotHeld. After another error some of the holds may have ended.
 func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
 	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
 }
@@ -242,18 +243,35 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	}
 	// Every part writes the trace again, beside the deletions that it explains. A transaction that finds none of its
 	// victims has written it for nothing.
-	for part := range slices.Chunk(victims, victimsPerTxn) {
+	var deleted atomic.Bool
+	all, errs := make([]int, len(victims)), make([]error, len(victims))
+	for i := range all {
+		all[i] = i
+	}
+	inParts(all, victimsPerTxn, func(part []int) error {
 		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
-		for _, v := range part {
-			stands := []clientv3.Cmp{created(v.key, v.revision)}
-			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
+		for _, i := range part {
+			stands := []clientv3.Cmp{created(victims[i].key, victims[i].revision)}
+			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(victims[i].key)}, nil))
 		}
 		resp, err := d.commit(ctx, nil, ops, nil)
-		if resp == nil {
-			return ended, err
+		if resp != nil {
+			err = nil
+			for _, r := range resp.Responses[1:] {
+				if r.GetResponseTxn().Succeeded {
+					deleted.Store(true)
+				}
+			}
 		}
-		for _, r := range resp.Responses[1:] {
-			ended = ended || r.GetResponseTxn().Succeeded
+		for _, i := range part {
+			errs[i] = err
+		}
+		return err
+	})
+	ended = deleted.Load()
+	for _, err := range errs {
+		if err != nil {
+			return ended, err
 		}
 	}
 	// There is nothing to explain.

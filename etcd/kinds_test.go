@@ -210,44 +210,6 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 		}
 	})
 
-	t.Run("all readers are forced away, however many", func(t *testing.T) {
-		const name, readers = "crowd", 2*victimsPerTxn + 3
-		start, err := one.Look(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var victims []backend.Grant
-		for range readers {
-			victims = append(victims, mustAcquire(t, one, sharing().asks(name, false)))
-		}
-		writing := acquireLater(t, two, exclusively().asks(name, true))
-		if err := three.ForceRelease(t.Context(), name, "moved"); err != nil {
-			t.Fatal(err)
-		}
-		writer := mustGet(t, writing)
-		for i, renewal := range one.Renew(t.Context(), victims) {
-			notHeld := (*backend.NotHeldError)(nil)
-			if !errors.As(renewal.Err, &notHeld) || notHeld.Reason != backend.ReasonForceReleased {
-				t.Fatalf("renewal of reader %d = %v, want force-released", i, renewal.Err)
-			}
-		}
-		count := map[backend.ChangeType]int{}
-		for e, err := range one.Watch(t.Context(), name, start.Revision) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			if count[e.Type]++; e.Token == writer.Token {
-				break
-			}
-			if e.Type == backend.ChangeForceReleased && e.Reason != "moved" {
-				t.Errorf("the reason is %q", e.Reason)
-			}
-		}
-		if count[backend.ChangeForceReleased] != readers || count[backend.ChangeAcquired] != readers+1 {
-			t.Errorf("told %v of %d readers", count, readers)
-		}
-	})
-
 	t.Run("what a late request of a reader left is swept away", func(t *testing.T) {
 		const name = "late"
 		mustAcquire(t, one, exclusively().asks("keeps the lease", false))
@@ -261,6 +223,53 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 		s.doubt()
 		mustAcquire(t, two, exclusively().asks(name, true))
 	})
+}
+
+// Holds are ended in parts that the server allows, and their waiter gets in after the last.
+func TestAllReadersAreForcedAwayHoweverMany(t *testing.T) {
+	t.Parallel()
+	for args, server := range map[string]*containers.EtcdServer{
+		"": containers.Etcd(t), "--max-txn-ops 9": containers.Etcd(t, containers.Args("--max-txn-ops", "9")),
+	} {
+		t.Run("server"+args, func(t *testing.T) {
+			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
+			const name, readers = "crowd", 2*victimsPerTxn + 3
+			start, err := one.Look(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var victims []backend.Grant
+			for range readers {
+				victims = append(victims, mustAcquire(t, one, sharing().asks(name, false)))
+			}
+			writing := acquireLater(t, two, exclusively().asks(name, true))
+			if err := three.ForceRelease(t.Context(), name, "moved"); err != nil {
+				t.Fatal(err)
+			}
+			writer := mustGet(t, writing)
+			for i, renewal := range one.Renew(t.Context(), victims) {
+				notHeld := (*backend.NotHeldError)(nil)
+				if !errors.As(renewal.Err, &notHeld) || notHeld.Reason != backend.ReasonForceReleased {
+					t.Fatalf("renewal of reader %d = %v, want force-released", i, renewal.Err)
+				}
+			}
+			count := map[backend.ChangeType]int{}
+			for e, err := range one.Watch(t.Context(), name, start.Revision) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if count[e.Type]++; e.Token == writer.Token {
+					break
+				}
+				if e.Type == backend.ChangeForceReleased && e.Reason != "moved" {
+					t.Errorf("the reason is %q", e.Reason)
+				}
+			}
+			if count[backend.ChangeForceReleased] != readers || count[backend.ChangeAcquired] != readers+1 {
+				t.Errorf("told %v of %d readers", count, readers)
+			}
+		})
+	}
 }
 
 func permits(t *testing.T, server *containers.EtcdServer) {
