@@ -154,7 +154,7 @@ func (s *suite) attempt(c Clause) (r Result, violated bool) {
 }
 
 // selected tells whether -test.run may want the test of that name. It decides only what is started ahead,
-// so it need not be exact: a clause that it misses runs when its turn comes.
+// so it need not be exact: a clause that it misses, as behind a | that is in no brackets, runs when its turn comes.
 func selected(name string) bool {
 	parts := strings.Split(name, "/")
 	if f := flag.Lookup("test.run"); f != nil && f.Value.String() != "" {
