@@ -2,8 +2,10 @@ package postgres_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -22,9 +24,10 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// pooler starts a PgBouncer in front of a server, and returns its address. As under a service manager, the socket on
-// which it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends itself when a
-// request to cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer.
+// pooler starts a PgBouncer in front of a server, and returns an address that leads to it. As under a service manager,
+// the socket on which it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends
+// itself when a request to cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer. What
+// brings that about most often, that who asks goes first, is kept from it: see toPooler.
 func pooler(t testing.TB, server *containers.PostgresServer, mode string) string {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
@@ -98,7 +101,7 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 		close(stop)
 		<-stopped
 	})
-	listen := listener.Addr().String()
+	listen := toPooler(t, listener.Addr().String())
 	pool := newPool(t, urlOf(listen))
 	for ctx := soon(t, 60*time.Second); pool.Ping(ctx) != nil; {
 		if ctx.Err() != nil {
@@ -107,6 +110,56 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 		time.Sleep(20 * time.Millisecond) // until it listens
 	}
 	return listen
+}
+
+// toPooler returns an address that leads to the pooler at addr. The connection of a request to cancel stays open until
+// the pooler ends it, though who has asked may have gone.
+func toPooler(t testing.TB, addr string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	lead := func(from net.Conn) {
+		defer from.Close()
+		to, err := net.Dial("tcp", addr)
+		if err != nil {
+			return
+		}
+		defer to.Close()
+		first := make([]byte, 8) // the length of the first message, and what it asks for
+		if _, err := io.ReadFull(from, first); err != nil {
+			return
+		}
+		first = append(first, make([]byte, binary.BigEndian.Uint16(first[2:])-8)...)
+		if _, err := io.ReadFull(from, first[8:]); err != nil {
+			return
+		}
+		_, _ = to.Write(first) // at once: 1.18 takes no part of it
+		const cancel = 80877102
+		asksToCancel := binary.BigEndian.Uint32(first[4:]) == cancel
+		go func() {
+			_, _ = io.Copy(to, from)
+			if !asksToCancel {
+				_ = to.Close()
+			}
+		}()
+		_, _ = io.Copy(from, to)
+		if asksToCancel {
+			_, _ = io.Copy(io.Discard, to) // where from has gone
+		}
+	}
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go lead(from)
+		}
+	}()
+	return listener.Addr().String()
 }
 
 // launch starts a server that ends with the tests at the latest. The channel is closed when it has ended.
