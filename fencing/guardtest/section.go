@@ -122,6 +122,9 @@ func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
 					old = "0"
 				}
 				n, err := strconv.Atoi(old)
+				// Time for the others to come too early, which a busy machine would not give them: a guard that keeps
+				// them out tells nobody that they wait.
+				time.Sleep(time.Millisecond)
 				return strconv.Itoa(n + 1), err
 			})
 			cancel()
