@@ -121,7 +121,7 @@ func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) 
 	}
 	heal()
 	if err := lease.Release(within(t, 30*time.Second)); err != nil && !errors.Is(err, fencelock.ErrLost) {
-		t.Errorf("release after the fault: %v", err)
+		w.Errorf(t, sickTimeout/10, "release after the fault: %v", err)
 	}
 	if swallows {
 		return
