@@ -204,23 +204,31 @@ func (t *Term) admit(m member, consent bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
 	defer cancel()
 	r := t.replica
-	servers := r.servers()
-	known := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID == m.ID })
-	if known >= 0 && string(servers[known].Address) == m.Peer {
+	if r.isMember(m) {
 		return t.approve(ctx, m.ID, consent)
 	}
 	// Nothing is changed before the one who answers there has said who it is.
 	a, proven, err := r.askForKey(ctx, m.Peer)
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("cannot reach you at %s: %w", m.Peer, err)
-	case a.ID != m.ID:
+	}
+	if a.ID != m.ID {
 		return fmt.Errorf("at %s is %s, not %s", m.Peer, a.ID, m.ID)
-	case known < 0 && !a.Fresh:
-		return errNotFresh
 	}
 	if err := r.checkLevel(a.Level); err != nil {
 		return err
+	}
+	// One at a time, and by what the members are now: while we asked, another request may have let in this server, or
+	// the last one that may wait.
+	r.admitting.Lock()
+	defer r.admitting.Unlock()
+	if r.isMember(m) {
+		return t.approve(ctx, m.ID, consent || proven)
+	}
+	servers := r.servers()
+	known := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID == m.ID })
+	if known < 0 && !a.Fresh {
+		return errNotFresh
 	}
 	consent = consent || proven
 	before := slices.IndexFunc(servers, func(server raft.Server) bool {
@@ -252,6 +260,13 @@ func (t *Term) admit(m member, consent bool) error {
 	}
 	// The vote of one that moved goes with it.
 	return r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
+}
+
+// isMember reports whether a server is a member under its name and at its address.
+func (r *Replica) isMember(m member) bool {
+	return slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
+		return server.ID == m.ID && string(server.Address) == m.Peer
+	})
 }
 
 // consentNeeded is why a server is not taken in by itself.

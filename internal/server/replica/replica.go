@@ -89,6 +89,8 @@ type Replica struct {
 	peers   *peerNet             // nil without other members
 	serving atomic.Pointer[Term] // nil while this member does not serve
 	dead    chan struct{}        // closed once raft has shut down
+
+	admitting sync.Mutex // held from when the members are counted until one more is taken in
 }
 
 // Open starts a replica, which takes part in elections and talks with the others from now on. It closes the listener
