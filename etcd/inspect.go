@@ -244,35 +244,25 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	// Every part writes the trace again, beside the deletions that it explains. A transaction that finds none of its
 	// victims has written it for nothing.
 	var deleted atomic.Bool
-	all, errs := make([]int, len(victims)), make([]error, len(victims))
-	for i := range all {
-		all[i] = i
-	}
-	inParts(all, victimsPerTxn, func(part []int) error {
+	err = inParts(victims, victimsPerTxn, func(part []entry) error {
 		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
-		for _, i := range part {
-			stands := []clientv3.Cmp{created(victims[i].key, victims[i].revision)}
-			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(victims[i].key)}, nil))
+		for _, v := range part {
+			stands := []clientv3.Cmp{created(v.key, v.revision)}
+			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
 		}
 		resp, err := d.commit(ctx, nil, ops, nil)
-		if resp != nil {
-			err = nil
-			for _, r := range resp.Responses[1:] {
-				if r.GetResponseTxn().Succeeded {
-					deleted.Store(true)
-				}
+		if resp == nil {
+			return err
+		}
+		for _, r := range resp.Responses[1:] {
+			if r.GetResponseTxn().Succeeded {
+				deleted.Store(true)
 			}
 		}
-		for _, i := range part {
-			errs[i] = err
-		}
-		return err
+		return nil
 	})
-	ended = deleted.Load()
-	for _, err := range errs {
-		if err != nil {
-			return ended, err
-		}
+	if ended = deleted.Load(); err != nil {
+		return ended, err
 	}
 	// There is nothing to explain.
 	if !ended {

@@ -189,23 +189,27 @@ func (r *renewing) on(ctx context.Context, s *session, members []int) {
 			missing = append(missing, i)
 		}
 	}
-	inParts(missing, opsPerTxn, func(part []int) error { return r.check(ctx, s, sentAt, part) })
+	_ = inParts(missing, opsPerTxn, func(part []int) error { return r.check(ctx, s, sentAt, part) })
 }
 
-// inParts calls do with at most so many of the members at a time, side by side, until all have had their turn. What
-// fails for the sake of a part as a whole has done nothing, and its halves get their turns: where the server allows
-// fewer operations in a transaction, and where one of several keys has changed, which keeps no other from its turn.
-func inParts(members []int, most int, do func(part []int) error) {
+// inParts calls do with at most so many of the members at a time, side by side, until all have had their turn, and
+// returns what failed in the end. What fails for the sake of a part as a whole has done nothing, and its halves get
+// their turns: where the server allows fewer operations in a transaction, and where one of several keys has changed,
+// which keeps no other from its turn.
+func inParts[T any](members []T, most int, do func(part []T) error) error {
 	var work sync.WaitGroup
-	for part := range slices.Chunk(members, most) {
+	parts := slices.Collect(slices.Chunk(members, most))
+	errs := make([]error, len(parts))
+	for n, part := range parts {
 		work.Go(func() {
-			err := do(part)
-			if len(part) > 1 && (errors.Is(err, errChanged) || isOneOf(err, rpctypes.ErrTooManyOps)) {
-				inParts(part, (len(part)+1)/2, do)
+			errs[n] = do(part)
+			if len(part) > 1 && (errors.Is(errs[n], errChanged) || isOneOf(errs[n], rpctypes.ErrTooManyOps)) {
+				errs[n] = inParts(part, (len(part)+1)/2, do)
 			}
 		})
 	}
 	work.Wait()
+	return errors.Join(errs...)
 }
 
 // keys returns the keys that stand on the lease, with the namespace of the client if it has one. It is answered by a
@@ -286,7 +290,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 	if err := r.adopt(s, members); err != nil {
 		r.fail(members, err)
 	} else {
-		inParts(members, opsPerTxn, func(part []int) error { return r.moveTogether(ctx, s, stand, part) })
+		_ = inParts(members, opsPerTxn, func(part []int) error { return r.moveTogether(ctx, s, stand, part) })
 	}
 	for _, i := range members {
 		// It was adopted for the move, and has not moved.
@@ -301,7 +305,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 // client that has seen a hold, and not its request id, move it.
 func (r *renewing) identify(ctx context.Context, members []int) []entry {
 	stand := make([]entry, len(r.grants))
-	inParts(members, opsPerTxn, func(part []int) error {
+	_ = inParts(members, opsPerTxn, func(part []int) error {
 		return r.read(ctx, part, func(i int, e entry, found bool) {
 			g := r.grants[i]
 			if !found || e.revision != incarnation(g) || r.hold(i) == nil && e.value.Request != g.RequestID {

@@ -22,13 +22,13 @@ import (
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
 		switch {
-		case isAny(err, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL):
+		case isOneOf(err, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL):
 			return backend.ErrMisconfigured
-		case isAny(err, errNoConnection, errSessionLost, errGone), refused(err):
+		case isOneOf(err, errNoConnection, errSessionLost, errGone), refused(err):
 			return backend.ErrUnavailable
 		case kit.Changes(call):
 			return backend.ErrUnknown
-		case isAny(err, zk.ErrConnectionClosed, zk.ErrClosing),
+		case isOneOf(err, zk.ErrConnectionClosed, zk.ErrClosing),
 			call == "ping" && errors.Is(err, context.DeadlineExceeded):
 			return backend.ErrUnavailable
 		}
@@ -38,7 +38,7 @@ func (d *Driver) callError(call, name string, err error) error {
 
 // refused reports whether the server answered that it did not do it.
 func refused(err error) bool {
-	return isAny(err,
+	return isOneOf(err,
 		// Answers of a server about the request, or of the library before it sent one.
 		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
 		zk.ErrSessionExpired, zk.ErrInvalidACL, zk.ErrAuthFailed, zk.ErrSessionMoved, zk.ErrBadArguments,
@@ -49,13 +49,13 @@ func refused(err error) bool {
 // context counts, since it may be the try's own; the caller looks at its context itself. A refusal that names the
 // request (ErrNoNode, ErrBadVersion and the like) does not: those who send the request know what it means.
 func transient(err error) bool {
-	return kit.IsContext(err) || isAny(err,
+	return kit.IsContext(err) || isOneOf(err,
 		// What another session, connection, node or server may not have.
 		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
 		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable)
 }
 
-// isAny reports whether err is one of some errors.
-func isAny(err error, some ...error) bool {
+// isOneOf reports whether err is one of some errors.
+func isOneOf(err error, some ...error) bool {
 	return slices.ContainsFunc(some, func(e error) bool { return errors.Is(err, e) })
 }
