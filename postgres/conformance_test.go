@@ -65,9 +65,9 @@ var ways = map[string]func(t testing.TB, addr string) backend.FencingDriver{
 	},
 }
 
-// TestConformance runs the suite over every way to make a driver, each on a server of its own. They come one after the
-// other: each connection is a process of the server's.
+// TestConformance runs the suite over every way to make a driver, each on a server of its own, one after the other.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			if name != "New" {
@@ -81,6 +81,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
 	deep.Only(t)
+	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
 }
 

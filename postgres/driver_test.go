@@ -20,6 +20,7 @@ import (
 )
 
 func TestBadArguments(t *testing.T) {
+	t.Parallel()
 	for what, d := range map[string]*postgres.Driver{
 		"nil pool":   postgres.New(nil, nil),
 		"bad schema": postgres.New(nil, &postgres.Options{Schema: `x"; drop`}),
@@ -43,6 +44,7 @@ func TestBadArguments(t *testing.T) {
 }
 
 func TestURLs(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	closed := port.Addresses(t, 1)[0]
@@ -68,6 +70,7 @@ func TestURLs(t *testing.T) {
 }
 
 func TestMigrationsMeet(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	var all sync.WaitGroup
 	for range 4 {
@@ -97,6 +100,7 @@ func TestMigrationsMeet(t *testing.T) {
 }
 
 func TestCloseEndsItsSessions(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	d := postgres.New(newPool(t, server.URL()), nil)
 	for i, ttl := range []time.Duration{2 * time.Second, time.Minute} {
@@ -123,6 +127,7 @@ func TestCloseEndsItsSessions(t *testing.T) {
 
 // Asking for a longer TTL moves a hold to another session; asking for a shorter one never ends it earlier.
 func TestRenewalNeverShortens(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	d := postgres.New(newPool(t, server.URL()), nil)
 	defer closeDriver(t, d)
@@ -143,6 +148,7 @@ func TestRenewalNeverShortens(t *testing.T) {
 }
 
 func TestTx(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	pool := newPool(t, server.URL())
 	execute(t, server, `create table accounts (id text primary key, balance int)`)
@@ -292,6 +298,7 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 
 // Behind a pooler in transaction mode notifications do not arrive. The driver finds that out, says so, and polls.
 func TestBehindATransactionPooler(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, urlOf(pooler(t, migrated(t), "transaction")))
 	ctx := soon(t, 60*time.Second)
 	a, b := postgres.New(pool, nil), postgres.New(pool, nil)

@@ -14,6 +14,7 @@ import (
 
 // A waiter whose client's listening connection is ended acquires all the same, and losses are pushed again afterwards.
 func TestListenerIsEnded(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	a, b := postgres.New(newPool(t, server.URL()), nil), postgres.New(newPool(t, server.URL()), nil)
 	defer closeDriver(t, a)
@@ -110,6 +111,7 @@ func TestSessionThatBeganUnheard(t *testing.T) {
 // The schema is dropped under a client that holds, and made anew: the client has lost its history, and those that come
 // after get greater tokens.
 func TestSchemaIsDropped(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	d := postgres.New(newPool(t, server.URL()), nil)
 	defer closeDriver(t, d)
@@ -206,6 +208,7 @@ func TestRowIsKeptFromAClientThatIsCutOff(t *testing.T) {
 // Somebody's transaction keeps the row of a name, another one an old snapshot: calls end with their contexts, other
 // names are free, and all goes on afterwards.
 func TestForeignTransactions(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	d := postgres.New(newPool(t, server.URL()), nil)
 	defer closeDriver(t, d)

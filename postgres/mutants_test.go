@@ -138,6 +138,7 @@ func (m mutant) caught(t testing.TB, by string, err error) {
 
 // TestMutants shows that the tests below, and a clause, fail with drivers that do one thing as others do it.
 func TestMutants(t *testing.T) {
+	t.Parallel()
 	server := migrated(t)
 	for name, c := range map[string]struct {
 		mutant mutant

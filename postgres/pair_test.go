@@ -292,6 +292,7 @@ func renewed(t testing.TB, d backend.Driver, g backend.Grant) error {
 // A standby that has not seen the last grants is promoted, and its clock is an hour ahead. A counter in a row would
 // issue their tokens again; so would a sequence. A hold that the standby has seen lives on.
 func TestAsynchronousFailover(t *testing.T) {
+	t.Parallel()
 	primary, standby := pair(t, false)
 	migrate(t, newPool(t, primary.URL()))
 	execute := func(n *node, sql string) {
@@ -387,6 +388,7 @@ func TestAsynchronousFailover(t *testing.T) {
 // A standby is promoted while its primary lives on and grants: a guard that has seen the new one refuses the old one's
 // tokens. A driver that a promotion reaches looks at the new server's standbys.
 func TestTwoPrimaries(t *testing.T) {
+	t.Parallel()
 	primary, standby := pair(t, false)
 	migrate(t, newPool(t, primary.URL()))
 	pool := newPool(t, standby.URL())
@@ -430,6 +432,7 @@ func TestTwoPrimaries(t *testing.T) {
 
 // With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
 func TestHoldSurvivesQuorumFailover(t *testing.T) {
+	t.Parallel()
 	for name, pair := range map[string]func(testing.TB, bool) (*node, *node){
 		"processes": pair, "containers": containerPair,
 	} {
@@ -474,6 +477,7 @@ func holdSurvives(t *testing.T, primary, standby *node) {
 // A commit waits for its standby. An operator cancels the wait: it is answered as a success with a warning, and is
 // none. Or the client dies: what it asked for is granted when the standby comes back, and closes the name for one TTL.
 func TestSynchronousCommitWithoutAStandby(t *testing.T) {
+	t.Parallel()
 	primary, standby := pair(t, true)
 	migrate(t, newPool(t, primary.URL()))
 	// Whatever the role's setting is, a grant waits.

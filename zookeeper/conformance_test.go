@@ -45,27 +45,33 @@ var dialers = map[string]dialer{
 	}},
 }
 
-// TestConformance runs the suite over every way to make a driver, each on a server of its own.
+// TestConformance runs the suite.
 func TestConformance(t *testing.T) {
 	t.Parallel()
+	t.Run("New", func(t *testing.T) { runConformance(t, dialers["New"]) })
+}
+
+// TestConformanceOfOtherWays runs it over every other way to make a driver, each on a server of its own.
+func TestConformanceOfOtherWays(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
 	for name, way := range dialers {
-		t.Run(name, func(t *testing.T) {
-			if name != "New" {
-				deep.NotShort(t)
-			}
-			t.Parallel()
-			server := containers.ZooKeeper(t)
-			var groups []string
-			if name != "New" {
-				groups = deep.Some(t, "exclusion", "names", "cancellation", "errors", "outages", "leftovers")
-			}
-			conformance.Run(t,
-				harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
-					addr, link := server.NewLink(t)
-					return []string{addr}, link
-				}), groups...)
-		})
+		if name != "New" {
+			t.Run(name, func(t *testing.T) {
+				runConformance(t, way,
+					deep.Some(t, "exclusion", "names", "cancellation", "errors", "outages", "leftovers")...)
+			})
+		}
 	}
+}
+
+func runConformance(t *testing.T, way dialer, groups ...string) {
+	server := containers.ZooKeeper(t)
+	conformance.Run(t,
+		harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+			addr, link := server.NewLink(t)
+			return []string{addr}, link
+		}), groups...)
 }
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
