@@ -35,13 +35,13 @@ var dialers = map[string]dialer{
 	"New": {"fencelock/", nil, func(t testing.TB, addrs ...string) backend.FencingDriver {
 		return etcd.New(newClient(t, addrs...), nil)
 	}},
-	"New-in-a-namespace": {"app/locks/", []string{"exclusion", "names", "capabilities", "leftovers"},
+	"New-in-a-namespace": {"app/locks/", []string{"ownership", "names", "capabilities", "leftovers"},
 		func(t testing.TB, addrs ...string) backend.FencingDriver {
 			c := newClient(t, addrs...)
 			c.KV, c.Watcher = namespace.NewKV(c.KV, "app/"), namespace.NewWatcher(c.Watcher, "app/")
 			return etcd.New(c, &etcd.Options{KeyPrefix: "locks/"})
 		}},
-	"Open": {"fencelock/", []string{"exclusion", "cancellation", "errors", "outages"}, openDriver},
+	"Open": {"fencelock/", []string{"ownership", "cancellation", "errors", "outages"}, openDriver},
 }
 
 // openDriver is etcd.Open.

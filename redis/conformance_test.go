@@ -44,7 +44,7 @@ func TestConformance(t *testing.T) {
 			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
-				groups = deep.Some(t, "exclusion", "waiting", "cancellation", "errors", "outages")
+				groups = deep.Some(t, "ownership", "waiting", "cancellation", "errors", "outages")
 			}
 			t.Parallel()
 			conformance.Run(t, harness(t, dial), groups...)

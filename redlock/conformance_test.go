@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
-				groups = deep.Some(t, "exclusion", "cancellation", "errors", "outages")
+				groups = deep.Some(t, "ownership", "cancellation", "errors", "outages")
 			}
 			t.Parallel()
 			conformance.Run(t, harness(t, dial), groups...)

@@ -59,7 +59,7 @@ func TestConformanceOfOtherWays(t *testing.T) {
 		if name != "New" {
 			t.Run(name, func(t *testing.T) {
 				runConformance(t, way,
-					deep.Some(t, "exclusion", "names", "cancellation", "errors", "outages", "leftovers")...)
+					deep.Some(t, "ownership", "names", "cancellation", "errors", "outages", "leftovers")...)
 			})
 		}
 	}
