@@ -62,7 +62,7 @@ func bind(number int) (int, error) {
 func (p *Port) Addr() string { return p.addr }
 
 // Listen listens on the port. It may be called again after the listener was closed.
-func (p *Port) Listen() (net.Listener, error) { return net.Listen("tcp4", p.addr) }
+func (p *Port) Listen() (net.Listener, error) { return listen(p.addr) }
 
 // Lend makes the port free for a child process to listen on.
 func (p *Port) Lend() {}

@@ -3,10 +3,7 @@
 // Package port reserves free ports of the loopback interface for servers that come and go.
 package port
 
-import (
-	"net"
-	"time"
-)
+import "net"
 
 // Port is a free port of the loopback interface. Elsewhere than on Linux another process may take it while nobody
 // listens on it.
@@ -28,17 +25,12 @@ func Reserve() (*Port, error) {
 func (p *Port) Addr() string { return p.addr }
 
 // Listen listens on the port. It may be called again after the listener was closed.
-func (p *Port) Listen() (l net.Listener, err error) {
-	if l, p.first = p.first, nil; l != nil {
+func (p *Port) Listen() (net.Listener, error) {
+	if l := p.first; l != nil {
+		p.first = nil
 		return l, nil
 	}
-	for range 100 {
-		if l, err = net.Listen("tcp4", p.addr); err == nil {
-			return l, nil
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return nil, err
+	return listen(p.addr)
 }
 
 // Lend makes the port free for a child process to listen on.
