@@ -74,7 +74,7 @@
 //     noticed at the next renewal, and the token still protects. The driver warns about such servers.
 //   - A key that somebody deletes is noticed at the next renewal of its holder, not at once: a watch per hold would
 //     cost every lock two more messages.
-//   - AcquireAll of names to wait for, and of more than fit one transaction (100, or 33 shared ones), is
+//   - AcquireAll that may wait (Request.Wait), and of more than fit one transaction (100, or 33 shared ones), is
 //     ErrUnsupported.
 //   - An attempt at permits where others hold some is two transactions, and more while others come at the same moment.
 //   - The end of a hold of permits is told to everybody who waits for the name, unless a single request keeps them out.
