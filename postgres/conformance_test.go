@@ -78,10 +78,10 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once. It is not beside
+// TestConformance: each connection is a process of the server's.
 func TestConformanceAsPermits(t *testing.T) {
 	deep.Only(t)
-	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
 }
 
