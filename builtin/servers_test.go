@@ -50,7 +50,11 @@ func (n *node) start(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	s, err := server.Start(ctx, n.config)
+	var s *server.Server
+	err := port.Again(func() (err error) {
+		s, err = server.Start(ctx, n.config)
+		return err
+	})
 	if err == nil {
 		err = s.WaitLeader(ctx)
 	}

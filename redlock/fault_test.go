@@ -382,7 +382,14 @@ func splitVotes(t *testing.T, s servers, agree bool) {
 				t.Error("two hold the lock")
 			}
 			inside.Add(-1)
-			if err := d.Release(ctx, g); err != nil {
+			err = d.Release(ctx, g)
+			// A busy machine may let servers answer too late. Who is not told says it again, as the core does.
+			for again := err; errors.Is(again, backend.ErrUnknown) && ctx.Err() == nil; {
+				if again = d.Release(ctx, g); again == nil || errors.Is(again, backend.ErrNotHeld) {
+					err = nil
+				}
+			}
+			if err != nil {
 				t.Errorf("contender %d: release: %v", i, err)
 			}
 		})

@@ -59,11 +59,12 @@ func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
 
 func (c *cluster) start(i int) {
 	c.t.Helper()
-	s, err := Start(context.Background(), c.configs[i])
-	if err != nil {
+	if err := port.Again(func() (err error) {
+		c.servers[i], err = Start(context.Background(), c.configs[i])
+		return err
+	}); err != nil {
 		c.t.Fatal(err)
 	}
-	c.servers[i] = s
 }
 
 func (c *cluster) stop(i int) {
