@@ -302,6 +302,16 @@ func (r *Replica) unapproved(servers []raft.Server) (n int) {
 	return n
 }
 
+// addVoter gives a member a vote, unless it has been taken out since somebody looked: it would be a member again.
+func (r *Replica) addVoter(id raft.ServerID, address raft.ServerAddress) error {
+	configuration := r.raft.GetConfiguration()
+	servers := configuration.Configuration().Servers
+	if !slices.ContainsFunc(servers, func(server raft.Server) bool { return server.ID == id }) {
+		return noMember(id)
+	}
+	return r.await(r.raft.AddVoter(id, address, configuration.Index(), memberTimeout))
+}
+
 // KeepMembers gives votes to those who have caught up, and learns where clients find each member.
 func (t *Term) KeepMembers(ctx context.Context) {
 	for _, server := range t.replica.servers() {
@@ -320,7 +330,7 @@ func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 			return nil
 		}
 		// We moved.
-		return r.await(r.raft.AddVoter(server.ID, raft.ServerAddress(r.address), 0, memberTimeout))
+		return r.addVoter(server.ID, raft.ServerAddress(r.address))
 	}
 	if r.waits(server.ID) && len(r.config.JoinKey) > 0 {
 		a, proven, err := r.askForKey(ctx, string(server.Address))
@@ -333,8 +343,7 @@ func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	}
 	approved := server.Suffrage == raft.Nonvoter && !r.waits(server.ID)
 	if approved && r.proof.caughtUp(server.ID, r.raft.CommitIndex()) {
-		err := r.await(r.raft.AddVoter(server.ID, server.Address, 0, memberTimeout))
-		if err != nil {
+		if err := r.addVoter(server.ID, server.Address); err != nil {
 			return err
 		}
 	}

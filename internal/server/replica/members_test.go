@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
+	"math"
 	"net"
 	"os"
 	"testing"
@@ -98,5 +100,22 @@ func TestNewerMembersAreAskedAbout(t *testing.T) {
 	}
 	if err := away.checkCertificate(nil); err == nil {
 		t.Error("one without a certificate speaks")
+	}
+}
+
+// A member that is taken out while the leader looks at it is no member again, although it had caught up.
+func TestVoteIsNotGivenToOneThatWasTakenOut(t *testing.T) {
+	t.Parallel()
+	peers := group(t, 2, onlyOnDemand)
+	leader := peers[0]
+	term := &Term{replica: leader.Replica, number: leader.elect(t, peers[1])}
+	seen := raft.Server{ID: "gone", Address: "nowhere", Suffrage: raft.Nonvoter}
+	leader.State.facts.Approved = map[raft.ServerID]bool{seen.ID: true}
+	leader.proof.acknowledge(seen.ID, term.number, progress{index: math.MaxUint64})
+	if err := term.keepMember(t.Context(), seen); !errors.Is(err, ErrNoMember) {
+		t.Errorf("keepMember = %v, want ErrNoMember", err)
+	}
+	if n := len(leader.servers()); n != len(peers) {
+		t.Errorf("%d members, want %d", n, len(peers))
 	}
 }
