@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(8)
+	deep.Wide(4) // each connection is a process of the server's
 	os.Exit(m.Run())
 }
 
