@@ -59,27 +59,28 @@ func openDriver(t testing.TB, addrs ...string) backend.FencingDriver {
 // TestConformance runs the suite.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	t.Run("New", func(t *testing.T) { runConformance(t, dialers["New"]) })
+	t.Run("New", func(t *testing.T) { conformance.Run(t, harnessOfOne(t, dialers["New"])) })
 }
 
-// TestConformanceOfOtherWays runs it over every other way to make a driver, each on a server of its own.
+// TestConformanceOfOtherWays runs it over every other way to make a driver, each on a server of its own. They are no
+// parallel subtests: those would begin when all other tests of the package have begun.
 func TestConformanceOfOtherWays(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
 	for name, way := range dialers {
 		if name != "New" {
-			t.Run(name, func(t *testing.T) { runConformance(t, way, way.some(t)...) })
+			t.Run(name, func(t *testing.T) { conformance.Run(t, harnessOfOne(t, way), way.some(t)...) })
 		}
 	}
 }
 
-func runConformance(t *testing.T, way dialer, groups ...string) {
+// harnessOfOne has one server.
+func harnessOfOne(t *testing.T, way dialer) conformance.Harness {
 	server := containers.Etcd(t)
-	conformance.Run(t,
-		harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
-			addr, link := server.NewLink(t)
-			return []string{addr}, link
-		}), groups...)
+	return harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
+		addr, link := server.NewLink(t)
+		return []string{addr}, link
+	})
 }
 
 // some are the groups that run every time.
@@ -94,12 +95,7 @@ func (w dialer) some(t *testing.T) []string {
 func TestConformanceAsPermits(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
-	server := containers.Etcd(t)
-	h := harness(t, dialers["New"], server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
-		addr, link := server.NewLink(t)
-		return []string{addr}, link
-	})
-	conformance.Run(t, conformance.AsPermits(h, 2, 3),
+	conformance.Run(t, conformance.AsPermits(harnessOfOne(t, dialers["New"]), 2, 3),
 		deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 

@@ -61,9 +61,9 @@
 // # When to use something else
 //
 // Where two holders at once would corrupt data, use a driver that fences: etcd, ZooKeeper, PostgreSQL, or the bundled
-// server. They need no more machines. Where a lost lock now and then only wastes work, one Redis (package redis) does with a fifth
-// of the requests. Redlock is for the case between: there are independent servers, the lock shall survive the loss of
-// any minority of them, and a rare double run is bearable.
+// server. They need no more machines. Where a lost lock now and then only wastes work, one Redis (package redis) does
+// with a fifth of the requests. Redlock is for the case between: there are independent servers, the lock shall survive
+// the loss of any minority of them, and a rare double run is bearable.
 //
 // # Waiting
 //

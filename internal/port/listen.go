@@ -3,16 +3,16 @@ package port
 import (
 	"errors"
 	"net"
-	"syscall"
 	"time"
 )
 
-// Again calls start, which listens on a port where this process has listened before, for a second as long as the port is
-// in use: a process that this one starts has copies of all descriptors until its program begins, among them that of a
-// listener which was closed here meanwhile.
+// Again calls start, which listens where this process has listened before, and for a second again while it cannot: a
+// process that this one starts has copies of all descriptors until its program begins, among them that of a listener
+// which was closed here meanwhile.
 func Again(start func() error) error {
 	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
-		if err := start(); !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+		err := start()
+		if failed := (*net.OpError)(nil); !errors.As(err, &failed) || failed.Op != "listen" || time.Now().After(end) {
 			return err
 		}
 	}

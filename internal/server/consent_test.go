@@ -94,7 +94,9 @@ func TestCrowdOfStrangersIsBounded(t *testing.T) {
 			Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
 		})
 		asking.Go(func() {
-			for t.Context().Err() == nil && !answers[i].Joined && answers[i].Error == "" {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			for ctx.Err() == nil && !answers[i].Joined && answers[i].Error == "" {
 				answers[i], _ = askedToAdmit(t, c.servers[0], s)
 			}
 		})

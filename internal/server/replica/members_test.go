@@ -110,7 +110,9 @@ func TestVoteIsNotGivenToOneThatWasTakenOut(t *testing.T) {
 	leader := peers[0]
 	term := &Term{replica: leader.Replica, number: leader.elect(t, peers[1])}
 	seen := raft.Server{ID: "gone", Address: "nowhere", Suffrage: raft.Nonvoter}
+	leader.State.mu.Lock()
 	leader.State.facts.Approved = map[raft.ServerID]bool{seen.ID: true}
+	leader.State.mu.Unlock()
 	leader.proof.acknowledge(seen.ID, term.number, progress{index: math.MaxUint64})
 	if err := term.keepMember(t.Context(), seen); !errors.Is(err, ErrNoMember) {
 		t.Errorf("keepMember = %v, want ErrNoMember", err)
