@@ -43,9 +43,10 @@ type Options struct {
 	// first. Two schemas are two lock services. Default "fencelock".
 	Schema string
 
-	// NoListen makes waiters live on polling alone, also where LISTEN would work: every 25 to 50 ms while their queues
-	// move, and every 0.5 to 1 s while nothing happens. Behind a pooler that does not pass notifications on (PgBouncer
-	// in transaction mode) the driver finds that out by itself, within 5 s of the first wait.
+	// NoListen makes waiters live on polling alone, also where LISTEN would work. While its queue moves the first in line
+	// looks every 25 to 50 ms, and with n ahead n times as seldom; while nothing happens each looks every 0.5 to 1 s.
+	// Behind a pooler that does not pass notifications on (PgBouncer in transaction mode) the driver finds that out by
+	// itself, within 5 s of the first wait.
 	NoListen bool
 
 	// Listen is a connection string of the server itself, for the one connection that listens, where the pool's way to

@@ -14,8 +14,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/stall"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -327,6 +329,87 @@ func TestBehindATransactionPooler(t *testing.T) {
 	if desc := b.Describe(); desc.Capabilities.Has(backend.CapPushLoss) || desc.Polling != time.Second {
 		t.Errorf("behind the pooler %v and polling every %v are declared", desc.Capabilities, desc.Polling)
 	}
+}
+
+// Where all poll, the end of a long queue leaves the server alone while its head looks often.
+func TestWhoHasManyAheadLooksSeldom(t *testing.T) {
+	t.Parallel()
+	const n, rounds = 16, 6
+	server := migrated(t)
+	ctx := soon(t, 60*time.Second)
+	holder := postgres.New(newPool(t, server.URL()), nil)
+	defer closeDriver(t, holder)
+	g := take(t, holder, "x")
+	type turn struct {
+		of int
+		g  backend.Grant
+	}
+	turns := make(chan turn, n)
+	drivers, links := make([]*postgres.Driver, n), make([]fault.Link, n)
+	var waiting sync.WaitGroup
+	ctx, giveUp := context.WithCancel(ctx)
+	for i := range n {
+		addr, link := server.NewLink(t)
+		drivers[i], links[i] = postgres.New(newPool(t, urlOf(addr)), &postgres.Options{NoListen: true}), link
+		defer closeDriver(t, drivers[i])
+		waiting.Go(func() {
+			r := request("x", time.Minute)
+			r.Wait = true
+			if g, err := drivers[i].Acquire(ctx, r); err == nil {
+				turns <- turn{i, g}
+			} else if ctx.Err() == nil {
+				t.Errorf("waiter %d: %v", i, err)
+			}
+		})
+		for queued := 0; queued <= i && ctx.Err() == nil; {
+			if info, err := holder.Look(ctx, "x"); err == nil {
+				queued = info.Waiters
+			}
+		}
+	}
+	defer func() { // before the drivers are closed
+		giveUp()
+		waiting.Wait()
+	}()
+	sent := func(i int) int64 { return links[i].Seen(fault.Requests) }
+	far := func() (most int64) {
+		for i := n - 4; i < n; i++ {
+			most = max(most, sent(i))
+		}
+		return most
+	}
+	release := func(d *postgres.Driver, g backend.Grant) turn {
+		if err := d.Release(ctx, g); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case next := <-turns:
+			return next
+		case <-ctx.Done():
+			t.Fatal("nobody was granted what was released")
+			return turn{}
+		}
+	}
+	window := stall.Begin()
+	before, near := far(), int64(0) // bytes
+	last := release(holder, g)
+	for range rounds {
+		first := last.of + 1
+		so := sent(first)
+		for range 2 { // looks
+			for now := sent(first); sent(first) == now && ctx.Err() == nil; {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		last = release(drivers[last.of], last.g)
+		near += sent(first) - so
+	}
+	seen := far() - before
+	if 2*seen > near {
+		window.Errorf(t, 200*time.Millisecond, "the first in line sent %d bytes, and one with %d ahead or more %d", near,
+			n-rounds-6, seen)
+	}
+	window.End()
 }
 
 // With one connection past the pooler a holder is told at once.

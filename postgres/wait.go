@@ -121,12 +121,12 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 	}
 }
 
-// standing is how it stands with one that waits: i is its place in what was asked, from 1; head is the first ticket of
-// its queue, which rises as the queue moves; due says that settling the name would change something.
+// standing is how it stands with one that waits: i is its place in what was asked, from 1; ahead is how many wait in
+// front of it; due says that settling the name would change something.
 type standing struct {
-	i, token, minLeft, head, here int64
-	state, session                string
-	due                           bool
+	i, token, minLeft, ahead, here int64
+	state, session                 string
+	due                            bool
 }
 
 // poll asks how it stands with ws, in one statement that writes nothing, and settles the names where something is due.
@@ -141,7 +141,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	before := d.position()
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		var st standing
-		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.head, &st.here)
+		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.ahead, &st.here)
 		states = append(states, st)
 		return err
 	}, d.sql.poll, names, ids)
@@ -165,11 +165,12 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	return states, err
 }
 
-// pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, up to twenty
-// times a second while the queues move and ever more seldom while they do not. It ends when nobody waits, which it
-// decides under d.mu, so that the next waiter starts another one, or with Close.
+// pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, more often
+// while the queues move: the first in line up to forty times a second, and with n ahead an n-th as often, so that a long
+// queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so that the next
+// waiter starts another one, or with Close.
 func (d *Driver) pollAll(ctx context.Context) {
-	// seen is the head of each queue at the last look, by which a queue that moves is known.
+	// seen is how many were ahead of each waiter at the last look, by which a queue that moves is known.
 	pause, seen := pollEvery, map[key]int64{}
 	for {
 		select {
@@ -205,20 +206,20 @@ func (d *Driver) pollAll(ctx context.Context) {
 			}
 		}
 		// Made anew each time, so that names which nobody waits for are forgotten.
-		heads := make(map[key]int64, len(states))
+		ahead := make(map[key]int64, len(states))
 		for _, st := range states {
 			w := all[st.i-1]
 			k := key{w.r.Name, w.r.RequestID}
-			heads[k] = st.head
-			if head, ok := seen[k]; !d.hears.Load() && (!ok || head != st.head) {
-				pause = pollFast
+			ahead[k] = st.ahead
+			if before, ok := seen[k]; !d.hears.Load() && (!ok || before != st.ahead) {
+				pause = min(pause, pollFast*time.Duration(max(1, st.ahead)))
 			}
 			// Granted or gone: the waiter asks for itself, and takes its answer from there.
 			if st.state != "waiting" {
 				w.look()
 			}
 		}
-		seen = heads
+		seen = ahead
 	}
 }
 
@@ -228,8 +229,8 @@ func (d *Driver) lookAtAll() {
 }
 
 const (
-	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there. Each pause is drawn
-	// between half of it and all of it.
+	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there, of the first in line. Each
+	// pause is drawn between half of it and all of it.
 	pollEvery = time.Second
 	pollFast  = 50 * time.Millisecond
 )

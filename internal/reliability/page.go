@@ -121,14 +121,15 @@ func clauseCell(runs []facts.Clauses) string {
 	if len(runs) == 0 {
 		return none
 	}
-	failed, most := 0, facts.Clauses{}
+	most, failed, unknown := 0, 0, 0
 	for _, c := range runs {
-		failed += c.Failed + c.Skipped + c.Inconclusive
-		if c.Passed > most.Passed {
-			most = c
-		}
+		most, failed, unknown = max(most, c.Passed), failed+c.Failed+c.Skipped, unknown+c.Inconclusive
 	}
-	return fmt.Sprintf("%d, × %d set-ups, **%d** failed", most.Passed, len(runs), failed)
+	cell := fmt.Sprintf("%d, × %d set-ups, **%d** failed", most, len(runs), failed)
+	if unknown > 0 {
+		cell += fmt.Sprintf(", %d without a verdict", unknown)
+	}
+	return cell
 }
 
 func soakCell(runs []facts.Soak, driver string, cell func(facts.Soak) string) string {

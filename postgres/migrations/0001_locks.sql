@@ -575,9 +575,9 @@ begin
 end $$;
 
 -- How it stands with requests that wait: granted, with what was granted, waiting, or gone. due says that settling the
--- name would change something; head is the first ticket in the queue. It writes nothing and waits for nobody.
+-- name would change something; ahead is how many wait in front of it. It writes nothing and waits for nobody.
 create function fencelock.poll(nms text[], reqs text[]) returns table
-	(i bigint, state text, session text, token bigint, min_left bigint, due boolean, head bigint, here bigint)
+	(i bigint, state text, session text, token bigint, min_left bigint, due boolean, ahead bigint, here bigint)
 language sql volatile as $$
 	select u.i,
 		case when h.name is not null then 'granted' when w.name is not null then 'waiting' else 'gone' end,
@@ -590,7 +590,7 @@ language sql volatile as $$
 					and coalesce(o.min_until, '-infinity') <= clock_timestamp())
 			or exists (select 1 from fencelock.waits a left join fencelock.sessions s on s.id = a.session
 				where a.name = u.name and a.ticket < w.ticket and coalesce(s.expires_at, '-infinity') <= clock_timestamp())),
-		coalesce((select min(a.ticket) from fencelock.waits a where a.name = u.name), 0),
+		(select count(*) from fencelock.waits a where a.name = u.name and a.ticket < w.ticket),
 		fencelock.durable_position()
 	from unnest(nms, reqs) with ordinality u(name, request_id, i)
 	left join fencelock.holds h on h.name = u.name and h.request_id = u.request_id and h.session <> ''
