@@ -391,6 +391,7 @@ func TestWhoHasManyAheadLooksSeldom(t *testing.T) {
 		}
 	}
 	window := stall.Begin()
+	defer window.End()
 	before, near := far(), int64(0) // bytes
 	last := release(holder, g)
 	for range rounds {
@@ -409,7 +410,6 @@ func TestWhoHasManyAheadLooksSeldom(t *testing.T) {
 		window.Errorf(t, 200*time.Millisecond, "the first in line sent %d bytes, and one with %d ahead or more %d", near,
 			n-rounds-6, seen)
 	}
-	window.End()
 }
 
 // With one connection past the pooler a holder is told at once.

@@ -122,7 +122,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 }
 
 // standing is how it stands with one that waits: i is its place in what was asked, from 1; ahead is how many wait in
-// front of it; due says that settling the name would change something.
+// front of it, 20 at most; due says that settling the name would change something.
 type standing struct {
 	i, token, minLeft, ahead, here int64
 	state, session                 string
@@ -167,8 +167,8 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 
 // pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, more often
 // while the queues move: the first in line up to forty times a second, and with n ahead an n-th as often, so that a long
-// queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so that the next
-// waiter starts another one, or with Close.
+// queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so that
+// the next waiter starts another one, or with Close.
 func (d *Driver) pollAll(ctx context.Context) {
 	// seen is how many were ahead of each waiter at the last look, by which a queue that moves is known.
 	pause, seen := pollEvery, map[key]int64{}

@@ -77,7 +77,8 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 	for _, part := range []string{
 		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)",
 		"1.35 s", "the core 1003.2 h",
-		"99, × 1 set-ups, **3** failed, 4 without a verdict", "2 of 2", "(overlap × 1)", "| 4, 2s |", "| clock jumps | 7 of 12 |",
+		"99, × 1 set-ups, **3** failed, 4 without a verdict", "2 of 2", "(overlap × 1)", "| 4, 2s |",
+		"| clock jumps | 7 of 12 |",
 		"| lagging | 20 | 1275 | 3 | **0** | 2 | 29.0 ms |",
 		"| check | the same token twice | token model |",
 	} {

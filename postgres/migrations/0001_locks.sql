@@ -575,7 +575,8 @@ begin
 end $$;
 
 -- How it stands with requests that wait: granted, with what was granted, waiting, or gone. due says that settling the
--- name would change something; ahead is how many wait in front of it. It writes nothing and waits for nobody.
+-- name would change something; ahead is how many wait in front of it, 20 at most: who has
+-- more looks once a second all the same (pollEvery and pollFast in wait.go). It writes nothing and waits for nobody.
 create function fencelock.poll(nms text[], reqs text[]) returns table
 	(i bigint, state text, session text, token bigint, min_left bigint, due boolean, ahead bigint, here bigint)
 language sql volatile as $$
@@ -590,7 +591,7 @@ language sql volatile as $$
 					and coalesce(o.min_until, '-infinity') <= clock_timestamp())
 			or exists (select 1 from fencelock.waits a left join fencelock.sessions s on s.id = a.session
 				where a.name = u.name and a.ticket < w.ticket and coalesce(s.expires_at, '-infinity') <= clock_timestamp())),
-		(select count(*) from fencelock.waits a where a.name = u.name and a.ticket < w.ticket),
+		(select count(*) from (select from fencelock.waits a where a.name = u.name and a.ticket < w.ticket limit 20) front),
 		fencelock.durable_position()
 	from unnest(nms, reqs) with ordinality u(name, request_id, i)
 	left join fencelock.holds h on h.name = u.name and h.request_id = u.request_id and h.session <> ''
